@@ -1,0 +1,223 @@
+"""JSON bodies of requests and responses, typed.
+
+Source: apache/rocketmq common/protocol/{heartbeat,route,body}/*.java at 4.9.7, and what they turn into with fastjson.
+Unknown fields are ignored; what Java dereferences without a check is always written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from protocol import fastjson
+from protocol.errors import BodyError
+
+T = TypeVar("T")
+
+
+class MessageQueue(msgspec.Struct, rename="camel", gc=False, frozen=True, order=True):
+    """A queue of a topic on a broker."""
+
+    broker_name: str
+    queue_id: int
+    topic: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As the JSON object that RocketMQ uses for it, as a value or as a key of a map."""
+        return {"brokerName": self.broker_name, "queueId": self.queue_id, "topic": self.topic}
+
+
+# --- heartbeat ---------------------------------------------------------------------------------------------------
+
+CLUSTERING = "CLUSTERING"
+BROADCASTING = "BROADCASTING"
+
+
+class SubscriptionData(msgspec.Struct, rename="camel", gc=False):
+    """What a consumer group wants of a topic. `sub_string`: tags joined by ||, or * for all; `sub_version` grows with
+    each change (ms since the epoch when it was made)."""
+
+    topic: str
+    sub_string: str | None = "*"
+    sub_version: int = 0
+    expression_type: str | None = "TAG"
+    class_filter_mode: bool = False
+
+
+class ConsumerData(msgspec.Struct, rename="camel", gc=False):
+    """A consumer group that a client is a member of."""
+
+    group_name: str
+    consume_type: str | None = "CONSUME_PASSIVELY"
+    message_model: str | None = CLUSTERING
+    consume_from_where: str | None = "CONSUME_FROM_LAST_OFFSET"
+    subscription_data_set: list[SubscriptionData] | None = None
+    unit_mode: bool = False
+
+
+class ProducerData(msgspec.Struct, rename="camel", gc=False):
+    """A producer group that a client is a member of."""
+
+    group_name: str
+
+
+class HeartbeatData(msgspec.Struct, rename="camel", gc=False):
+    """Body of HEART_BEAT (34)."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_data_set: list[ProducerData] | None = None
+    consumer_data_set: list[ConsumerData] | None = None
+
+
+class LockBatch(msgspec.Struct, rename="camel", gc=False):
+    """Body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42)."""
+
+    consumer_group: str
+    client_id: str
+    mq_set: list[MessageQueue] | None = None
+
+
+# --- routes ------------------------------------------------------------------------------------------------------
+
+
+class QueueData(msgspec.Struct, rename="camel", gc=False):
+    """How many queues of a topic one broker has. `perm` bits: 1 inherit, 2 write, 4 read."""
+
+    broker_name: str
+    perm: int
+    read_queue_nums: int
+    write_queue_nums: int
+    topic_sys_flag: int = 0
+
+
+class BrokerData(msgspec.Struct, rename="camel", gc=False):
+    """A broker and its replicas: broker id (0 the primary) to "host:port"."""
+
+    broker_addrs: dict[int, str]
+    broker_name: str
+    cluster: str = ""
+
+    def to_json(self, *, strict: bool) -> bytes:
+        """As JSON; unless `strict`, with the broker ids unquoted, the only form older clients read."""
+        addresses = (
+            fastjson.dumps({str(number): address for number, address in self.broker_addrs.items()})
+            if strict
+            else fastjson.dump_int_keys(self.broker_addrs)
+        )
+        return b'{"brokerAddrs":%b,"brokerName":%b,"cluster":%b}' % (
+            addresses,
+            fastjson.dumps(self.broker_name),
+            fastjson.dumps(self.cluster),
+        )
+
+
+class TopicRoute(msgspec.Struct, rename="camel", gc=False):
+    """Body of the answer to GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    broker_datas: list[BrokerData]
+    queue_datas: list[QueueData]
+    order_topic_conf: str | None = None
+
+    def to_json(self, *, strict: bool) -> bytes:
+        """As JSON; see BrokerData.to_json."""
+        order = b'"orderTopicConf":%b,' % fastjson.dumps(self.order_topic_conf) if self.order_topic_conf else b""
+        return b'{"brokerDatas":[%b],"filterServerTable":{},%b"queueDatas":%b}' % (
+            b",".join(broker.to_json(strict=strict) for broker in self.broker_datas),
+            order,
+            fastjson.dumps(self.queue_datas),
+        )
+
+
+def cluster_info(brokers: Iterable[BrokerData], clusters: Mapping[str, Iterable[str]]) -> bytes:
+    """Body of the answer to GET_BROKER_CLUSTER_INFO (106): always with unquoted broker ids."""
+    table = b",".join(
+        b"%b:%b" % (fastjson.dumps(broker.broker_name), broker.to_json(strict=False)) for broker in brokers
+    )
+    names = {cluster: list(members) for cluster, members in clusters.items()}
+    return b'{"brokerAddrTable":{%b},"clusterAddrTable":%b}' % (table, fastjson.dumps(names))
+
+
+# --- topics and groups -------------------------------------------------------------------------------------------
+
+
+class DataVersion(msgspec.Struct, rename="camel", gc=False):
+    """Which edition of a table this is; readers compare for equality only. `timestamp` in ms since the epoch."""
+
+    timestamp: int = 0
+    counter: int = 0
+    state_version: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """As 4.9.7 writes it, without the state version that only 5.x knows, unless there is one."""
+        fields = {"counter": self.counter, "timestamp": self.timestamp}
+        return {**fields, "stateVersion": self.state_version} if self.state_version else fields
+
+
+class TopicConfig(msgspec.Struct, rename="camel", gc=False):
+    """A topic as a broker declares it. `attributes` are 5.x's."""
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = 6
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: int = 0
+    order: bool = False
+    attributes: dict[str, str] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As 4.9.7 writes it, plus the attributes where there are any."""
+        fields: dict[str, Any] = {
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queue_nums,
+            "topicFilterType": self.topic_filter_type,
+            "topicName": self.topic_name,
+            "topicSysFlag": self.topic_sys_flag,
+            "writeQueueNums": self.write_queue_nums,
+        }
+        return {**fields, "attributes": self.attributes} if self.attributes else fields
+
+
+class SubscriptionGroupConfig(msgspec.Struct, rename="camel", gc=False):
+    """A consumer group as a broker keeps it."""
+
+    group_name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+
+
+# --- reading and writing -----------------------------------------------------------------------------------------
+
+
+def decode(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
+    """Type a JSON body. Raises BodyError."""
+    try:
+        return msgspec.json.decode(body, type=body_type, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return msgspec.convert(fastjson.loads(body), body_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise BodyError(f"a {body_type.__name__} body: {error}") from None
+
+
+def decompress(body: bytes | bytearray | memoryview, limit: int) -> bytes:
+    """A zlib stream of at most `limit` bytes when unpacked. Raises BodyError."""
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(body, limit)
+    except zlib.error as error:
+        raise BodyError(f"a compressed body that does not unpack: {error}") from None
+    if inflater.unconsumed_tail or not inflater.eof:
+        raise BodyError(f"a compressed body that is torn or has more than {limit} bytes unpacked")
+    return data

@@ -1,0 +1,40 @@
+"""From frames to commands and back: one `Command`, three header codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from protocol import header_binary, header_json, header_msgpack
+from protocol.command import Command
+from protocol.errors import LocalProtocolError
+from protocol.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, Frame, join_frame
+
+_DECODERS: Final[dict[int, Callable[[bytes], Command]]] = {
+    JSON: header_json.decode,
+    BINARY: header_binary.decode,
+    MSGPACK: header_msgpack.decode,
+}
+_ENCODERS: Final[dict[int, Callable[[Command], bytes]]] = {
+    JSON: header_json.encode,
+    BINARY: header_binary.encode,
+    MSGPACK: header_msgpack.encode,
+}
+
+
+def decode(frame: Frame) -> Command:
+    """The command in a frame; its body is the frame's view. Raises FrameError where the header does not parse."""
+    codec, header, body = frame
+    command = _DECODERS[codec](header)
+    command.body = body
+    return command
+
+
+def encode(command: Command, codec: int = JSON) -> bytes:
+    """A command as the bytes of one frame. Raises LocalProtocolError where it does not fit."""
+    header = _ENCODERS[codec](command)
+    if len(header) > 0xFFFFFF or len(header) + len(command.body) + 8 > MAX_FRAME_BYTES:
+        raise LocalProtocolError(
+            f"a frame of {len(header) + len(command.body) + 8} bytes; the largest has {MAX_FRAME_BYTES}"
+        )
+    return join_frame(codec, header, command.body)

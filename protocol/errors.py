@@ -1,0 +1,56 @@
+"""What can be wrong with bytes or with a call of ours.
+
+ProtocolError
+├── LocalProtocolError        we tried to encode what the protocol cannot carry: a bug of ours or of the caller
+└── RemoteProtocolError       the peer's bytes are wrong
+    ├── FrameError            the stream can no longer be cut into frames: close this connection
+    ├── FieldError            a header field is missing or absurd: answer with an error, the connection lives
+    ├── BodyError             a body does not parse: answer with an error, the connection lives
+    └── RecordError           a stored message does not parse
+"""
+
+from __future__ import annotations
+
+
+class ProtocolError(Exception):
+    """Base of everything this package raises."""
+
+
+class LocalProtocolError(ProtocolError):
+    """A value that the wire format cannot carry was about to be encoded."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent bytes that break the protocol."""
+
+
+class FrameError(RemoteProtocolError):
+    """The byte stream is not a sequence of frames; nothing after this point can be trusted."""
+
+
+class FieldError(RemoteProtocolError):
+    """A header field is missing, of the wrong type or out of range.
+
+    Attributes: `field`, the field's name on the wire; `why`, what is wrong with it.
+    """
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"the header field {field}: {why}" if field else why)
+        self.field = field
+        self.why = why
+
+
+class BodyError(RemoteProtocolError):
+    """A request or response body does not parse."""
+
+
+class RecordError(RemoteProtocolError):
+    """A stored message (commitlog record) does not parse.
+
+    Attributes: `offset`, where in the given bytes; `why`.
+    """
+
+    def __init__(self, offset: int, why: str) -> None:
+        super().__init__(f"record at byte {offset}: {why}")
+        self.offset = offset
+        self.why = why

@@ -1,0 +1,112 @@
+"""Cuts a byte stream into frames and joins frames into bytes.
+
+    0          4          5               8            8+h
+    | length   | codec    | header length | header     | body       |      all integers big-endian
+    | int32    | uint8    | uint24 = h    | h bytes    | length-4-h |      length: of everything after itself
+    codec of the header: 0 JSON, 1 RocketMQ's binary, 2 MessagePack (ours)
+
+Mirrors apache/rocketmq remoting/protocol/RemotingCommand.java and netty/NettyDecoder.java (4.9.7).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from protocol.errors import FrameError
+
+_PREFIX: Final = struct.Struct(">iI")
+assert _PREFIX.size == 8
+
+MAX_FRAME_BYTES: Final = 16_777_216
+"""Largest frame, its length word included: RocketMQ's default of com.rocketmq.remoting.frameMaxLength."""
+
+JSON: Final = 0
+BINARY: Final = 1
+MSGPACK: Final = 2
+CODECS: Final = (JSON, BINARY, MSGPACK)
+
+Frame = tuple[int, bytes, memoryview]
+"""Codec of the header, header, body. The body is a view of the bytes that were received: it stays valid as long as it
+is held, and holds all that was received with it."""
+
+
+def join_frame(codec: int, header: bytes, body: bytes | bytearray | memoryview = b"") -> bytes:
+    """One frame as bytes."""
+    size = len(header)
+    return b"".join((_PREFIX.pack(4 + size + len(body), codec << 24 | size), header, body))
+
+
+class FrameReader:
+    """Receives bytes in any portions, gives whole frames.
+
+    Never looks twice at a byte of an unfinished frame, and refuses an over-long frame on its first four bytes.
+    After a `FrameError` (kept in `error`) it ignores its input: the connection has to be closed.
+    """
+
+    __slots__ = ("_chunks", "_max_length", "_need", "buffered", "error")
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_length = max_frame_bytes - 4
+        self._chunks: list[bytes] = []
+        self._need = 0
+        self.buffered = 0
+        """Bytes held of a frame that is not whole yet."""
+        self.error: FrameError | None = None
+
+    def receive_data(self, data: bytes) -> list[Frame]:
+        """Take the next bytes, give the frames they complete. On a broken stream the frames before the fault are
+        given and `error` is set."""
+        if self._chunks:
+            self._chunks.append(data)
+            self.buffered += len(data)
+            if self.buffered < self._need:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            self.buffered = 0
+        frames: list[Frame] = []
+        if self.error is not None:
+            return frames
+        view = memoryview(data)
+        unpack, max_length = _PREFIX.unpack_from, self._max_length
+        position, end, need = 0, len(data), 8
+        while end - position >= 8:
+            length, word = unpack(data, position)
+            if not 4 <= length <= max_length:
+                self.error = self._bad_length(length)
+                return frames
+            header_end = position + 8 + (word & 0xFFFFFF)
+            frame_end = position + 4 + length
+            if header_end > frame_end or word >> 24 > MSGPACK:
+                self.error = self._bad_header(length, word)
+                return frames
+            if frame_end > end:
+                need = 4 + length
+                break
+            frames.append((word >> 24, data[position + 8 : header_end], view[header_end:frame_end]))
+            position = frame_end
+        if position < end:
+            if end - position >= 4:
+                length = int.from_bytes(data[position : position + 4], "big", signed=True)
+                if not 4 <= length <= max_length:
+                    self.error = self._bad_length(length)
+                    return frames
+            self._chunks.append(data[position:] if position else data)
+            self.buffered = end - position
+            self._need = need
+        return frames
+
+    def receive_eof(self) -> None:
+        """The peer closed. Sets `error` if that was in the middle of a frame."""
+        if self.buffered and self.error is None:
+            self.error = FrameError(f"closed in the middle of a frame, {self.buffered} bytes into it")
+
+    def _bad_length(self, length: int) -> FrameError:
+        return FrameError(f"a frame of length {length}; allowed are 4 to {self._max_length}")
+
+    @staticmethod
+    def _bad_header(length: int, word: int) -> FrameError:
+        if word >> 24 > MSGPACK:
+            return FrameError(f"header codec {word >> 24}; known are 0 (JSON), 1 (RocketMQ) and 2 (MessagePack)")
+        return FrameError(f"a header of {word & 0xFFFFFF} bytes in a frame of length {length}")

@@ -1,0 +1,429 @@
+"""The extension fields of each request and response, typed.
+
+A class per header; its attributes are RocketMQ's field names in Python's spelling. On the wire every value is text;
+reading converts and checks the range, writing turns back to text and leaves out what is None. Unknown fields are
+ignored, so that newer clients are understood.
+
+Source: apache/rocketmq common/protocol/header/*.java, 4.9.7; fields that 5.3.3 added are optional or ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from protocol.codes import LANGUAGE, VERSION
+from protocol.command import Body, Command
+from protocol.errors import FieldError
+from protocol.frame import JSON, Frame
+from protocol.header_json import as_text
+
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Header(msgspec.Struct, rename="camel", gc=False):
+    """Base of all typed headers."""
+
+    def to_ext(self) -> dict[str, str]:
+        """The extension fields as they go on the wire."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: as_text(value) for name, value in fields.items() if value is not None}
+
+
+class NoFields(Header):
+    """A request without extension fields, or whose fields do not matter here."""
+
+
+# --- sending -----------------------------------------------------------------------------------------------------
+
+
+class SendMessage(Header):
+    """SEND_MESSAGE (10). Times are ms since the epoch; `properties` is RocketMQ's property text."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class SendMessageV2(SendMessage, rename=dict(zip(SendMessage.__struct_fields__, "abcdefghijkml", strict=True))):
+    """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320): SendMessage with names of one letter.
+
+    The fields are declared again because a renaming applies only to the fields that a class declares itself.
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class SendMessageResponse(Header):
+    """Answer to every kind of send; a batch has its message ids joined by commas."""
+
+    msg_id: str
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str | None = None
+
+
+class ConsumerSendMsgBack(Header):
+    """CONSUMER_SEND_MSG_BACK (36). `offset` is the physical offset of the message; `delay_level` 0 lets the broker
+    choose, a negative one sends it to the dead-letter queue at once."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+# --- receiving ---------------------------------------------------------------------------------------------------
+
+PULL_COMMIT_OFFSET: Final = 1
+PULL_SUSPEND: Final = 2
+PULL_SUBSCRIPTION: Final = 4
+PULL_CLASS_FILTER: Final = 8
+
+
+class PullMessage(Header):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag` holds the PULL_* bits."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str | None = None
+    expression_type: str | None = None
+
+
+class PullMessageResponse(Header):
+    """Answer to a pull, whatever its code."""
+
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+
+
+class QueryConsumerOffset(Header):
+    """QUERY_CONSUMER_OFFSET (14)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+
+
+class UpdateConsumerOffset(Header):
+    """UPDATE_CONSUMER_OFFSET (15)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    commit_offset: Int64
+
+
+class QueueOfTopic(Header):
+    """GET_MAX_OFFSET (30), GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
+
+    topic: str
+    queue_id: Int32
+
+
+class SearchOffset(Header):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundary_type` (5.x): LOWER or UPPER."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64
+    boundary_type: str | None = None
+
+
+class OffsetResponse(Header):
+    """Answer with one queue offset."""
+
+    offset: Int64
+
+
+class TimestampResponse(Header):
+    """Answer with one time, ms since the epoch; -1 where there is no message."""
+
+    timestamp: Int64
+
+
+class ViewMessage(Header):
+    """VIEW_MESSAGE_BY_ID (33): the message at a physical offset."""
+
+    offset: Int64
+
+
+# --- clients -----------------------------------------------------------------------------------------------------
+
+
+class UnregisterClient(Header):
+    """UNREGISTER_CLIENT (35)."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class ConsumerGroup(Header):
+    """Requests and notices that name a consumer group only: 38, 40, 203."""
+
+    consumer_group: str
+
+
+class ProducerGroup(Header):
+    """GET_PRODUCER_CONNECTION_LIST (204)."""
+
+    producer_group: str
+
+
+class RelayToConsumer(Header):
+    """GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309)."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+
+
+# --- topics, groups, statistics ----------------------------------------------------------------------------------
+
+
+class CreateTopic(Header):
+    """UPDATE_AND_CREATE_TOPIC (17). `perm` bits: 1 inherit, 2 write, 4 read."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    topic_filter_type: str
+    topic_sys_flag: Int32 | None = None
+    order: bool = False
+    attributes: str | None = None
+
+
+class Topic(Header):
+    """Requests that name a topic only: 105, 202, 215, 216, 300, 351."""
+
+    topic: str
+
+
+class GetRouteInfo(Header):
+    """GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+class DeleteSubscriptionGroup(Header):
+    """DELETE_SUBSCRIPTIONGROUP (207). 4.9 says removeOffset, 5.x cleanOffset."""
+
+    group_name: str
+    remove_offset: bool | None = None
+    clean_offset: bool | None = None
+
+
+class Group(Header):
+    """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+
+    group: str
+
+
+class GetConsumeStats(Header):
+    """GET_CONSUME_STATS (208)."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class BrokerStats(Header):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_name: str
+    stats_key: str
+
+
+# --- name server -------------------------------------------------------------------------------------------------
+
+
+class RegisterBroker(Header):
+    """REGISTER_BROKER (103). `body_crc32` 0 means "not checked"."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: Int64
+    compressed: bool = False
+    body_crc32: Int32 = msgspec.field(default=0, name="bodyCrc32")
+
+
+class BrokerIdentity(Header):
+    """UNREGISTER_BROKER (104), QUERY_DATA_VERSION (322)."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Int64
+
+
+class Cluster(Header):
+    """GET_TOPICS_BY_CLUSTER (224)."""
+
+    cluster: str
+
+
+class BrokerName(Header):
+    """WIPE_WRITE_PERM_OF_BROKER (205), ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    broker_name: str
+
+
+class KVKey(Header):
+    """GET_KV_CONFIG (101), DELETE_KV_CONFIG (102)."""
+
+    namespace: str
+    key: str
+
+
+class KVEntry(Header):
+    """PUT_KV_CONFIG (100)."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+class KVNamespace(Header):
+    """GET_KVLIST_BY_NAMESPACE (219)."""
+
+    namespace: str
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------
+
+H = TypeVar("H", bound=Header)
+
+_PATH = re.compile(r" - at `\$\.?(?:extFields)?\.?([^`]*)`")
+_MISSING = re.compile(r"required field `([^`]*)`")
+
+
+class Request(msgspec.Struct, Generic[H], gc=False, kw_only=True):
+    """A request with typed extension fields, as handlers receive it. See `Command` for the other attributes."""
+
+    code: int
+    header: H = msgspec.field(name="extFields")
+    opaque: int = 0
+    flag: int = 0
+    version: int = 0
+    language: str | None = None
+    codec: int = JSON
+    body: Any = b""
+    """A `Body`; typed loosely because the JSON decoder builds this class. It is always set from the frame."""
+
+
+class RequestDecoder(Generic[H]):
+    """Decodes the frames of one request code, its header typed as `header_type`.
+
+    A JSON header is decoded in one pass, which is what the hot path needs; every other codec, and whatever that pass
+    refuses, goes through a `Command`, which reads as loosely as RocketMQ does and finds out which field is wrong.
+    """
+
+    def __init__(self, header_type: type[H]) -> None:
+        self.header_type = header_type
+        self._decode_json = msgspec.json.Decoder(Request[header_type], strict=False).decode  # type: ignore[valid-type]
+
+    def decode(self, frame: Frame) -> Request[H]:
+        """The request in a frame of codec 0. Raises msgspec.MsgspecError, RecursionError or UnicodeDecodeError
+        where the slow way has to look: see `from_command`."""
+        request: Request[H] = self._decode_json(frame[1])
+        request.codec = JSON
+        request.body = frame[2]
+        return request
+
+    def from_command(self, command: Command, codec: int) -> Request[H]:
+        """The request in a command. Raises FieldError."""
+        return Request(
+            code=command.code,
+            header=decode_ext(self.header_type, command.ext),
+            opaque=command.opaque,
+            flag=command.flag,
+            version=command.version,
+            language=command.language,
+            codec=codec,
+            body=command.body,
+        )
+
+
+def decode_ext(header_type: type[H], ext: dict[str, str]) -> H:
+    """Type extension fields. Raises FieldError naming the field."""
+    try:
+        return msgspec.convert(ext, header_type, strict=False)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return msgspec.convert(_as_java_reads(header_type, ext), header_type, strict=False)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        missing, path = _MISSING.search(text), _PATH.search(text)
+        field = missing[1] if missing else path[1] if path else ""
+        raise FieldError(field, "is missing" if missing else _PATH.sub("", text)) from None
+
+
+def _as_java_reads(header_type: type[Header], ext: dict[str, str]) -> dict[str, str]:
+    """Java's parseBoolean takes anything but "true" for false, and its number parsers take a leading plus."""
+    result = dict(ext)
+    for field in msgspec.structs.fields(header_type):
+        text = ext.get(field.encode_name)
+        if text is None:
+            continue
+        if field.type in (bool, bool | None):
+            result[field.encode_name] = "true" if text.lower() == "true" else "false"
+        elif field.type is not str and text.startswith("+"):
+            result[field.encode_name] = text[1:]
+    return result
+
+
+def response(code: int, remark: str | None = None, header: Header | None = None, body: Body = b"") -> Command:
+    """A response without opaque and flag: whoever sends it fills those in."""
+    return Command(
+        code=code,
+        remark=remark,
+        ext=header.to_ext() if header is not None else {},
+        body=body,
+        language=LANGUAGE,
+        version=VERSION,
+    )
+

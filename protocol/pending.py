@@ -1,0 +1,47 @@
+"""Requests that wait for their response: the correlation by opaque, with deadlines. Part of the sans-IO core: time is
+an argument, and what a request waits with (a future, a callback) is the caller's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class PendingRequests(Generic[T]):
+    """Numbers requests of one connection and finds them again by the opaque of their response."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._waiting: OrderedDict[int, tuple[float, T]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def new_opaque(self) -> int:
+        """The next request id, for a request without an answer as well; it wraps within a positive int32."""
+        self._next = self._next + 1 & 0x7FFF_FFFF
+        return self._next
+
+    def add(self, waiter: T, deadline: float) -> int:
+        """Note a request that is about to be sent; gives its opaque. `deadline` in seconds of the caller's clock."""
+        opaque = self.new_opaque()
+        self._waiting[opaque] = (deadline, waiter)
+        return opaque
+
+    def take(self, opaque: int) -> T | None:
+        """Whoever waits for this opaque, once; None when nobody does (expired, or never asked)."""
+        entry = self._waiting.pop(opaque, None)
+        return entry[1] if entry is not None else None
+
+    def expire(self, now: float) -> list[T]:
+        """Whoever has waited beyond its deadline, and forget them."""
+        late = [opaque for opaque, (deadline, _) in self._waiting.items() if deadline <= now]
+        return [self._waiting.pop(opaque)[1] for opaque in late]
+
+    def clear(self) -> list[T]:
+        """Everybody, when the connection is lost."""
+        waiters = [waiter for _, waiter in self._waiting.values()]
+        self._waiting.clear()
+        return waiters
