@@ -2,5 +2,6 @@
 
 The modules, from the wire inwards: `frame` cuts a byte stream into frames, `codec` turns a frame's header into a
 `Command` and back (`header_json`, `header_binary`, `header_msgpack`), `headers` types the fields of each request,
-`bodies` and `fastjson` the JSON bodies; `record` is one stored message, `properties`, `message_id` and `batch` its parts.
+`bodies` and `fastjson` the JSON bodies; `record` is one stored message, `properties`, `message_id` and
+`batch` its parts; `pending` finds the request that a response answers.
 """

@@ -68,7 +68,7 @@ class _Converter:
         return token
 
     def _object(self, depth: int) -> str:
-        members = []
+        members: list[str] = []
         while not self._take("}"):
             if members and not self._take(","):
                 raise BodyError(f"JSON without a comma at character {self.position}")

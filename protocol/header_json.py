@@ -26,7 +26,7 @@ class _Head(msgspec.Struct, gc=False):
 
 
 class _LooseHead(_Head):
-    extFields: dict[str, Any] | None = None  # type: ignore[assignment]  # noqa: N815
+    extFields: dict[str, Any] | None = None  # noqa: N815
 
 
 class _Out(msgspec.Struct, gc=False, omit_defaults=True):

@@ -1,6 +1,6 @@
 """Header codec 2, ours: a MessagePack array, which our own client uses; RocketMQ does not know it.
 
-    [code, language, version, opaque, flag, remark or nil, {extension field: text}]
+[code, language, version, opaque, flag, remark or nil, {extension field: text}]
 """
 
 from __future__ import annotations

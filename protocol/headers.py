@@ -426,4 +426,3 @@ def response(code: int, remark: str | None = None, header: Header | None = None,
         language=LANGUAGE,
         version=VERSION,
     )
-

@@ -1,11 +1,14 @@
 """One stored message, as the commitlog keeps it and as a pull response carries it.
 
-    0      4       8     12         16     20             28                36        40
-    | size | magic | crc | queue id | flag | queue offset | physical offset | sysflag | born time | born host |
-    | int32| uint32| int32 | int32  | int32| int64        | int64           | int32   | int64     | 8 or 20   |
+    0       4        8       12         16      20             28                36        40
+    | size  | magic  | crc   | queue id | flag  | queue offset | physical offset | sysflag | born time | ...
+    | int32 | uint32 | int32 | int32    | int32 | int64        | int64           | int32   | int64     |
 
-    | store time | store host | reconsume times | prepared transaction offset | n     | body | t        | topic | p     | properties |
-    | int64      | 8 or 20    | int32           | int64                       | int32 | n    | 1 or 2 B | t     | int16 | p          |
+    ... | born host | store time | store host | reconsume times | prepared transaction offset | ...
+        | 8 or 20 B | int64      | 8 or 20 B  | int32           | int64                       |
+
+    ... | n     | body | t        | topic | p     | properties |
+        | int32 | n B  | 1 or 2 B | t B   | int16 | p B        |
 
 All integers big-endian. size: of the whole record. crc: CRC32 of the body with the top bit cleared, 0 without a body.
 Times are ms since the epoch. The length of the topic takes 1 byte in version 1 and 2 bytes in version 2, which
@@ -30,6 +33,7 @@ import msgspec
 from zlib_ng import zlib_ng
 
 from protocol import properties
+from protocol.command import Body
 from protocol.errors import RecordError
 from protocol.message_id import offset_message_id
 
@@ -75,6 +79,11 @@ MIN_SIZE: Final = FIXED_SIZE_IPV4
 crc32 = zlib_ng.crc32
 
 
+def head_for(sys_flag: int) -> struct.Struct:
+    """The layout of everything up to the body, for the address families that a sysflag says."""
+    return _HEADS[sys_flag & FLAG_BORN_IPV6, sys_flag & FLAG_STORE_IPV6]
+
+
 class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
     """A record taken apart. Attributes as in the drawing above; `body` as stored, maybe compressed."""
 
@@ -115,7 +124,7 @@ class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
         return self.sys_flag & FLAG_TRANSACTION
 
 
-def body_crc(body: bytes | bytearray | memoryview) -> int:
+def body_crc(body: Body) -> int:
     """The checksum that a record keeps of its body."""
     return crc32(body) & 0x7FFFFFFF if body else 0
 
@@ -169,7 +178,7 @@ def decode(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True)
     if size < MIN_SIZE or offset + size > end_of_data:
         raise RecordError(offset, f"size {size} with {end_of_data - offset} bytes there")
     end = offset + size
-    head = _HEADS[sys_flag & FLAG_BORN_IPV6, sys_flag & FLAG_STORE_IPV6]
+    head = head_for(sys_flag)
     topic_length_size = 1 if magic == MAGIC_V1 else 2
     position = offset + head.size
     if position + topic_length_size + 2 > end:

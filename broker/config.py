@@ -1,0 +1,315 @@
+"""The broker's settings: RocketMQ's own property names, from a file, the environment and flags, the later over the
+earlier. Each is declared once, below; the declaration feeds the parser, its errors and the documentation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.errors import ConfigError
+from broker.rocketmq_properties import UNUSED
+from scheduler.delay_levels import DEFAULT as DEFAULT_LEVELS
+from scheduler.delay_levels import DelayLevels
+
+ENVIRONMENT_PREFIX: Final = "DUEMQ_"
+_HELP: Final = "help"
+_PROPERTY: Final = "property"
+_CHOICES: Final = "choices"
+_RANGE: Final = "range"
+PORTS: Final = (1, 65535)
+
+
+def _setting(
+    name: str,
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    limits: tuple[int, int] | None = None,
+) -> Any:
+    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """All settings; see `metadata["help"]` of each field. Times are ms and sizes bytes unless said otherwise."""
+
+    cluster_name: str = _setting("brokerClusterName", "DefaultCluster", "cluster this broker belongs to")
+    broker_name: str = _setting("brokerName", "", "name of the broker in routes; default: the machine's host name")
+    broker_id: int = _setting("brokerId", 0, "0, a primary; replicas are not supported yet", limits=(0, 0))
+    broker_role: str = _setting(
+        "brokerRole",
+        "ASYNC_MASTER",
+        "accepted for compatibility; without replicas both mean the same",
+        choices=("ASYNC_MASTER", "SYNC_MASTER"),
+    )
+    host: str = _setting("bindAddress", "127.0.0.1", "address to listen on (as --host)")
+    advertised_host: str = _setting("brokerIP1", "", "address that clients are told; default: the one listened on")
+    listen_port: int = _setting("listenPort", 10911, "port of the broker; port - 2 is the VIP port", limits=(3, 65535))
+    nameserver_port: int = _setting("nameserverPort", 9876, "port of the embedded name server", limits=PORTS)
+    nameserver_addresses: str = _setting(
+        "namesrvAddr", "", "host:port;host:port of external name servers; then the embedded one does not start"
+    )
+    register_period_ms: int = _setting(
+        "registerNameServerPeriod", 30_000, "time between registrations there", limits=(1000, 60_000)
+    )
+    broker_permission: int = _setting("brokerPermission", 6, "2 write, 4 read, added up", limits=(0, 7))
+    region: str = _setting("regionId", "DefaultRegion", "told to producers, for message traces")
+    trace_on: bool = _setting("traceOn", True, "told to producers, for message traces")
+    trace_topic_enabled: bool = _setting("traceTopicEnable", False, "whether to make the trace topic at start")
+    trace_topic: str = _setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC", "name of the trace topic")
+
+    store_root: str = _setting("storePathRootDir", "./data", "directory of the store (as --store)")
+    commitlog_directory: str = _setting("storePathCommitLog", "", "directory of the commitlog; default: in the store")
+    commitlog_segment_size: int = _setting(
+        "mappedFileSizeCommitLog", 1 << 30, "size of a commitlog file, fixed with the store", limits=(4096, 1 << 31)
+    )
+    queue_segment_size: int = _setting(
+        "mappedFileSizeConsumeQueue",
+        6_000_000,
+        "size of a consume queue file, fixed with the store",
+        limits=(20, 1 << 31),
+    )
+    flush_disk_type: str = _setting(
+        "flushDiskType",
+        "ASYNC_FLUSH",
+        "SYNC_FLUSH: a send is answered when its message is on the disk",
+        choices=("ASYNC_FLUSH", "SYNC_FLUSH"),
+    )
+    flush_interval_ms: int = _setting(
+        "flushIntervalCommitLog", 500, "ASYNC_FLUSH: time between flushes", limits=(1, 60_000)
+    )
+    queue_flush_interval_ms: int = _setting(
+        "flushIntervalConsumeQueue", 1000, "time between writes of the consume queues", limits=(1, 60_000)
+    )
+    offset_flush_interval_ms: int = _setting(
+        "flushConsumerOffsetInterval", 5000, "time between writes of the consumer offsets", limits=(1, 600_000)
+    )
+    delay_offset_flush_interval_ms: int = _setting(
+        "flushDelayOffsetInterval", 10_000, "time between writes of the levels' progress", limits=(1, 600_000)
+    )
+    sync_flush_timeout_ms: int = _setting(
+        "syncFlushTimeout",
+        5000,
+        "SYNC_FLUSH: a send that waits longer is answered FLUSH_DISK_TIMEOUT",
+        limits=(1, 600_000),
+    )
+    max_message_size: int = _setting(
+        "maxMessageSize", 4 * 1024 * 1024, "largest body of a message", limits=(1, 15 * 1024 * 1024)
+    )
+    file_reserved_hours: int = _setting("fileReservedTime", 72, "hours that messages are kept", limits=(0, 10_000_000))
+    delete_when: str = _setting("deleteWhen", "04", "hours of the day at which expired files go, such as 04;16")
+    disk_max_used_ratio: int = _setting(
+        "diskMaxUsedSpaceRatio", 75, "percent; a fuller disk makes expired files go at any hour", limits=(1, 100)
+    )
+    disk_clean_forcibly_ratio: float = _setting(
+        "diskSpaceCleanForciblyRatio", 0.85, "a fuller disk makes the oldest files go, expired or not"
+    )
+    disk_warning_ratio: float = _setting("diskSpaceWarningLevelRatio", 0.90, "a fuller disk refuses messages")
+    clean_files_forcibly: bool = _setting(
+        "cleanFileForciblyEnable", True, "whether files that are not expired may go when the disk is full"
+    )
+
+    auto_create_topic: bool = _setting("autoCreateTopicEnable", True, "whether a send makes its topic, as TBW102 says")
+    auto_create_group: bool = _setting(
+        "autoCreateSubscriptionGroup", True, "whether a consumer group that is not known is made"
+    )
+    default_topic_queues: int = _setting(
+        "defaultTopicQueueNums", 8, "queues of TBW102, the most that an auto-created topic gets", limits=(1, 65536)
+    )
+    cluster_topic: bool = _setting("clusterTopicEnable", True, "whether there is a topic named as the cluster")
+    broker_topic: bool = _setting("brokerTopicEnable", True, "whether there is a topic named as the broker")
+    delay_levels: str = _setting("messageDelayLevel", DEFAULT_LEVELS, "the delay levels, from 1 on: s m h d")
+
+    long_polling: bool = _setting("longPollingEnable", True, "whether a pull may wait as long as it asks for")
+    short_polling_ms: int = _setting(
+        "shortPollingTimeMills", 1000, "how long a pull may wait otherwise", limits=(0, 60_000)
+    )
+    pull_max_count: int = _setting(
+        "maxTransferCountOnMessageInMemory", 32, "most messages in a pull response", limits=(1, 10_000)
+    )
+    pull_max_size: int = _setting(
+        "maxTransferBytesOnMessageInMemory", 256 * 1024, "most bytes in a pull response", limits=(1, 8 * 1024 * 1024)
+    )
+    memory_ratio: int = _setting(
+        "accessMessageInMemoryMaxRatio", 40, "percent of memory taken for page cache of messages", limits=(1, 100)
+    )
+    notify_consumers: bool = _setting(
+        "notifyConsumerIdsChangedEnable", True, "whether a consumer group is told when its members change"
+    )
+    send_queue_capacity: int = _setting(
+        "sendThreadPoolQueueCapacity",
+        10_000,
+        "sends that may wait for the disk; more are SYSTEM_BUSY",
+        limits=(1, 10_000_000),
+    )
+    pull_hold_capacity: int = _setting(
+        "pullThreadPoolQueueCapacity",
+        100_000,
+        "pulls that may wait for messages; more are answered at once",
+        limits=(1, 10_000_000),
+    )
+    idle_seconds: int = _setting(
+        "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
+    )
+    acl: bool = _setting("aclEnable", False, "access control is not supported yet: true is refused")
+    authentication: bool = _setting("authenticationEnabled", False, "not supported yet: true is refused")
+    authorization: bool = _setting("authorizationEnabled", False, "not supported yet: true is refused")
+
+    @property
+    def sync_flush(self) -> bool:
+        """Whether a send waits for the disk."""
+        return self.flush_disk_type == "SYNC_FLUSH"
+
+
+FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.fields(BrokerConfig)}
+"""Property name to field."""
+
+
+def load(
+    file: str | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> tuple[BrokerConfig, list[str]]:
+    """Read the settings, and the names of properties of RocketMQ's that are ignored.
+
+    `overrides` are NAME=VALUE texts. Raises ConfigError in one sentence that names what is wrong.
+    """
+    values: dict[str, str] = {}
+    if file is not None:
+        values.update(_read_file(file))
+    for name, value in (environment if environment is not None else os.environ).items():
+        if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) in FIELDS:
+            values[name.removeprefix(ENVIRONMENT_PREFIX)] = value
+    for override in overrides:
+        name, separator, value = override.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {override}: write it as NAME=VALUE")
+        values[name.strip()] = value
+    ignored = sorted(name for name in values if name not in FIELDS and name in UNUSED)
+    for name in values:
+        if name not in FIELDS and name not in UNUSED:
+            raise ConfigError(f"there is no property {name}{_nearest(name)}")
+    fields = {FIELDS[name].name: _parse(name, value) for name, value in values.items() if name in FIELDS}
+    return _check(_fill(BrokerConfig(**fields))), ignored
+
+
+def _read_file(path: str) -> dict[str, str]:
+    """The properties in a file of `name=value` lines; # and ! start comments."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error}") from None
+    values = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text[0] in "#!":
+            continue
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise ConfigError(f"{path}, line {number}: {text!r} is not NAME=VALUE")
+        values[name.strip()] = value.strip()
+    return values
+
+
+def _nearest(name: str) -> str:
+    known = {other.lower(): other for other in (*FIELDS, *UNUSED)}
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {known[near[0]]}?" if near else ""
+
+
+def _parse(name: str, text: str) -> Any:
+    field = FIELDS[name]
+    text = text.strip()
+    kind: type = type(field.default)
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{name}={text}: write true or false")
+        return text.lower() == "true"
+    choices = field.metadata[_CHOICES]
+    if choices and text not in choices:
+        raise ConfigError(f"{name}={text}: write one of {', '.join(choices)}")
+    if kind is str:
+        return text
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ConfigError(f"{name}={text}: write a number") from None
+    limits = field.metadata[_RANGE]
+    if limits and not limits[0] <= value <= limits[1]:
+        raise ConfigError(f"{name}={text}: allowed are {limits[0]} to {limits[1]}")
+    return value
+
+
+def _fill(config: BrokerConfig) -> BrokerConfig:
+    """Put in what depends on the machine."""
+    changes: dict[str, Any] = {"store_root": os.path.abspath(os.path.expanduser(config.store_root))}
+    if config.commitlog_directory:
+        changes["commitlog_directory"] = os.path.abspath(os.path.expanduser(config.commitlog_directory))
+    if not config.broker_name:
+        changes["broker_name"] = socket.gethostname() or "broker"
+    if not config.advertised_host:
+        everywhere = config.host in ("0.0.0.0", "::", "")
+        changes["advertised_host"] = _own_address() if everywhere else config.host
+    return dataclasses.replace(config, **changes)
+
+
+def _own_address() -> str:
+    """The address of the interface that the default route uses; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _check(config: BrokerConfig) -> BrokerConfig:
+    """The relations between settings."""
+    for name, wanted in (
+        ("aclEnable", config.acl),
+        ("authenticationEnabled", config.authentication),
+        ("authorizationEnabled", config.authorization),
+    ):
+        if wanted:
+            raise ConfigError(f"{name}=true: duemq has no access control yet and will not start as if it had")
+    try:
+        DelayLevels(config.delay_levels)
+    except ValueError as error:
+        raise ConfigError(f"messageDelayLevel={config.delay_levels}: {error}") from None
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in config.advertised_host else socket.AF_INET, config.advertised_host)
+    except OSError:
+        raise ConfigError(f"brokerIP1={config.advertised_host}: write an IP address") from None
+    if config.max_message_size + 65536 > config.commitlog_segment_size:
+        raise ConfigError(
+            f"maxMessageSize={config.max_message_size} does not fit into commitlog files of "
+            f"mappedFileSizeCommitLog={config.commitlog_segment_size} bytes"
+        )
+    hours = config.delete_when.split(";")
+    if not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
+        raise ConfigError(f"deleteWhen={config.delete_when}: write hours of two digits, such as 04 or 04;16")
+    if config.nameserver_port in (config.listen_port, config.listen_port - 2) and not config.nameserver_addresses:
+        raise ConfigError(f"nameserverPort={config.nameserver_port} is also a port of the broker")
+    return config
+
+
+def parse_addresses(text: str, default_port: int = 9876) -> list[tuple[str, int]]:
+    """Hosts and ports of `host:port;host:port`. Raises ConfigError."""
+    addresses = []
+    for part in text.replace(",", ";").split(";"):
+        if not part.strip():
+            continue
+        host, separator, port = part.strip().rpartition(":")
+        if not separator:
+            host, port = port, str(default_port)
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"namesrvAddr={text}: {part.strip()!r} is not host:port")
+        addresses.append((host.strip("[]"), int(port)))
+    return addresses

@@ -1,0 +1,268 @@
+"""One client's TCP connection: moves bytes between the socket and the router, and keeps what is held of it bounded.
+
+Backpressure, in the order of the stream: a client that does not read its responses fills the socket, then the
+transport's buffer up to its high mark; from then on no further request of it is handled, and its socket is not read.
+What is held of a connection is so at most one read, one partial frame and the responses of one slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+import structlog
+
+from protocol import codec
+from protocol.codes import FLAG_ONEWAY
+from protocol.command import Command
+from protocol.errors import FrameError
+from protocol.frame import JSON, Frame, FrameReader
+from protocol.message_id import pack_host
+from protocol.pending import PendingRequests
+
+log = structlog.get_logger(__name__)
+
+WRITE_HIGH_BYTES: Final = 256 * 1024
+"""Response bytes buffered for a client before its requests have to wait."""
+
+ResponseHandler = Callable[[Command | None], None]
+"""Called with the response, or None when none came."""
+
+
+class FrameHandler(Protocol):
+    """What a connection hands its frames to."""
+
+    def handle(self, connection: Connection, frames: list[Frame]) -> int:
+        """Handle frames in order, and give how many: fewer when the connection cannot take more responses."""
+
+    def connection_made(self, connection: Connection) -> None:
+        """A client connected."""
+
+    def connection_lost(self, connection: Connection) -> None:
+        """A client is gone."""
+
+
+class Budget:
+    """What all connections together may hold of unfinished frames, in bytes."""
+
+    def __init__(self, limit: int = 256 * 1024 * 1024) -> None:
+        self.limit = limit
+        self.used = 0
+
+
+class OutputBudget:
+    """What all connections together may hold of responses that clients do not read, in bytes. Only the connections
+    that are stalled count."""
+
+    def __init__(self, limit: int = 512 * 1024 * 1024) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing large should be sent to anybody who may not read it."""
+        return self.used > self.limit
+
+
+class Connection(asyncio.Protocol):
+    """The asyncio side of a connection. `peer` is "address:port"; `born_host` the same as records have it."""
+
+    __slots__ = (
+        "_backlog",
+        "_budget",
+        "_handler",
+        "_held",
+        "_loop",
+        "_output",
+        "_output_held",
+        "_paused",
+        "_pending",
+        "_reader",
+        "_transport",
+        "born_host",
+        "is_closed",
+        "last_codec",
+        "last_read",
+        "peer",
+    )
+
+    def __init__(
+        self, handler: FrameHandler, loop: asyncio.AbstractEventLoop, budget: Budget, output: OutputBudget
+    ) -> None:
+        self._handler = handler
+        self._loop = loop
+        self._budget = budget
+        self._output = output
+        self._output_held = 0
+        self._reader = FrameReader()
+        self._held = 0
+        self._transport: asyncio.Transport | None = None
+        self._backlog: list[Frame] = []
+        self._paused = False
+        self._pending: PendingRequests[ResponseHandler] | None = None
+        self.peer = ""
+        self.born_host = b""
+        self.is_closed = False
+        self.last_codec = JSON
+        self.last_read = loop.time()
+        """When bytes last came, in seconds of the loop's clock."""
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = transport = cast("asyncio.Transport", transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        host, port = transport.get_extra_info("peername")[:2]
+        self.peer = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
+        self.born_host = pack_host(host, port)
+        self._handler.connection_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self.last_read = self._loop.time()
+        reader = self._reader
+        frames = reader.receive_data(data)
+        if reader.buffered != self._held:
+            self._hold(reader.buffered)
+        if frames:
+            if self._backlog:
+                self._backlog += frames
+            else:
+                handled = self._handler.handle(self, frames)
+                if handled < len(frames):
+                    self._stall(frames[handled:])
+        if reader.error is not None:
+            self._refuse(reader.error)
+
+    def eof_received(self) -> bool:
+        """See asyncio. Closes: RocketMQ's clients do not send only half of a close."""
+        self._reader.receive_eof()
+        if self._reader.error is not None:
+            log.warning("connection_broken", peer=self.peer, reason=str(self._reader.error))
+        return False
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._paused = True
+        self._output_held = self.buffered
+        self._output.used += self._output_held
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._paused = False
+        self._release_output()
+        if not self._backlog:
+            return
+        backlog, self._backlog = self._backlog, []
+        handled = self._handler.handle(self, backlog)
+        if handled < len(backlog):
+            self._backlog = backlog[handled:]
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self.is_closed = True
+        self._transport = None
+        self._backlog = []
+        self._hold(0)
+        self._release_output()
+        if self._pending is not None:
+            for waiter in self._pending.clear():
+                waiter(None)
+        self._handler.connection_lost(self)
+
+    # --- for handlers
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the client does not read its responses fast enough to be given more."""
+        return self._paused
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of responses that the client has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of whole frames."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def write_many(self, frames: list[bytes]) -> None:
+        """Send frames."""
+        if self._transport is not None:
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def notify(self, command: Command) -> None:
+        """Send a one-way request to the client. A client that does not read is not told."""
+        if self._transport is None or self._paused:
+            return
+        if self._pending is None:
+            self._pending = PendingRequests()
+        command.opaque = self._pending.new_opaque()
+        command.flag = FLAG_ONEWAY
+        self._transport.write(codec.encode(command, self.last_codec))
+
+    def request(self, command: Command, timeout: float, on_response: ResponseHandler) -> None:
+        """Send a request to the client; `on_response` is called once, with None after `timeout` seconds or when the
+        connection is lost."""
+        if self._transport is None:
+            on_response(None)
+            return
+        if self._pending is None:
+            self._pending = PendingRequests()
+        command.opaque = self._pending.add(on_response, self._loop.time() + timeout)
+        self._transport.write(codec.encode(command, self.last_codec))
+        self._loop.call_later(timeout, self._expire)
+
+    def take_response(self, command: Command) -> None:
+        """A response of the client arrived."""
+        waiter = self._pending.take(command.opaque) if self._pending is not None else None
+        if waiter is not None:
+            waiter(command)
+
+    def close(self) -> None:
+        """Close, after what is buffered has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def refuse(self, error: FrameError) -> None:
+        """The stream cannot be read on: close, with one log line."""
+        self._refuse(error)
+
+    # ---
+
+    def _refuse(self, error: FrameError) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            log.warning("connection_refused", peer=self.peer, reason=str(error))
+            self._transport.close()
+
+    def _stall(self, frames: list[Frame]) -> None:
+        self._backlog = frames
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def _hold(self, size: int) -> None:
+        """Account for the unfinished frame; too many large ones together cost their connections."""
+        self._budget.used += size - self._held
+        grown = size > self._held
+        self._held = size
+        if grown and self._budget.used > self._budget.limit and self._transport is not None:
+            self._refuse(FrameError("the unfinished frames of all clients together are too large"))
+
+    def _release_output(self) -> None:
+        self._output.used -= self._output_held
+        self._output_held = 0
+
+    def _expire(self) -> None:
+        if self._pending is not None:
+            for waiter in self._pending.expire(self._loop.time()):
+                waiter(None)

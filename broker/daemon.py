@@ -1,0 +1,290 @@
+"""The broker put together: the one place where configuration, store, scheduler, handlers and servers meet.
+
+Start: bind the ports, open and recover the store, read the tables, listen. Stop: take no more connections, finish what
+is being handled, answer who waits, flush, save the tables, close the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import os
+import resource
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from broker.clients import Clients
+from broker.config import BrokerConfig, parse_addresses
+from broker.connection import Budget, Connection, OutputBudget
+from broker.errors import ConfigError
+from broker.flusher import Flusher
+from broker.groups import Groups
+from broker.handlers.admin import AdminHandlers
+from broker.handlers.clients import ClientHandlers
+from broker.handlers.offsets import OffsetHandlers
+from broker.handlers.pull import PullHandlers
+from broker.handlers.send import SendHandlers
+from broker.housekeeping import Housekeeping
+from broker.locks import QueueLocks
+from broker.nameserver import NameServer
+from broker.offsets import ConsumerOffsets
+from broker.persister import Persister
+from broker.registration import Registration
+from broker.router import Router
+from broker.runtime_info import Sources
+from broker.stats import Stats
+from broker.topics import Topics
+from protocol.headers import BrokerIdentity
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import LevelQueues
+from storage.clock import Clock, SystemClock
+from storage.config_file import ConfigFile
+from storage.files import Files, OsFiles
+from storage.retention import RetentionConfig
+from storage.store import MessageStore, StoreConfig
+
+log = structlog.get_logger(__name__)
+
+VIP_PORT_OFFSET: Final = 2
+BACKLOG: Final = 4096
+STOP_SECONDS: Final = 5.0
+
+
+class Broker:
+    """One broker. `start` and `stop` run in the event loop."""
+
+    def __init__(self, config: BrokerConfig, *, clock: Clock | None = None, files: Files | None = None) -> None:
+        self.config = config
+        self._clock = clock or SystemClock()
+        self._files = files or OsFiles(_descriptor_limit() // 4)
+        self._levels_table = DelayLevels(config.delay_levels)
+        self.store = MessageStore(
+            store_config(config),
+            self._files,
+            self._clock,
+            (config.advertised_host, config.listen_port),
+            self._levels_table.deliver_time,
+        )
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
+
+    # --- start
+
+    async def start(self) -> None:
+        """Start; listening when done. Raises ConfigError, StoreError, OSError."""
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._bind()
+        try:
+            recovered = self.store.open()
+            log.info(
+                "store_opened",
+                path=self.config.store_root,
+                commitlog_end=recovered.end,
+                records_read=recovered.records,
+                cut_because=recovered.torn,
+                consume_queues_rebuilt=recovered.rebuilt,
+            )
+            self._assemble(loop)
+        except BaseException:
+            self._close_sockets()
+            raise
+        for bound in self._sockets:
+            self._servers.append(await loop.create_server(self._connect, sock=bound, backlog=BACKLOG))
+        self.flusher.start()
+        self.housekeeping.start()
+        if self.registration is not None:
+            self.registration.start()
+        # What exists now stays: the collector need not look at it again, and rarely has anything to find.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 50)
+        log.info(
+            "listening",
+            broker=f"{self.config.host}:{self.config.listen_port}",
+            name_server=self.config.nameserver_addresses or f"{self.config.host}:{self.config.nameserver_port}",
+            vip=f"{self.config.host}:{self.config.listen_port - VIP_PORT_OFFSET}",
+            advertised=f"{self.config.advertised_host}:{self.config.listen_port}",
+            store=self.config.store_root,
+            seconds=round(time.monotonic() - began, 3),
+        )
+
+    def _bind(self) -> None:
+        config = self.config
+        ports = [config.listen_port, config.listen_port - VIP_PORT_OFFSET]
+        if not config.nameserver_addresses:
+            ports.append(config.nameserver_port)
+        try:
+            for port in ports:
+                self._sockets.append(_bound(config.host, port))
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    def _assemble(self, loop: asyncio.AbstractEventLoop) -> None:
+        config, store, clock = self.config, self.store, self._clock
+        address = _join(config.advertised_host, config.listen_port)
+
+        def table(name: str) -> ConfigFile:
+            return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
+
+        self._blocking = ThreadPoolExecutor(2, thread_name_prefix="blocking")
+        self._persister = persister = Persister(loop)
+        self.topics = topics = Topics(config, store, table("topics.json"), clock, persister)
+        self.groups = groups = Groups(
+            table("subscriptionGroup.json"), clock, persister, auto_create=config.auto_create_group
+        )
+        self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
+        self.levels = levels = LevelQueues(store, table("delayOffset.json"), clock, self._levels_table)
+        self.nameserver = NameServer(
+            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), clock, persister
+        )
+        for loaded in (topics, groups, offsets, levels, self.nameserver):
+            loaded.load()
+
+        self.clients = clients = Clients(clock, notify=config.notify_consumers)
+        locks = QueueLocks(clock)
+        stats = Stats(store.appender, clock)
+        self.flusher = flusher = Flusher(
+            store,
+            loop,
+            config.flush_interval_ms / 1000,
+            config.sync_flush_timeout_ms / 1000,
+            config.send_queue_capacity,
+        )
+        self.router = router = Router(store.appender, flusher, stats, sync_flush=config.sync_flush)
+        self._budget, self._output = Budget(), OutputBudget()
+        self._loop = loop
+
+        self.registration: Registration | None = None
+        if config.nameserver_addresses:
+            self.registration = Registration(
+                BrokerIdentity(config.broker_name, address, config.cluster_name, config.broker_id),
+                parse_addresses(config.nameserver_addresses),
+                topics,
+                config.register_period_ms / 1000,
+                self._connect,
+            )
+        self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
+        sources = Sources(config, store, stats, levels, flusher, self._pulls.polls, clock)
+        for handlers in (
+            SendHandlers(config, store, topics, groups, levels, flusher, router),
+            self._pulls,
+            OffsetHandlers(config, store, offsets, levels),
+            ClientHandlers(topics, groups, clients, locks),
+            AdminHandlers(
+                config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
+            ),
+            self.nameserver,
+        ):
+            handlers.register(router)
+        topics.on_change = self._register_soon
+        self.housekeeping = Housekeeping(
+            loop,
+            config,
+            store,
+            levels,
+            offsets,
+            clients,
+            locks,
+            self.nameserver,
+            stats,
+            flusher,
+            persister,
+            self._blocking,
+            lambda: list(router.connections),
+            clock,
+        )
+
+    def _connect(self) -> Connection:
+        return Connection(self.router, self._loop, self._budget, self._output)
+
+    def _register_now(self) -> asyncio.Future[None] | None:
+        return self.registration.register_now() if self.registration is not None else None
+
+    def _register_soon(self) -> None:
+        if self.registration is not None:
+            self.registration.register_now()
+
+    # --- stop
+
+    async def stop(self) -> None:
+        """Stop; everything acknowledged is durable when done."""
+        for server in self._servers:
+            server.close()
+        if self.registration is not None:
+            await self.registration.stop()
+        self.housekeeping.stop()
+        await self.router.finish(STOP_SECONDS)
+        self._pulls.stop()
+        await self.flusher.stop()
+        for connection in list(self.router.connections):
+            connection.close()
+        await asyncio.sleep(0)
+        self._persister.stop()
+        self._blocking.shutdown(wait=True)
+        if self.flusher.failure is None:
+            job = self.store.plan_flush()
+            job.run()
+            self.store.note_flushed(job)
+            self.levels.save(self.levels.to_json())
+        self.offsets.save_now()
+        self.store.close()
+        log.info("stopped")
+
+    def _close_sockets(self) -> None:
+        for bound in self._sockets:
+            bound.close()
+        self._sockets.clear()
+
+
+def store_config(config: BrokerConfig) -> StoreConfig:
+    """The store's part of the settings."""
+    return StoreConfig(
+        root=config.store_root,
+        commitlog_directory=config.commitlog_directory,
+        commitlog_segment_size=config.commitlog_segment_size,
+        queue_segment_size=config.queue_segment_size,
+        max_message_size=config.max_message_size,
+        retention=RetentionConfig(
+            reserved_hours=config.file_reserved_hours,
+            delete_when=config.delete_when,
+            max_used_ratio=config.disk_max_used_ratio / 100,
+            clean_forcibly=config.clean_files_forcibly,
+            forcible_ratio=config.disk_clean_forcibly_ratio,
+            refuse_ratio=config.disk_warning_ratio,
+        ),
+    )
+
+
+def _descriptor_limit() -> int:
+    """How many files and sockets this process may have open, after asking for as many as it may get."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return min(hard, 1 << 20) if hard != resource.RLIM_INFINITY else 1 << 20
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound to a port. Raises ConfigError where that is taken or impossible."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setblocking(False)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} on {host} is taken by another process") from None
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+    return bound
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

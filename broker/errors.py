@@ -1,0 +1,25 @@
+"""What stops the daemon, and what a handler says to a client.
+
+BrokerError
+├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
+└── Refused            a request ends with this response code and remark
+"""
+
+from __future__ import annotations
+
+
+class BrokerError(Exception):
+    """Base of everything this package raises."""
+
+
+class ConfigError(BrokerError):
+    """The broker cannot start as it was told to."""
+
+
+class Refused(BrokerError):
+    """A request that is answered with an error. Attributes: `code`, a response code; `remark`."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark

@@ -1,0 +1,1 @@
+"""What the broker answers, by concern: a class per concern, a method per request code."""

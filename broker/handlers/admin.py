@@ -1,0 +1,378 @@
+"""What administrators and their tools ask: topics and groups, statistics, connections, the broker itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import msgspec
+
+from broker import runtime_info
+from broker.clients import Client, Clients
+from broker.config import FIELDS, BrokerConfig
+from broker.connection import Connection
+from broker.errors import Refused
+from broker.groups import Groups
+from broker.offsets import ConsumerOffsets
+from broker.router import Answer, Router
+from broker.runtime_info import Sources
+from broker.stats import Stats
+from broker.topics import MAX_QUEUES, Topics, check_name
+from protocol import bodies, fastjson, headers
+from protocol.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
+from protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.errors import RemoteProtocolError
+from protocol.headers import NoFields, Request, response
+from protocol.message_id import parse_offset_message_id
+from storage.consume_queue import ConsumeQueue
+from storage.store import MessageStore
+
+RELAY_SECONDS: Final = 10.0
+
+
+class AdminHandlers:
+    """Answers RocketMQ's admin API. `blocking` runs what waits for the disk."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        offsets: ConsumerOffsets,
+        clients: Clients,
+        stats: Stats,
+        sources: Sources,
+        blocking: Executor,
+        on_topics_changed: Callable[[], asyncio.Future[None] | None],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clients = clients
+        self._stats = stats
+        self._sources = sources
+        self._blocking = blocking
+        self._on_topics_changed = on_topics_changed
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        add = router.add
+        add(RequestCode.UPDATE_AND_CREATE_TOPIC, headers.CreateTopic, self.create_topic)
+        add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic, self.delete_topic)
+        add(RequestCode.GET_ALL_TOPIC_CONFIG, NoFields, self.all_topics)
+        add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, self.topic_config)
+        add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, self.system_topics)
+        add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, self.topic_stats)
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields, self.create_group)
+        add(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup, self.delete_group)
+        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, NoFields, self.all_groups)
+        add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, headers.Group, self.group_config)
+        add(RequestCode.GET_CONSUME_STATS, headers.GetConsumeStats, self.consume_stats)
+        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.Topic, self.groups_of_topic)
+        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroup, self.consumer_connections)
+        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroup, self.producer_connections)
+        add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, self.all_producers)
+        add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, self.running_info)
+        add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, self.consume_directly)
+        add(RequestCode.GET_BROKER_CONFIG, NoFields, self.broker_config)
+        add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, self.runtime_info)
+
+    # --- topics
+
+    async def create_topic(self, _: Connection, request: Request[headers.CreateTopic]) -> Answer:
+        """Make or change a topic; it is routable when this is answered."""
+        header = request.header
+        check_name(header.topic)
+        if self._topics.is_own(header.topic):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
+        for name, value in (("readQueueNums", header.read_queue_nums), ("writeQueueNums", header.write_queue_nums)):
+            if not 0 <= value <= MAX_QUEUES:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: allowed are 0 to {MAX_QUEUES}")
+        if not 0 <= header.perm <= 7:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"perm={header.perm}: allowed are 0 to 7")
+        old = self._topics.get(header.topic)
+        self._topics.put(
+            TopicConfig(
+                header.topic,
+                header.read_queue_nums,
+                header.write_queue_nums,
+                header.perm,
+                header.topic_filter_type,
+                header.topic_sys_flag or 0,
+                header.order,
+                _attributes(old.config.attributes if old is not None else None, header.attributes),
+            )
+        )
+        await self._topics.save()
+        await self._told_name_servers()
+        return response(ResponseCode.SUCCESS)
+
+    async def delete_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Remove a topic, its queues and what consumers know of it."""
+        name = request.header.topic
+        if self._topics.is_own(name):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+        await self._remove_topic(name)
+        await self._topics.save()
+        await self._told_name_servers()
+        return response(ResponseCode.SUCCESS)
+
+    async def _remove_topic(self, name: str) -> None:
+        self._topics.remove(name)
+        self._offsets.remove_topic(name)
+        queues = self._store.remove_topic(name)
+        if queues:
+            await asyncio.get_running_loop().run_in_executor(self._blocking, _remove_queues, queues)
+
+    async def _told_name_servers(self) -> None:
+        told = self._on_topics_changed()
+        if told is not None:
+            await told
+
+    def all_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give the table of topics."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._topics.to_json()))
+
+    def topic_config(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Give one topic."""
+        topic = self._topics.get(request.header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {request.header.topic}")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({**topic.extra, **topic.config.to_json()}))
+
+    def system_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell the broker's own topics."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"topicList": self._topics.own_names()}))
+
+    def topic_stats(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Tell the offsets of a topic's queues, and when their last message was stored."""
+        name = request.header.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        entries = []
+        for queue_id in range(topic.queue_limit):
+            queue = self._store.queue(name, queue_id)
+            low, high = (queue.min_offset, queue.next_offset) if queue is not None else (0, 0)
+            last = self._store.store_timestamp_of(queue, high - 1) if queue is not None and high > low else 0
+            entries.append(
+                (self._queue(name, queue_id), {"lastUpdateTimestamp": last, "maxOffset": high, "minOffset": low})
+            )
+        body = b'{"offsetTable":%b}' % fastjson.dump_object_keys(entries)
+        return response(ResponseCode.SUCCESS, body=body)
+
+    def _queue(self, topic: str, queue_id: int) -> dict[str, Any]:
+        return MessageQueue(self._config.broker_name, queue_id, topic).to_json()
+
+    # --- groups
+
+    async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Make or change a consumer group."""
+        group = bodies.decode(request.body, SubscriptionGroupConfig)
+        check_name(group.group_name)
+        self._groups.put(group)
+        await self._groups.save()
+        return response(ResponseCode.SUCCESS)
+
+    async def delete_group(self, _: Connection, request: Request[headers.DeleteSubscriptionGroup]) -> Answer:
+        """Remove a consumer group, and its offsets where asked for."""
+        header = request.header
+        self._groups.remove(header.group_name)
+        if header.remove_offset or header.clean_offset:
+            self._offsets.remove_group(header.group_name)
+        await self._groups.save()
+        return response(ResponseCode.SUCCESS)
+
+    def all_groups(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give the table of groups."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._groups.to_json()))
+
+    def group_config(self, _: Connection, request: Request[headers.Group]) -> Answer:
+        """Give one group."""
+        group = self._groups.get(request.header.group)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"no group {request.header.group}")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(group))
+
+    def groups_of_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Tell which groups read a topic, now or before."""
+        topic = request.header.topic
+        names = dict.fromkeys(self._offsets.groups_of(topic))
+        names.update(
+            dict.fromkeys(group.name for group in self._clients.consumers.values() if topic in group.subscriptions)
+        )
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(names)}))
+
+    def consume_stats(self, _: Connection, request: Request[headers.GetConsumeStats]) -> Answer:
+        """Tell how far a group is in each queue, and how fast it is."""
+        header = request.header
+        topics = [header.topic] if header.topic else self._offsets.topics_of(header.consumer_group)
+        online = self._clients.consumers.get(header.consumer_group)
+        entries: list[tuple[dict[str, Any], dict[str, int]]] = []
+        rate = 0.0
+        for name in topics:
+            topic = self._topics.get(name)
+            if topic is None or (online is not None and online.subscriptions and name not in online.subscriptions):
+                continue
+            rate += self._stats.group_rate(name, header.consumer_group)
+            for queue_id in range(topic.config.read_queue_nums):
+                entries.append((self._queue(name, queue_id), self._progress(header.consumer_group, name, queue_id)))
+        body = b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), fastjson.dump_object_keys(entries))
+        return response(ResponseCode.SUCCESS, body=body)
+
+    def _progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
+        queue = self._store.queue(topic, queue_id)
+        offset = max(0, self._offsets.get(group, topic, queue_id) or 0)
+        last = self._store.store_timestamp_of(queue, offset - 1) if queue is not None and offset > 0 else 0
+        high = queue.next_offset if queue is not None else 0
+        return {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": max(0, last)}
+
+    # --- connections
+
+    def consumer_connections(self, _: Connection, request: Request[headers.ConsumerGroup]) -> Answer:
+        """Tell who of a consumer group is online, and what it subscribes."""
+        group = self._clients.consumers.get(request.header.consumer_group)
+        if group is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{request.header.consumer_group}] not online"
+            )
+        body = {
+            "connectionSet": [_connection(member) for member in group.members.values()],
+            "consumeFromWhere": group.consume_from_where,
+            "consumeType": group.consume_type,
+            "messageModel": group.message_model,
+            "subscriptionTable": {
+                topic: {
+                    **msgspec.to_builtins(subscription.data),
+                    "codeSet": sorted(subscription.codes or ()),
+                    "tagsSet": _tags(subscription.data.sub_string),
+                }
+                for topic, subscription in group.subscriptions.items()
+            },
+        }
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
+
+    def producer_connections(self, _: Connection, request: Request[headers.ProducerGroup]) -> Answer:
+        """Tell who of a producer group is online."""
+        members = self._clients.producers.get(request.header.producer_group)
+        if members is None:
+            name = request.header.producer_group
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        body = {"connectionSet": [_connection(member) for member in members.values()]}
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
+
+    def all_producers(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell all producers that are online."""
+        data = {
+            group: [
+                {
+                    "clientId": member.client_id,
+                    "language": member.language,
+                    "lastUpdateTimestamp": member.last_heartbeat_ms,
+                    "remoteIP": member.connection.peer,
+                    "version": member.version,
+                }
+                for member in members.values()
+            ]
+            for group, members in self._clients.producers.items()
+        }
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"data": data}))
+
+    async def running_info(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
+        """Ask a consumer what it does."""
+        return await self._relay(request, request.header.to_ext(), request.body)
+
+    async def consume_directly(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
+        """Have a consumer process one message now."""
+        header = request.header
+        try:
+            offset = parse_offset_message_id(header.msg_id or "")[2]
+        except RemoteProtocolError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        record = self._store.record_at(offset)
+        if record is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+        return await self._relay(request, {**header.to_ext(), "brokerName": self._config.broker_name}, record)
+
+    async def _relay(self, request: Request[headers.RelayToConsumer], ext: dict[str, str], body: bytes) -> Answer:
+        """Send a request on to a consumer, and its answer back."""
+        group, client_id = request.header.consumer_group, request.header.client_id or ""
+        client = self._clients.consumer(group, client_id)
+        if client is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        if client.version < VERSION_RELAY:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The Consumer <{client_id}> is too old to answer this: version {client.version}",
+            )
+        answered: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
+        client.connection.request(
+            Command(code=request.code, ext=ext, body=body), RELAY_SECONDS, lambda command: _resolve(answered, command)
+        )
+        answer = await answered
+        if answer is None:
+            raise Refused(ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> Timeout")
+        return Command(code=answer.code, remark=answer.remark, ext=answer.ext, body=bytes(answer.body))
+
+    # --- the broker
+
+    def broker_config(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give the settings as properties text."""
+        values = {name: getattr(self._config, field.name) for name, field in FIELDS.items()}
+        values["timerWheelEnable"] = False
+        lines = [f"{name}={_property(value)}\n" for name, value in sorted(values.items())]
+        answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
+        answer.ext["version"] = fastjson.dumps({"counter": 0, "timestamp": self._stats.start_ms}).decode()
+        return answer
+
+    def runtime_info(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell how the broker is."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": runtime_info.collect(self._sources)}))
+
+
+def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, str] | None:
+    """5.x's topic attributes after changes such as "+a=b,-c". Raises Refused."""
+    result = dict(old or {})
+    for change in filter(None, (part.strip() for part in (changes or "").split(","))):
+        name, separator, value = change[1:].partition("=")
+        if change[0] == "+" and separator and name:
+            result[name] = value
+        elif change[0] == "-" and name:
+            result.pop(name, None)
+        else:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"attributes={changes}: write +name=value or -name")
+    return result or None
+
+
+def _remove_queues(queues: list[ConsumeQueue]) -> None:
+    for queue in queues:
+        queue.remove()
+
+
+def _connection(member: Client) -> dict[str, Any]:
+    return {
+        "clientAddr": member.connection.peer,
+        "clientId": member.client_id,
+        "language": member.language,
+        "version": member.version,
+    }
+
+
+def _tags(expression: str | None) -> list[str]:
+    text = (expression or "").strip()
+    return [] if text in ("", "*") else [tag.strip() for tag in text.split("||") if tag.strip()]
+
+
+def _property(value: object) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _resolve(future: asyncio.Future[Command | None], command: Command | None) -> None:
+    if not future.done():
+        future.set_result(command)

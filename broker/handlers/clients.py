@@ -1,0 +1,101 @@
+"""What clients say of themselves: heartbeats (34, 35, 46), members of a group (38), locks on queues (41, 42)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from broker.clients import Clients
+from broker.connection import Connection
+from broker.errors import Refused
+from broker.groups import Groups
+from broker.locks import QueueLocks
+from broker.router import Answer, Router
+from broker.topics import RETRY_PREFIX, Topics, check_name
+from protocol import bodies, fastjson
+from protocol.bodies import ConsumerData, HeartbeatData, LockBatch, SubscriptionData
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers import ConsumerGroup, NoFields, Request, UnregisterClient, response
+
+
+class _ClientConfig(msgspec.Struct, rename="camel"):
+    """Body of CHECK_CLIENT_CONFIG."""
+
+    subscription_data: SubscriptionData | None = None
+
+
+class ClientHandlers:
+    """Keeps the members of groups."""
+
+    def __init__(self, topics: Topics, groups: Groups, clients: Clients, locks: QueueLocks) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._locks = locks
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.HEART_BEAT, NoFields, self.heartbeat)
+        router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, self.unregister)
+        router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, self.check_config)
+        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, self.members)
+        router.add(RequestCode.LOCK_BATCH_MQ, NoFields, self.lock)
+        router.add(RequestCode.UNLOCK_BATCH_MQ, NoFields, self.unlock)
+        router.add_clients(self._clients)
+
+    def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
+        """Note which groups a client is in. The retry topic of a consumer group is there from its first heartbeat."""
+        data = bodies.decode(request.body, HeartbeatData)
+        connection.last_codec = request.codec
+        quiet = []
+        for consumer in data.consumer_data_set or ():
+            if not self._make_group(consumer):
+                quiet.append(consumer.group_name)
+        self._clients.heartbeat(connection, data, request.language, request.version, quiet)
+        return response(ResponseCode.SUCCESS)
+
+    def _make_group(self, consumer: ConsumerData) -> bool:
+        """Make what a consumer group needs; whether its members want to be told of changes."""
+        group = self._groups.get(consumer.group_name)
+        if group is None:
+            return True
+        name = f"{RETRY_PREFIX}{group.group_name}"
+        check_name(name)
+        topic = self._topics.create_for_group(name, group.retry_queue_nums, 2 if consumer.unit_mode else 0)
+        if not topic.is_saved:
+            self._topics.save_later()
+        return group.notify_consumer_ids_changed_enable
+
+    def unregister(self, _: Connection, request: Request[UnregisterClient]) -> Answer:
+        """Let a client leave its groups."""
+        header = request.header
+        self._clients.unregister(header.client_id, header.producer_group, header.consumer_group)
+        return response(ResponseCode.SUCCESS)
+
+    def check_config(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Say whether a subscription can be served: by tags only."""
+        subscription = bodies.decode(request.body, _ClientConfig).subscription_data
+        if subscription is not None and subscription.expression_type not in (None, "", "TAG"):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {subscription.expression_type}",
+            )
+        return response(ResponseCode.SUCCESS)
+
+    def members(self, _: Connection, request: Request[ConsumerGroup]) -> Answer:
+        """Tell the client ids of a group's members."""
+        group = self._clients.consumers.get(request.header.consumer_group)
+        if group is None or not group.members:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.header.consumer_group}")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"consumerIdList": list(group.members)}))
+
+    def lock(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Lock queues for a client; tells which it holds."""
+        body = bodies.decode(request.body, LockBatch)
+        held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set or ())
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))
+
+    def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Unlock queues."""
+        body = bodies.decode(request.body, LockBatch)
+        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set or ())
+        return response(ResponseCode.SUCCESS)

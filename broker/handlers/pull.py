@@ -1,0 +1,265 @@
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Final
+
+import structlog
+
+from broker.clients import Clients, tags_codes
+from broker.config import BrokerConfig
+from broker.connection import Connection, OutputBudget
+from broker.errors import Refused
+from broker.groups import Groups
+from broker.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
+from broker.offsets import ConsumerOffsets
+from broker.router import Answer, Router
+from broker.stats import Stats
+from broker.topics import PERM_READ, Topics
+from protocol.codes import LANGUAGE, VERSION, RequestCode, ResponseCode
+from protocol.command import Body, Command
+from protocol.frame import JSON, join_frame
+from protocol.headers import (
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullMessage,
+    PullMessageResponse,
+    Request,
+    response,
+)
+from storage.pull import ColdRead, Pulled, PullStatus, read_cached
+from storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+_CODE_OF: Final = {
+    PullStatus.FOUND: int(ResponseCode.SUCCESS),
+    PullStatus.NO_MATCHED_MESSAGE: int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    PullStatus.MESSAGE_WAS_REMOVING: int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    PullStatus.OFFSET_FOUND_NULL: int(ResponseCode.PULL_NOT_FOUND),
+    PullStatus.OFFSET_OVERFLOW_ONE: int(ResponseCode.PULL_NOT_FOUND),
+    PullStatus.OFFSET_OVERFLOW_BADLY: int(ResponseCode.PULL_OFFSET_MOVED),
+    PullStatus.OFFSET_TOO_SMALL: int(ResponseCode.PULL_OFFSET_MOVED),
+}
+_ANSWER: Final = (
+    b'{"code":%%d,"extFields":{"maxOffset":"%%d","minOffset":"%%d","nextBeginOffset":"%%d",'
+    b'"suggestWhichBrokerId":"0"},"flag":1,"language":"%b","opaque":%%d,"remark":"%%b",'
+    b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (LANGUAGE.encode(), VERSION)
+)
+
+_codes_of = lru_cache(maxsize=4096)(tags_codes)
+
+
+class PullHandlers:
+    """Gives messages out."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: ConsumerOffsets,
+        stats: Stats,
+        router: Router,
+        output: OutputBudget,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._stats = stats
+        self._router = router
+        self._output = output
+        self._loop = loop
+        self._cold_reader = ThreadPoolExecutor(2, thread_name_prefix="cold-read")
+        self.polls = LongPolls(loop, config.pull_hold_capacity, self._serve_held, self._expire_held)
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull)
+        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull)
+
+    def stop(self) -> None:
+        """Answer those who wait."""
+        self.polls.stop()
+        self._cold_reader.shutdown(wait=True)
+
+    def pull(self, connection: Connection, request: Request[PullMessage]) -> Answer:
+        """Answer with messages, or hold the pull until there are some."""
+        header = request.header
+        self._check(header)
+        codes = self._codes(header)
+        found = self._find(header, header.queue_offset, codes)
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if (
+            found.status is PullStatus.FOUND
+            or not header.sys_flag & PULL_SUSPEND
+            or self._code(header, found) != ResponseCode.PULL_NOT_FOUND
+            or not self._hold(connection, request, codes)
+        ):
+            return self._answer(connection, request, found)
+        return None
+
+    # --- checks
+
+    def _check(self, header: PullMessage) -> None:
+        if not self._config.broker_permission & PERM_READ:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._config.advertised_host}] pulling message is forbidden"
+            )
+        group = self._groups.get(header.consumer_group)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group}] does not exist",
+            )
+        if not group.consume_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
+        if not topic.config.perm & PERM_READ:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+        if not 0 <= header.queue_id < topic.config.read_queue_nums:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.config.read_queue_nums}]",
+            )
+        if self._output.is_full:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY, "[OVERLOAD]broker busy: too many clients do not read their responses"
+            )
+
+    def _codes(self, header: PullMessage) -> frozenset[int] | None:
+        """The tags codes a pull is for; None for all."""
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            _check_expression(header.expression_type)
+            return _codes_of(header.subscription)
+        group = self._clients.consumers.get(header.consumer_group)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+        config = self._groups.get(header.consumer_group)
+        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
+            )
+        subscription = group.subscriptions.get(header.topic)
+        if subscription is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
+        if subscription.data.sub_version < header.sub_version:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        _check_expression(subscription.data.expression_type)
+        return subscription.codes
+
+    # --- answers
+
+    def _find(self, header: PullMessage, offset: int, codes: frozenset[int] | None) -> Pulled:
+        count = min(max(1, header.max_msg_nums), self._config.pull_max_count)
+        return self._store.find(header.topic, header.queue_id, offset, count, self._config.pull_max_size, codes)
+
+    @staticmethod
+    def _code(header: PullMessage, found: Pulled) -> int:
+        code = _CODE_OF.get(found.status)
+        if code is None:  # the queue has no messages: whoever asks from elsewhere than 0 is told so
+            return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
+        return code
+
+    def _answer(self, connection: Connection, request: Request[PullMessage], found: Pulled) -> Answer:
+        code = self._code(request.header, found)
+        self._stats.pulled(request.header, found)
+        if found.status is not PullStatus.FOUND:
+            if code == ResponseCode.PULL_OFFSET_MOVED:
+                log.info(
+                    "pull_offset_moved",
+                    group=request.header.consumer_group,
+                    topic=request.header.topic,
+                    queue_id=request.header.queue_id,
+                    offset=request.header.queue_offset,
+                    moved_to=found.next_offset,
+                )
+            return self._encode(request, found, code, b"")
+        body = read_cached(self._store.log, found.ranges)
+        if body is None:
+            self._router.spawn(connection, request, self._answer_cold(request, found))
+            return None
+        return self._encode(request, found, code, body)
+
+    async def _answer_cold(self, request: Request[PullMessage], found: Pulled) -> Answer:
+        """Read what is not in the page cache, in a thread."""
+        read = ColdRead(self._store.log, found.ranges)
+        try:
+            body = await self._loop.run_in_executor(self._cold_reader, read.run)
+        except FileNotFoundError:
+            body = b""
+        if len(body) != found.size:
+            found.status, found.next_offset = PullStatus.MESSAGE_WAS_REMOVING, request.header.queue_offset
+            return self._encode(request, found, ResponseCode.PULL_RETRY_IMMEDIATELY, b"")
+        return self._encode(request, found, ResponseCode.SUCCESS, body)
+
+    @staticmethod
+    def _encode(request: Request[PullMessage], found: Pulled, code: int, body: Body) -> bytes | Command:
+        if request.codec == JSON:
+            head = _ANSWER % (
+                code,
+                found.max_offset,
+                found.min_offset,
+                found.next_offset,
+                request.opaque,
+                found.status.name.encode(),
+            )
+            return join_frame(JSON, head, body)
+        header = PullMessageResponse(0, found.next_offset, found.min_offset, found.max_offset)
+        return response(code, found.status.name, header, body)
+
+    # --- waiting
+
+    def _hold(self, connection: Connection, request: Request[PullMessage], codes: frozenset[int] | None) -> bool:
+        header = request.header
+        seconds = (header.suspend_timeout_millis if self._config.long_polling else self._config.short_polling_ms) / 1000
+        queue = self._store.ensure_queue(header.topic, header.queue_id)
+        deadline = self._loop.time() + min(max(0.0, seconds), MAX_HOLD_SECONDS)
+        request.body = b""
+        return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
+
+    def _serve_held(self, held: HeldPull) -> bool:
+        """Answer a held pull if there is something for it."""
+        if held.connection.is_stalled:
+            return False
+        header = held.request.header
+        found = self._find(header, held.offset, held.codes)
+        if found.status is PullStatus.NO_MATCHED_MESSAGE:
+            held.offset = found.next_offset
+            return False
+        if self._code(header, found) == ResponseCode.PULL_NOT_FOUND:
+            return False
+        self._router.answer(held.connection, held.request, self._answer(held.connection, held.request, found))
+        return True
+
+    def _expire_held(self, held: HeldPull) -> None:
+        """Answer a held pull that nothing came for; a client that wants few of many messages need not have those
+        looked at again."""
+        found = self._find(held.request.header, held.offset, held.codes)
+        if held.offset > held.request.header.queue_offset and found.status is not PullStatus.FOUND:
+            found.status = PullStatus.NO_MATCHED_MESSAGE
+        elif found.status is PullStatus.FOUND and held.connection.is_stalled:
+            found = Pulled(PullStatus.OFFSET_FOUND_NULL, held.offset, found.min_offset, found.max_offset)
+        self._router.answer(held.connection, held.request, self._answer(held.connection, held.request, found))
+
+
+def _check_expression(expression_type: str | None) -> None:
+    if expression_type not in (None, "", "TAG"):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
+        )

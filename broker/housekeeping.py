@@ -1,0 +1,217 @@
+"""What happens by the clock: levels delivering, tables and consume queues going to the disk, old files and silent
+clients going away. Long work is cut into slices; what waits for the disk runs in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import structlog
+
+from broker.clients import Clients
+from broker.config import BrokerConfig
+from broker.connection import Connection
+from broker.flusher import Flusher
+from broker.locks import QueueLocks
+from broker.nameserver import NameServer
+from broker.offsets import ConsumerOffsets
+from broker.persister import Persister
+from broker.stats import SAMPLE_SECONDS, Stats
+from scheduler.level_queues import LevelQueues
+from storage.clock import Clock
+from storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+SLICE_SECONDS: Final = 0.003
+CHECKPOINT_SECONDS: Final = 5.0
+"""At most this long after a record was written, recovery need not read it any more..."""
+CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
+"""...or sooner, when so much was written since."""
+MAX_LEVEL_WAIT_SECONDS: Final = 10.0
+"""The wall clock may be set: look at it at least this often while a message waits."""
+CLEAN_SECONDS: Final = 10.0
+
+
+class Housekeeping:
+    """Owns the timers of one broker."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        config: BrokerConfig,
+        store: MessageStore,
+        levels: LevelQueues,
+        offsets: ConsumerOffsets,
+        clients: Clients,
+        locks: QueueLocks,
+        nameserver: NameServer,
+        stats: Stats,
+        flusher: Flusher,
+        persister: Persister,
+        blocking: Executor,
+        connections: Callable[[], list[Connection]],
+        clock: Clock,
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._store = store
+        self._levels = levels
+        self._offsets = offsets
+        self._clients = clients
+        self._locks = locks
+        self._nameserver = nameserver
+        self._stats = stats
+        self._flusher = flusher
+        self._persister = persister
+        self._blocking = blocking
+        self._connections = connections
+        self._clock = clock
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._level_timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+        self._saved_progress: dict[str, Any] = levels.to_json()
+        self._is_writing_queues = False
+        self._last_checkpoint = loop.time()
+        self._checkpoint_end = store.log.end
+
+    def start(self) -> None:
+        """Start all timers."""
+        config = self._config
+        self._every("queues", config.queue_flush_interval_ms / 1000, self._write_queues)
+        self._every("offsets", config.offset_flush_interval_ms / 1000, self._offsets.save_if_changed)
+        self._every("progress", config.delay_offset_flush_interval_ms / 1000, self._save_progress)
+        self._every("stats", SAMPLE_SECONDS, self._stats.sample)
+        self._every("clean", CLEAN_SECONDS, self._clean)
+        self._levels.on_earlier = self._step_soon
+        self._step()
+        self._sliced(self._remove_each(self._store.expire()))
+
+    def stop(self) -> None:
+        """Stop all timers."""
+        self._is_stopped = True
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._level_timer is not None:
+            self._level_timer.cancel()
+
+    # --- levels
+
+    def _step_soon(self) -> None:
+        """A message came that may be due first."""
+        if self._level_timer is not None:
+            self._level_timer.cancel()
+        self._level_timer = self._loop.call_later(0, self._step)
+
+    def _step(self) -> None:
+        self._level_timer = None
+        if self._is_stopped:
+            return
+        due_ms = self._levels.step()
+        if due_ms is not None:
+            wait = (due_ms - self._clock.now_ms()) / 1000
+            self._level_timer = self._loop.call_later(min(max(0.0, wait), MAX_LEVEL_WAIT_SECONDS), self._step)
+
+    def _save_progress(self) -> None:
+        """Save how far the levels are, after the commitlog has what they delivered."""
+        table, position = self._levels.progress()
+        if table == self._saved_progress:
+            return
+        self._saved_progress = table
+        self._flusher.call_when_flushed(position, lambda: self._run("delay offsets", self._levels.save, table))
+
+    # --- files
+
+    def _write_queues(self) -> None:
+        """Put consume-queue units into their files, and make them durable from time to time."""
+        if self._is_writing_queues or not self._store.has_checkpoint_work:
+            return
+        self._is_writing_queues = True
+        self._sliced(self._store.write_queues(), self._queues_written)
+
+    def _queues_written(self) -> None:
+        written = self._store.log.end - self._checkpoint_end
+        if self._loop.time() - self._last_checkpoint < CHECKPOINT_SECONDS and written < CHECKPOINT_BYTES:
+            self._is_writing_queues = False
+            return
+        job = self._store.plan_checkpoint()
+        self._last_checkpoint = self._loop.time()
+        self._checkpoint_end = self._store.log.end
+
+        def done(work: asyncio.Future[None]) -> None:
+            self._is_writing_queues = False
+            error = work.exception()
+            if error is None:
+                self._store.note_checkpoint(job)
+            else:
+                log.error("checkpoint_failed", reason=str(error))
+                self._store.flush_failed(OSError(str(error)))
+
+        self._loop.run_in_executor(self._blocking, job.run).add_done_callback(done)
+
+    def _remove_each(self, steps: Iterator[list[str]]) -> Iterator[None]:
+        """Remove, in the thread, the files that each step gives."""
+        for paths in steps:
+            if paths:
+                log.info("files_expired", files=len(paths), first=paths[0])
+                self._run("expired files", self._remove, paths)
+            yield
+
+    def _remove(self, paths: list[str]) -> None:
+        for path in paths:
+            self._store.files.remove(path)
+
+    # --- the rest
+
+    def _clean(self) -> None:
+        self._clients.expire()
+        self._locks.expire()
+        self._nameserver.expire()
+        limit = self._loop.time() - self._config.idle_seconds
+        for connection in self._connections():
+            if connection.last_read < limit:
+                connection.abort()
+        was_refusing = self._store.appender.refusal
+        self._sliced(self._remove_each(self._store.expire()))
+        if self._store.appender.refusal is not was_refusing:
+            log.warning("store_state", refusing=str(self._store.appender.refusal or "nothing"))
+
+    def _every(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        def run() -> None:
+            self._timers[name] = self._loop.call_later(seconds, run)
+            try:
+                work()
+            except Exception:  # one bad turn must not end the timer
+                log.exception("housekeeping_failed", work=name)
+
+        self._timers[name] = self._loop.call_later(seconds, run)
+
+    def _sliced(self, steps: Iterator[None], done: Callable[[], None] | None = None) -> None:
+        """Run the steps of a generator, a few ms in each turn of the loop."""
+
+        def run() -> None:
+            end = self._loop.time() + SLICE_SECONDS
+            try:
+                for _ in steps:
+                    if self._loop.time() > end:
+                        self._loop.call_soon(run)
+                        return
+            except Exception:
+                log.exception("housekeeping_failed", work="slice")
+                self._is_writing_queues = False
+                return
+            if done is not None and not self._is_stopped:
+                done()
+
+        run()
+
+    def _run(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
+        """Run something in the tables' thread, and say when it fails."""
+
+        def done(future: asyncio.Future[None]) -> None:
+            if future.exception() is not None:
+                log.error("not_written", what=what, reason=str(future.exception()))
+
+        self._loop.run_in_executor(self._persister.thread, work, *arguments).add_done_callback(done)

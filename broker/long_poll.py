@@ -1,0 +1,138 @@
+"""Pulls that wait for messages. The append itself wakes them, once for all messages that one turn of the event loop
+brought; nothing polls.
+
+A held pull costs about a kilobyte. How many there may be is bounded: beyond that a pull is answered at once. A client
+that does not read its responses gets no messages pushed into its buffer; its pulls stay held until their time is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from broker.connection import Connection
+from protocol.headers import PullMessage, Request
+from storage.consume_queue import ConsumeQueue
+
+SLICE_SECONDS: Final = 0.002
+MAX_HOLD_SECONDS: Final = 60.0
+
+
+class HeldPull:
+    """A pull that waits. `offset` is where to look next: messages before it were looked at and not wanted."""
+
+    __slots__ = ("codes", "connection", "deadline", "is_done", "offset", "queue", "request")
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: Request[PullMessage],
+        queue: ConsumeQueue,
+        offset: int,
+        codes: frozenset[int] | None,
+        deadline: float,
+    ) -> None:
+        self.connection = connection
+        self.request = request
+        self.queue = queue
+        self.offset = offset
+        self.codes = codes
+        self.deadline = deadline
+        self.is_done = False
+
+
+class LongPolls:
+    """All held pulls. `serve` answers a pull if there are messages for it, and says whether it did; `expire` answers
+    that there are none."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        capacity: int,
+        serve: Callable[[HeldPull], bool],
+        expire: Callable[[HeldPull], None],
+    ) -> None:
+        self._loop = loop
+        self._capacity = capacity
+        self._serve = serve
+        self._expire = expire
+        self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
+        self._by_second: dict[int, list[HeldPull]] = {}
+        self._woken: dict[ConsumeQueue, None] = {}
+        self._is_serving = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.count = 0
+        """Pulls that wait."""
+
+    def hold(self, pull: HeldPull) -> bool:
+        """Let a pull wait for its queue; False where too many wait already."""
+        if self.count >= self._capacity:
+            return False
+        self.count += 1
+        held = self._held.get(pull.queue)
+        if held is None:
+            self._held[pull.queue] = {pull: None}
+            pull.queue.watch(self._arrived)
+        else:
+            held[pull] = None
+        self._by_second.setdefault(int(pull.deadline) + 1, []).append(pull)
+        if self._timer is None:
+            self._timer = self._loop.call_later(1.0, self._tick)
+        return True
+
+    def stop(self) -> None:
+        """Answer everybody."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for pulls in list(self._held.values()):
+            for pull in list(pulls):
+                self._end(pull)
+
+    # ---
+
+    def _arrived(self, queue: ConsumeQueue) -> None:
+        self._woken[queue] = None
+        if not self._is_serving:
+            self._is_serving = True
+            self._loop.call_soon(self._serve_woken)
+
+    def _serve_woken(self) -> None:
+        """Answer the pulls of the queues that got messages; what takes longer than a slice goes on in the next turn
+        of the loop."""
+        self._is_serving = False
+        end = self._loop.time() + SLICE_SECONDS
+        while self._woken:
+            queue, _ = self._woken.popitem()
+            pulls = self._held.get(queue, {})
+            for pull in list(pulls):
+                if self._loop.time() > end:
+                    self._woken[queue] = None
+                    self._is_serving = True
+                    self._loop.call_soon(self._serve_woken)
+                    return
+                if pull.connection.is_closed or self._serve(pull):
+                    self._forget(pull)
+
+    def _forget(self, pull: HeldPull) -> None:
+        pull.is_done = True
+        self.count -= 1
+        pulls = self._held[pull.queue]
+        del pulls[pull]
+        if not pulls:
+            del self._held[pull.queue]
+            pull.queue.unwatch(self._arrived)
+
+    def _tick(self) -> None:
+        """Once a second, as long as somebody waits: answer those whose time is up."""
+        now = self._loop.time()
+        for second in [second for second in self._by_second if second <= now]:
+            for pull in self._by_second.pop(second):
+                if not pull.is_done:
+                    self._end(pull)
+        self._timer = self._loop.call_later(1.0, self._tick) if self._by_second else None
+
+    def _end(self, pull: HeldPull) -> None:
+        self._forget(pull)
+        if not pull.connection.is_closed:
+            self._expire(pull)

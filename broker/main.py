@@ -1,0 +1,71 @@
+"""The process: settings, logs, signals, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+
+import structlog
+import uvloop
+
+from broker import logs
+from broker.config import BrokerConfig, load
+from broker.daemon import Broker
+from broker.errors import ConfigError
+from broker.notify import notify
+from storage.errors import StoreError
+
+EXIT_CONFIG = 2
+
+
+def serve(
+    config_file: str | None = None,
+    store: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    nameserver_port: int | None = None,
+    settings: Sequence[str] = (),
+    log_format: str = "console",
+) -> int:
+    """Run a broker until SIGTERM or SIGINT; gives the exit code: 0 after a clean stop, 2 when it cannot start, with
+    one line on standard error that says why."""
+    logs.configure(log_format)
+    log = structlog.get_logger("broker")
+    flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
+    overrides = [*settings, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
+    try:
+        config, ignored = load(config_file, overrides)
+    except ConfigError as error:
+        return _refuse(error)
+    if ignored:
+        log.warning("properties_ignored", properties=ignored)
+    if config.host.startswith("127.") and not config.advertised_host.startswith("127."):
+        log.warning("listening_on_loopback_only", advertised=config.advertised_host, help="listen with --host 0.0.0.0")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(config))
+    except (ConfigError, StoreError) as error:
+        return _refuse(error)
+    except OSError as error:
+        return _refuse(ConfigError(f"{error.filename or config.store_root}: {error.strerror or error}"))
+    return 0
+
+
+async def _run(config: BrokerConfig) -> None:
+    broker = Broker(config)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await broker.start()
+    notify("READY=1")
+    await stopped.wait()
+    notify("STOPPING=1")
+    await broker.stop()
+
+
+def _refuse(error: Exception) -> int:
+    print(f"duemq: {error}", file=sys.stderr)  # noqa: T201
+    return EXIT_CONFIG

@@ -1,0 +1,121 @@
+"""Counters, and rates over the last 10 s, minute and ten minutes, as brokerStatus shows them.
+
+Nothing is counted per message on the way in: what was stored follows from the queues' offsets and the appender.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import Final, NamedTuple
+
+from protocol.headers import PullMessage
+from storage.append import Appender
+from storage.clock import Clock
+from storage.pull import Pulled, PullStatus
+
+SAMPLE_SECONDS: Final = 1.0
+_WINDOWS: Final = (10, 60, 600)
+_DAY_MS: Final = 86_400_000
+PUT_TIME_LIMITS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+"""Bounds of the buckets in which RocketMQ counts how long writes take; the first counts those below 1 ms."""
+
+
+class _Sample(NamedTuple):
+    time: float
+    put: int
+    found: int
+    missed: int
+    transferred: int
+
+
+class Stats:
+    """What the broker did since it started. Times ms since the epoch."""
+
+    def __init__(self, appender: Appender, clock: Clock) -> None:
+        self._appender = appender
+        self._clock = clock
+        self.start_ms = clock.now_ms()
+        self.found = 0
+        """Pulls that found messages."""
+        self.missed = 0
+        """Pulls that found none."""
+        self.transferred = 0
+        """Messages given to consumers."""
+        self.by_group: dict[tuple[str, str], int] = {}
+        """Messages given out, by topic and group."""
+        self.put_times = [0] * (len(PUT_TIME_LIMITS_MS) + 1)
+        """Writes to the commitlog, by bucket of how long they took."""
+        self.put_time_max_ms = 0
+        self.put_failed = 0
+        """Messages refused because writing failed."""
+        self._samples: deque[_Sample] = deque(maxlen=_WINDOWS[-1] + 1)
+        self._group_samples: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=7)
+        self._mornings = [(0, 0), (0, 0)]
+        self._day = self.start_ms // _DAY_MS
+        self.sample()
+
+    def pulled(self, header: PullMessage, found: Pulled) -> None:
+        """Count a pull."""
+        if found.status is not PullStatus.FOUND:
+            self.missed += 1
+            return
+        self.found += 1
+        self.transferred += found.count
+        key = (header.topic, header.consumer_group)
+        self.by_group[key] = self.by_group.get(key, 0) + found.count
+
+    def wrote(self, seconds: float) -> None:
+        """Count a write to the commitlog."""
+        if seconds < 0.001:
+            self.put_times[0] += 1
+            return
+        ms = int(seconds * 1000)
+        self.put_times[bisect_right(PUT_TIME_LIMITS_MS, ms)] += 1
+        self.put_time_max_ms = max(self.put_time_max_ms, ms)
+
+    def put_time_percentile(self, part: float) -> float:
+        """An upper bound in ms of what this part of all writes took, from the buckets."""
+        rest = sum(self.put_times) * (1 - part)
+        for bucket in range(len(self.put_times) - 1, 0, -1):
+            rest -= self.put_times[bucket]
+            if rest < 0:
+                return float(PUT_TIME_LIMITS_MS[bucket] if bucket < len(PUT_TIME_LIMITS_MS) else self.put_time_max_ms)
+        return 0.0
+
+    def sample(self) -> None:
+        """Take a sample; called every SAMPLE_SECONDS."""
+        now = self._clock.monotonic()
+        self._samples.append(_Sample(now, self._appender.appended, self.found, self.missed, self.transferred))
+        if not self._group_samples or now - self._group_samples[-1][0] >= _WINDOWS[0]:
+            self._group_samples.append((now, dict(self.by_group)))
+        day = self._clock.now_ms() // _DAY_MS
+        if day != self._day:
+            self._day = day
+            self._mornings = [self._mornings[1], (self._appender.appended, self.transferred)]
+
+    def group_rate(self, topic: str, group: str) -> float:
+        """Messages a second given to a group, over the last minute."""
+        then, counts = self._group_samples[0]
+        elapsed = self._clock.monotonic() - then
+        if elapsed <= 0:
+            return 0.0
+        return (self.by_group.get((topic, group), 0) - counts.get((topic, group), 0)) / elapsed
+
+    def rates(self, field: str) -> str:
+        """The rates of put, found, missed, transferred or total, over the three windows: "a b c"."""
+        return " ".join(str(self._rate(field, window)) for window in _WINDOWS)
+
+    def _rate(self, field: str, window: int) -> float:
+        last = self._samples[-1]
+        first = self._samples[max(0, len(self._samples) - 1 - window)]
+        elapsed = last.time - first.time
+        if elapsed <= 0:
+            return 0.0
+        if field == "total":
+            return (last.found + last.missed - first.found - first.missed) / elapsed
+        return float((getattr(last, field) - getattr(first, field)) / elapsed)
+
+    def mornings(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Messages taken and given out up to the morning of yesterday, and of today."""
+        return self._mornings[0], self._mornings[1]

@@ -1,0 +1,259 @@
+"""The broker's topics: config/topics.json, and what the hot path knows of each."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from broker.config import BrokerConfig
+from broker.errors import Refused
+from broker.persister import Persister, SavedTable
+from protocol import bodies, fastjson
+from protocol.bodies import DataVersion, TopicConfig
+from protocol.codes import ResponseCode
+from storage.clock import Clock
+from storage.config_file import ConfigFile
+from storage.consume_queue import ConsumeQueue
+from storage.store import SCHEDULE_TOPIC, MessageStore
+
+log = structlog.get_logger(__name__)
+
+PERM_INHERIT: Final = 1
+PERM_WRITE: Final = 2
+PERM_READ: Final = 4
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+AUTO_CREATE_TOPIC: Final = "TBW102"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+MAX_TOPIC_LENGTH: Final = 127
+MAX_QUEUES: Final = 65536
+
+_NOT_FOR_CLIENTS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+_SYSTEM: Final = _NOT_FOR_CLIENTS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+_SYSTEM_PREFIX: Final = "rmq_sys_"
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+class Topic:
+    """A topic at run time. `queues` are those for which a message came, by queue id, else None."""
+
+    __slots__ = ("config", "extra", "is_direct", "is_saved", "queues", "store")
+
+    def __init__(self, store: MessageStore, config: TopicConfig, extra: dict[str, Any]) -> None:
+        self.store = store
+        self.config = config
+        self.extra = extra
+        self.is_saved = False
+        self.is_direct = False
+        """Whether a plain send needs no further look at the topic."""
+        self.queues: list[ConsumeQueue | None] = []
+        self.refresh()
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.config.topic_name
+
+    @property
+    def queue_limit(self) -> int:
+        """Queue ids are below this."""
+        return max(self.config.read_queue_nums, self.config.write_queue_nums)
+
+    def refresh(self) -> None:
+        """Adapt to a changed config."""
+        config = self.config
+        known = self.store.queues.get(config.topic_name, {})
+        self.queues = [known.get(queue_id) for queue_id in range(self.queue_limit)]
+        self.is_direct = (
+            self.is_saved
+            and bool(config.perm & PERM_WRITE)
+            and config.topic_name not in _NOT_FOR_CLIENTS
+            and not config.topic_name.startswith(RETRY_PREFIX)
+        )
+
+    def queue(self, queue_id: int) -> ConsumeQueue:
+        """A queue, made if it is not there. The id is below `queue_limit`."""
+        queue = self.queues[queue_id]
+        if queue is None:
+            queue = self.queues[queue_id] = self.store.ensure_queue(self.config.topic_name, queue_id)
+        return queue
+
+
+class Topics:
+    """All topics. `on_change` is called after topics were added, changed or removed."""
+
+    def __init__(self, config: BrokerConfig, store: MessageStore, file: ConfigFile, clock: Clock, persister: Persister):
+        self._config = config
+        self._store = store
+        self._clock = clock
+        self._file = file
+        self._saved = SavedTable(persister, file, self.to_json)
+        self._extra: dict[str, Any] = {}
+        self.table: dict[str, Topic] = {}
+        self.version = DataVersion()
+        self.on_change: Callable[[], None] = lambda: None
+
+    # --- start
+
+    def load(self) -> None:
+        """Read the table, and add RocketMQ's own topics that are missing. Raises StoreFormatError."""
+        data = self._file.read()
+        self.version = bodies.decode(fastjson.dumps(data.pop("dataVersion", None) or {}), DataVersion)
+        known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
+        for name, fields in (data.pop("topicConfigTable", None) or {}).items():
+            config = bodies.decode(fastjson.dumps({**fields, "topicName": name}), TopicConfig)
+            extra = {key: value for key, value in fields.items() if key not in known}
+            self.table[name] = Topic(self._store, config, extra)
+        self._extra = data
+        for config in self._own_topics():
+            if config.topic_name not in self.table:
+                self.table[config.topic_name] = Topic(self._store, config, {})
+                self._next_version()
+        self._saved.save_now()
+        self._mark_saved(self.table.values())
+
+    def _own_topics(self) -> list[TopicConfig]:
+        config, everything = self._config, PERM_INHERIT | PERM_READ | PERM_WRITE
+        own = [("SELF_TEST_TOPIC", 1, 6), ("BenchmarkTest", 1024, 6), ("OFFSET_MOVED_EVENT", 1, 6)]
+        own += [(SCHEDULE_TOPIC, 18, 6), (f"{config.cluster_name}_REPLY_TOPIC", 1, 6)]
+        if config.auto_create_topic:
+            own.append((AUTO_CREATE_TOPIC, config.default_topic_queues, everything))
+        perm = 1 | (PERM_READ | PERM_WRITE if config.cluster_topic else 0)
+        own.append((config.cluster_name, 16, perm))
+        perm = 1 | (PERM_READ | PERM_WRITE if config.broker_topic else 0)
+        own.append((config.broker_name, 1, perm))
+        if config.trace_topic_enabled:
+            own.append((config.trace_topic, 1, 6))
+        return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if _NAME.fullmatch(name)]
+
+    # --- finding
+
+    def get(self, name: str) -> Topic | None:
+        """A topic, or None."""
+        return self.table.get(name)
+
+    def is_own(self, name: str) -> bool:
+        """Whether a topic is one that the broker makes for itself."""
+        config = self._config
+        return (
+            name in _SYSTEM
+            or name.startswith(_SYSTEM_PREFIX)
+            or name in (config.cluster_name, config.broker_name, f"{config.cluster_name}_REPLY_TOPIC")
+        )
+
+    def own_names(self) -> list[str]:
+        """The broker's own topics that there are."""
+        return [name for name in self.table if self.is_own(name)]
+
+    # --- changing
+
+    def create_for_send(self, name: str, default_topic: str, queues: int, sys_flag: int) -> Topic | None:
+        """Make a topic because a message was sent to it, after the example of a default topic that allows it; None
+        where that is not allowed. It takes messages when `save` is done."""
+        default = self.table.get(default_topic)
+        if default is None or not default.config.perm & PERM_INHERIT:
+            return None
+        if default_topic == AUTO_CREATE_TOPIC and not self._config.auto_create_topic:
+            return None
+        queues = max(0, min(queues, default.config.write_queue_nums))
+        perm = default.config.perm & ~PERM_INHERIT
+        kind = default.config.topic_filter_type
+        return self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+
+    def create_for_group(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
+        """Make the retry or dead-letter topic of a group, or give the one there is."""
+        topic = self.table.get(name)
+        if topic is not None:
+            return topic
+        return self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
+
+    def put(self, config: TopicConfig) -> Topic:
+        """Add or change a topic. It is not durable before `save`."""
+        topic = self.table.get(config.topic_name)
+        if topic is None:
+            topic = self.table[config.topic_name] = Topic(self._store, config, {})
+            log.info("topic_created", topic=config.topic_name, queues=config.write_queue_nums)
+        else:
+            topic.config = config
+            topic.refresh()
+            log.info("topic_changed", topic=config.topic_name)
+        self._next_version()
+        self.on_change()
+        return topic
+
+    def remove(self, name: str) -> bool:
+        """Remove a topic; its queues are the caller's to remove. Not durable before `save`."""
+        if self.table.pop(name, None) is None:
+            return False
+        log.info("topic_deleted", topic=name)
+        self._next_version()
+        self.on_change()
+        return True
+
+    async def save(self) -> None:
+        """Make the table durable. Raises OSError."""
+        unsaved = [topic for topic in self.table.values() if not topic.is_saved]
+        await asyncio.shield(self._saved.save())
+        self._mark_saved(unsaved)
+
+    def save_later(self) -> None:
+        """Make the table durable in the background."""
+        unsaved = [topic for topic in self.table.values() if not topic.is_saved]
+        self._saved.save().add_done_callback(
+            lambda done: self._mark_saved(unsaved) if done.exception() is None else None
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as topics.json and GET_ALL_TOPIC_CONFIG have it."""
+        return {
+            **self._extra,
+            "dataVersion": self.version.to_json(),
+            "topicConfigTable": {name: {**topic.extra, **topic.config.to_json()} for name, topic in self.table.items()},
+        }
+
+    def _mark_saved(self, topics: Iterable[Topic]) -> None:
+        """Let topics take messages. Those that came after the write began are left for the next one."""
+        for topic in topics:
+            topic.is_saved = True
+            topic.refresh()
+
+    def _next_version(self) -> None:
+        self.version.timestamp = self._clock.now_ms()
+        self.version.counter += 1
+
+
+def check_name(name: str) -> None:
+    """Raise Refused unless a topic may have this name."""
+    if not name.strip():
+        raise Refused(ResponseCode.SYSTEM_ERROR, "The specified topic is blank.")
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        )
+    if len(name) > MAX_TOPIC_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"The specified topic is longer than topic max length {MAX_TOPIC_LENGTH}.",
+        )
+
+
+def check_sendable(name: str) -> None:
+    """Raise Refused where clients may not send to a topic."""
+    if name in _NOT_FOR_CLIENTS:
+        raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")

@@ -1,0 +1,67 @@
+"""Body of REGISTER_BROKER (103): what topics a broker has.
+
+Plain, JSON:
+    {"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{...},"topicConfigTable":{"T":{...}}}}
+Compressed, a zlib stream of:
+    | n     | data version | count | for each topic: | n     | text |
+    | int32 | JSON, n B    | int32 |                 | int32 | n B  |
+    text: "name readQueues writeQueues perm SINGLE_TAG[ attributes]"
+
+Source: apache/rocketmq common/protocol/body/RegisterBrokerBody.java (4.9.7, 5.3.3).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+from protocol import bodies, fastjson
+from protocol.bodies import DataVersion, TopicConfig
+from protocol.command import Body
+from protocol.errors import BodyError
+
+_I32: Final = struct.Struct(">i")
+_MAX_BYTES: Final = 64 * 1024 * 1024
+
+
+def encode_registration(topic_table: Mapping[str, Any]) -> bytes:
+    """The plain body for a table as topics.json has it."""
+    return fastjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": topic_table})
+
+
+def decode_registration(body: Body, *, compressed: bool) -> tuple[DataVersion, dict[str, TopicConfig]]:
+    """The edition of a broker's topic table, and the topics. Raises BodyError."""
+    if compressed:
+        return _decode_compressed(bodies.decompress(body, _MAX_BYTES))
+    wrapper = fastjson.loads(body).get("topicConfigSerializeWrapper") or {}
+    version = bodies.decode(fastjson.dumps(wrapper.get("dataVersion") or {}), DataVersion)
+    topics = {
+        name: bodies.decode(fastjson.dumps({**fields, "topicName": name}), TopicConfig)
+        for name, fields in (wrapper.get("topicConfigTable") or {}).items()
+    }
+    return version, topics
+
+
+def _decode_compressed(data: bytes) -> tuple[DataVersion, dict[str, TopicConfig]]:
+    try:
+        text, position = _text(data, 0)
+        version = bodies.decode(text, DataVersion)
+        (count,) = _I32.unpack_from(data, position)
+        position += 4
+        topics = {}
+        for _ in range(count):
+            text, position = _text(data, position)
+            name, read, write, perm, kind, *_ = text.decode().split(" ", 5)
+            topics[name] = TopicConfig(name, int(read), int(write), int(perm), kind)
+    except (struct.error, ValueError, UnicodeDecodeError) as error:
+        raise BodyError(f"a registration of topics that does not parse: {error}") from None
+    return version, topics
+
+
+def _text(data: bytes, position: int) -> tuple[bytes, int]:
+    (size,) = _I32.unpack_from(data, position)
+    end = position + 4 + size
+    if size < 0 or end > len(data):
+        raise BodyError(f"a registration of topics with a text of {size} bytes in {len(data)}")
+    return data[position + 4 : end], end

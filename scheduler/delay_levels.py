@@ -1,0 +1,54 @@
+"""The table of delay levels: RocketMQ's messageDelayLevel, such as "1s 5s 10s 30s 1m"; level 1 is the first."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+UNKNOWN_LEVEL_DELAY_MS: Final = 1000
+"""What RocketMQ takes for a level that is not in the table, found in an older store."""
+
+_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL: Final = re.compile(r"(\d{1,9})([smhd])")
+
+
+class DelayLevels:
+    """An immutable table."""
+
+    def __init__(self, text: str = DEFAULT) -> None:
+        """Parse a table. Raises ValueError naming the part that is wrong."""
+        self.text = " ".join(text.split())
+        self._delays_ms: list[int] = []
+        for part in text.split():
+            match = _LEVEL.fullmatch(part)
+            if match is None:
+                raise ValueError(f"{part!r} is no delay: a number and s, m, h or d")
+            self._delays_ms.append(int(match[1]) * _UNITS_MS[match[2]])
+        if not self._delays_ms:
+            raise ValueError("a table of delay levels needs at least one")
+
+    @property
+    def maximum(self) -> int:
+        """The highest level."""
+        return len(self._delays_ms)
+
+    def cap(self, level: int) -> int:
+        """A level as asked for, or the highest where that is beyond it."""
+        return min(level, len(self._delays_ms))
+
+    def delay_ms(self, level: int) -> int:
+        """The delay of a level."""
+        if 1 <= level <= len(self._delays_ms):
+            return self._delays_ms[level - 1]
+        return UNKNOWN_LEVEL_DELAY_MS
+
+    def deliver_time(self, level: int, store_timestamp: int) -> int:
+        """When a message of a level is due, ms since the epoch, from its store time. A level beyond the table counts
+        as the highest, as at the send."""
+        return store_timestamp + self.delay_ms(self.cap(level))
+
+
+def queue_id_of(level: int) -> int:
+    """The queue of the schedule topic that holds a level."""
+    return level - 1

@@ -1,0 +1,257 @@
+"""Appending: records are staged one by one and written in one go.
+
+The hot path of the broker. A batch is whatever one read of a socket brought in, one slice of a drain, one batch send;
+it costs one write to the commitlog, and each message of it some packing. While a batch is staged nothing else may
+happen to the store: whoever stages runs to `commit` without waiting for anything.
+
+A batch is written or not written as a whole: when a write fails, nothing of it is in the commitlog or in a queue.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from protocol import properties
+from protocol.command import Body
+from protocol.message_id import pack_host
+from protocol.record import (
+    END_MARKER_SIZE,
+    FIXED_SIZE_IPV4,
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    HEAD_IPV4,
+    MAGIC_V1,
+    crc32,
+    head_for,
+)
+from storage.clock import Clock
+from storage.commitlog import Commitlog
+from storage.consume_queue import UNIT, UNIT_SIZE, ConsumeQueue
+from storage.errors import RecordTooLarge, StoreBroken, StoreClosed, StoreError, StoreFull
+
+_U16: Final = struct.Struct(">H").pack
+_HEAD: Final = HEAD_IPV4.pack
+_UNIT: Final = UNIT.pack
+_IPV6_EXTRA: Final = 12
+
+
+class Appender:
+    """The one writer of the commitlog. `store_host` is (address, port) as records say where they are stored."""
+
+    def __init__(
+        self,
+        commitlog: Commitlog,
+        clock: Clock,
+        store_host: tuple[str, int],
+        max_body_size: int,
+        on_append: Callable[[list[ConsumeQueue]], None],
+    ) -> None:
+        self._log = commitlog
+        self._clock = clock
+        self._store_host = pack_host(*store_host)
+        self._store_flag = FLAG_STORE_IPV6 if len(self._store_host) == 20 else 0
+        self._overhead = FIXED_SIZE_IPV4 + (_IPV6_EXTRA if self._store_flag else 0)
+        self.max_body_size = max_body_size
+        self._on_append = on_append
+        self._parts: list[Body] = []
+        self._chunks: list[tuple[int, list[Body]]] = []
+        self._touched: list[ConsumeQueue] = []
+        self._position = self._limit = 0
+        self._started = False
+        self.refusal: StoreError | None = StoreClosed("the store is not open yet")
+        """Why nothing can be appended now, or None."""
+        self.store_timestamp = 0
+        """Store time of the records of this batch, ms since the epoch; set by `begin`."""
+        self.last_store_timestamp = 0
+        """Store time of the newest record."""
+        self.last_physical_offset = 0
+        """Physical offset of the record staged last."""
+        self.appended = 0
+        """Records written since start."""
+        self.appended_bytes = 0
+        """Bytes of records written since start."""
+
+    @property
+    def store_host(self) -> bytes:
+        """The store host as records have it."""
+        return self._store_host
+
+    def open(self, last_store_timestamp: int = 0) -> None:
+        """Allow appends, at the end of the commitlog."""
+        self.refusal = None
+        self.last_store_timestamp = last_store_timestamp
+
+    def refuse(self, reason: StoreError) -> None:
+        """Take nothing from now on; a store that broke stays broken."""
+        if not isinstance(self.refusal, StoreBroken):
+            self.refusal = reason
+
+    def accept(self) -> None:
+        """Take messages again after `refuse`."""
+        if not isinstance(self.refusal, StoreBroken | StoreClosed):
+            self.refusal = None
+
+    def prepare(self, queue: ConsumeQueue) -> None:
+        """Make a queue known, once, before the first record for it is staged."""
+        queue.record_overhead = self._overhead + len(queue.topic_field) - 1
+
+    def begin(self) -> int:
+        """Start a batch, or go on with the one that is staged; gives the store time of its records. Raises
+        StoreError when the store takes nothing now."""
+        if self._started:
+            return self.store_timestamp
+        if self.refusal is not None:
+            raise self.refusal
+        self._started = True
+        self._position = self._log.end
+        self._limit = self._log.segment_end(self._position) - END_MARKER_SIZE
+        self.store_timestamp = self._clock.now_ms()
+        return self.store_timestamp
+
+    def check(self, body: Body, property_bytes: bytes) -> None:
+        """Raise RecordTooLarge for a message that `add` must not be given."""
+        if len(body) > self.max_body_size:
+            raise RecordTooLarge("a body", len(body), self.max_body_size)
+        if len(property_bytes) > properties.MAX_BYTES:
+            raise RecordTooLarge("properties", len(property_bytes), properties.MAX_BYTES)
+        if len(body) + len(property_bytes) + 512 > self._log.segment_size:
+            raise RecordTooLarge("a message", len(body) + len(property_bytes), self._log.segment_size - 512)
+
+    def add(
+        self,
+        queue: ConsumeQueue,
+        body: Body,
+        property_bytes: bytes,
+        tags_code: int,
+        born_timestamp: int,
+        born_host: bytes,
+        flag: int = 0,
+        sys_flag: int = 0,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+    ) -> int:
+        """Stage one message for a queue; gives its queue offset. `begin` comes before, `commit` after. The message
+        has passed `check`, or is known to be small."""
+        body_size = len(body)
+        size = queue.record_overhead + body_size + len(property_bytes)
+        pack_head = _HEAD
+        if len(born_host) != 8 or self._store_flag:
+            sys_flag, head = self._with_ipv6(sys_flag, born_host)
+            pack_head = head.pack
+            size += _IPV6_EXTRA if len(born_host) == 20 else 0
+        position = self._position
+        if position + size > self._limit:
+            position = self._next_segment()
+        offset = queue.next_offset
+        if queue.staged_from < 0:
+            queue.staged_from = offset
+            self._touched.append(queue)
+        self._parts += (
+            pack_head(
+                size,
+                MAGIC_V1,
+                crc32(body) & 0x7FFFFFFF if body_size else 0,
+                queue.queue_id,
+                flag,
+                offset,
+                position,
+                sys_flag,
+                born_timestamp,
+                born_host,
+                self.store_timestamp,
+                self._store_host,
+                reconsume_times,
+                prepared_transaction_offset,
+                body_size,
+            ),
+            body,
+            queue.topic_field,
+            _U16(len(property_bytes)),
+            property_bytes,
+        )
+        queue.tail += _UNIT(position, size, tags_code)
+        queue.next_offset = offset + 1
+        self.last_physical_offset = position
+        self._position = position + size
+        return offset
+
+    def commit(self) -> None:
+        """Write what is staged. Raises StoreFull or StoreBroken; then nothing of it remains."""
+        if not self._started:
+            return
+        self._started = False
+        touched = self._touched
+        if not touched:
+            return
+        log = self._log
+        try:
+            if self._chunks:
+                self._write_chunks()
+            else:
+                if self._position > log.allocated_end:
+                    log.ensure_segment(log.end)
+                log.write(log.end, b"".join(self._parts))
+        except (OSError, StoreError) as error:
+            raise self._undo(error) from error
+        self.appended_bytes += self._position - log.end
+        log.end = self._position
+        self.last_store_timestamp = self.store_timestamp
+        self._parts.clear()
+        self._touched = []
+        for queue in touched:
+            self.appended += queue.next_offset - queue.staged_from
+            queue.staged_from = -1
+        self._on_append(touched)
+
+    def roll_back(self) -> None:
+        """Forget what is staged."""
+        self._started = False
+        self._parts.clear()
+        self._chunks.clear()
+        for queue in self._touched:
+            del queue.tail[len(queue.tail) - (queue.next_offset - queue.staged_from) * UNIT_SIZE :]
+            queue.next_offset = queue.staged_from
+            queue.staged_from = -1
+        self._touched = []
+
+    def _with_ipv6(self, sys_flag: int, born_host: bytes) -> tuple[int, struct.Struct]:
+        flags = self._store_flag | (FLAG_BORN_IPV6 if len(born_host) == 20 else 0)
+        return sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6) | flags, head_for(flags)
+
+    def _next_segment(self) -> int:
+        """The staged records end this file; what follows goes into the next one."""
+        if not self._chunks:
+            self._chunks.append((self._log.end, self._parts))
+        position = self._log.segment_end(self._chunks[-1][0])
+        self._parts = []
+        self._chunks.append((position, self._parts))
+        self._limit = position + self._log.segment_size - END_MARKER_SIZE
+        return position
+
+    def _write_chunks(self) -> None:
+        log, chunks = self._log, self._chunks
+        for number, (start, parts) in enumerate(chunks):
+            log.ensure_segment(start)
+            data = b"".join(parts)
+            if data:
+                log.write(start, data)
+            if number + 1 < len(chunks):
+                log.write_end_marker(start + len(data))
+        self._chunks = []
+        self._parts = []
+
+    def _undo(self, error: Exception) -> StoreError:
+        """Nothing of the batch may remain on the disk either: recovery would take it for acknowledged."""
+        self.roll_back()
+        try:
+            self._log.clear_tail()
+        except OSError as second:
+            self.refuse(broken := StoreBroken(f"a failed write could not be undone: {second}"))
+            return broken
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoreFull(f"the disk is full: {error}")
+        self.refuse(broken := StoreBroken(f"writing the commitlog failed: {error}"))
+        return broken

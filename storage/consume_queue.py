@@ -1,0 +1,211 @@
+"""A consume queue: the index of one queue of one topic, derived from the commitlog.
+
+    consumequeue/<topic>/<queue id>/00000000000000000000, ...     files of 300,000 units (mappedFileSizeConsumeQueue)
+    0                 8       12              20
+    | physical offset | size  | tags code     |     size: of the whole record
+    | int64           | int32 | int64         |     tags code: hash of the tags, 0 without; in SCHEDULE_TOPIC_XXXX the
+                                                    deliver time, ms since the epoch
+    all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last one.
+
+A queue whose first message is not number 0 (what was before is deleted) has its first file filled up to there with
+units (0, 0x7fffffff, 0).
+
+New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time: they can be made
+again from the commitlog, so nothing is lost with them. Consumers that keep up are served from memory.
+
+Invariants: every unit's record lies before the commitlog's end; physical offsets ascend.
+Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is theirs and frozen.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from storage.files import File, Files
+from storage.segments import Segments
+
+UNIT: Final = struct.Struct(">qiq")
+UNIT_SIZE: Final = 20
+assert UNIT.size == UNIT_SIZE
+DEFAULT_SEGMENT_SIZE: Final = 300_000 * UNIT_SIZE
+PADDING_SIZE: Final = 0x7FFFFFFF
+_PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
+
+Watcher = Callable[["ConsumeQueue"], None]
+
+
+class ConsumeQueue:
+    """Units of one queue. Queue offsets count units."""
+
+    __slots__ = (
+        "_segments",
+        "min_offset",
+        "next_offset",
+        "queue_id",
+        "record_overhead",
+        "staged_from",
+        "tail",
+        "topic",
+        "topic_field",
+        "watchers",
+    )
+
+    def __init__(self, files: Files, directory: str, segment_size: int, topic: str, queue_id: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        encoded = topic.encode()
+        self.topic_field = bytes((len(encoded),)) + encoded
+        """The topic with its length, as a record has it."""
+        self.record_overhead = 0
+        """Size of a record of this queue beside body and properties; set by whoever writes records."""
+        self.next_offset = 0
+        """Queue offset of the next message."""
+        self.min_offset = 0
+        """Queue offset of the oldest message that the commitlog still has."""
+        self.tail = bytearray()
+        """Units that are not in the files yet: the last ones before `next_offset`."""
+        self.staged_from = -1
+        """Queue offset of the first unit of an append that is not written yet, or -1."""
+        self.watchers: tuple[Watcher, ...] = ()
+        """Called once after each append to this queue; they must not raise."""
+        self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
+
+    def __repr__(self) -> str:
+        return f"ConsumeQueue({self.topic!r}, {self.queue_id}, {self.min_offset}..{self.next_offset})"
+
+    @property
+    def written_offset(self) -> int:
+        """Queue offset up to which the units are in the files."""
+        return self.next_offset - len(self.tail) // UNIT_SIZE
+
+    def watch(self, watcher: Watcher) -> None:
+        """Add a watcher."""
+        self.watchers += (watcher,)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Remove a watcher."""
+        self.watchers = tuple(other for other in self.watchers if other != watcher)
+
+    # --- reading
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Up to `count` units from a queue offset on, as bytes; none outside the queue."""
+        count = min(count, self.next_offset - offset)
+        if count <= 0:
+            return b""
+        written = self.next_offset - len(self.tail) // UNIT_SIZE
+        if offset >= written:
+            at = (offset - written) * UNIT_SIZE
+            return bytes(self.tail[at : at + count * UNIT_SIZE])
+        units = self._segments.read(offset * UNIT_SIZE, min(count, written - offset) * UNIT_SIZE)
+        if offset + count > written:
+            units += self.tail[: (offset + count - written) * UNIT_SIZE]
+        return units
+
+    def unit(self, offset: int) -> tuple[int, int, int] | None:
+        """Physical offset, size and tags code of one unit, or None outside the queue."""
+        units = self.read(offset, 1)
+        return UNIT.unpack(units) if units else None
+
+    def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
+        """The first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true along
+        the queue; `high` if there is none."""
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.unit(middle)
+            if unit is not None and holds(*unit):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # --- writing
+
+    def write_tail(self) -> None:
+        """Put the units in memory into the files. Raises OSError; then they are still in memory."""
+        if not self.tail:
+            return
+        position = self.written_offset * UNIT_SIZE
+        data = bytes(self.tail)
+        if not len(self._segments):
+            self._segments.ensure(position)
+            padding = (position - self._segments.begin) // UNIT_SIZE
+            if padding:
+                self._segments.write(self._segments.begin, _PADDING * padding)
+        end = position + len(data)
+        while self._segments.end < end:
+            self._segments.ensure(self._segments.end)
+        self._segments.write(position, data)
+        self.tail.clear()
+
+    def files_between(self, start: int, end: int) -> list[File]:
+        """The files with the units of a range of queue offsets."""
+        return self._segments.files_between(start * UNIT_SIZE, end * UNIT_SIZE)
+
+    def take_unsynced_directory(self) -> str | None:
+        """The directory, once, when a new file's name in it is not durable yet."""
+        segments = self._segments
+        if segments.names_made == segments.names_synced:
+            return None
+        segments.names_synced = segments.names_made
+        return segments.directory
+
+    def start_at(self, offset: int) -> None:
+        """Set where an empty queue starts."""
+        assert not len(self._segments), "only an empty queue can be given its first offset"
+        self.min_offset = self.next_offset = offset
+
+    def pad_to(self, offset: int) -> None:
+        """Fill the queue up to an offset with units that stand for nothing."""
+        self.tail += _PADDING * (offset - self.next_offset)
+        self.next_offset = offset
+
+    # --- loading and cutting
+
+    def load(self) -> None:
+        """Find the files. Where the units in them end is not known until `cut`: `next_offset` is the end of the last
+        file. Raises StoreFormatError."""
+        self._segments.load()
+        self.tail.clear()
+        self.min_offset = self._segments.begin // UNIT_SIZE
+        self.next_offset = self._segments.end // UNIT_SIZE
+
+    def cut(self, before: int) -> None:
+        """Remove the units whose records do not end at or before a physical offset."""
+        assert not self.tail, "units in memory are not cut: write them first"
+
+        def beyond(physical: int, size: int, _: int) -> bool:
+            return size != PADDING_SIZE and not (size > 0 and 0 <= physical <= before - size)
+
+        first = self._segments.begin // UNIT_SIZE
+        self.next_offset = self.first_where(first, self.next_offset, beyond)
+        self._segments.clear_from(self.next_offset * UNIT_SIZE)
+        self.min_offset = min(self.min_offset, self.next_offset)
+
+    def truncate(self, offset: int) -> None:
+        """Remove the units from a queue offset on."""
+        self.write_tail()
+        self.next_offset = offset
+        self._segments.clear_from(offset * UNIT_SIZE)
+
+    def advance_min(self, begin: int) -> list[str]:
+        """Set `min_offset` after the commitlog lost what is before `begin`. Gives paths of files to remove."""
+        self.min_offset = self.first_where(
+            self.min_offset,
+            self.next_offset,
+            lambda physical, size, _: physical >= begin and size != PADDING_SIZE,
+        )
+        return self._segments.drop_before(min(self.min_offset, self.written_offset) * UNIT_SIZE)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._segments.close()
+
+    def remove(self) -> None:
+        """Remove the files, and start anew from 0."""
+        self.tail.clear()
+        self.next_offset = self.min_offset = 0
+        self._segments.remove_all()

@@ -1,0 +1,60 @@
+"""What can go wrong with a store.
+
+StoreError
+├── StoreLocked         another process has the store open
+├── StoreFormatError    a file is not what its name says: wrong size, wrong place, unreadable text
+│   └── StoreFileMissing    a file of a sequence is not there
+├── StoreFull           the disk has no room; nothing of the write remains
+├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
+├── StoreClosed         the store is not open
+└── RecordTooLarge      a message is larger than the store takes
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of everything this package raises."""
+
+
+class StoreLocked(StoreError):
+    """Another process has the store open. Attribute: `path` of the lock file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the store is in use by another process: {path} is locked")
+        self.path = path
+
+
+class StoreFormatError(StoreError):
+    """A file of the store is not as it has to be. Attributes: `path`, `why`."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path = path
+        self.why = why
+
+
+class StoreFileMissing(StoreFormatError):
+    """A file in the middle of a sequence is missing or empty."""
+
+
+class StoreFull(StoreError):
+    """The disk is full: the write was undone, the store goes on serving reads."""
+
+
+class StoreBroken(StoreError):
+    """A write or a flush failed, so what is on the disk is unknown. Only opening the store anew helps."""
+
+
+class StoreClosed(StoreError):
+    """The store is closed."""
+
+
+class RecordTooLarge(StoreError):
+    """A message does not fit. Attributes: `size` and `limit` in bytes, `what` of the message is too large."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} of {size} bytes; at most {limit} are taken")
+        self.what = what
+        self.size = size
+        self.limit = limit

@@ -1,0 +1,331 @@
+"""The file layer: every byte the store writes or reads goes through here, so that a test can put a recording or a
+failing layer in its place.
+
+Files are written with pwrite and read with pread, never mapped. A full disk or a broken one is then an exception,
+where a mapped file would kill the process with SIGBUS; and on this path pwrite costs a third of what the page faults
+of a mapping cost (1.3 KB records into a sparse file: 0.26 to 1.9 us each, against 1.0 to 3.7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections import OrderedDict
+from typing import Final, Protocol
+
+from storage.errors import StoreLocked
+
+_ZEROS: Final = bytes(1 << 20)
+_DEFAULT_OPEN_FILES: Final = 512
+
+
+class File(Protocol):
+    """One file of fixed size. One thread owns it; only `sync` and `read_apart` may be called from others."""
+
+    path: str
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer at the end of the file. May wait for the disk."""
+
+    def read_cached(self, offset: int, size: int) -> bytes | None:
+        """As `read`, or None where that would have to wait for the disk."""
+
+    def read_apart(self, offset: int, size: int) -> bytes:
+        """As `read`, from any thread."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write all of `data`. Raises OSError; part of it may have been written then."""
+
+    def clear(self, offset: int) -> None:
+        """Zero everything from `offset` on; the size stays."""
+
+    def sync(self) -> None:
+        """Make what was written durable (fdatasync)."""
+
+    def size(self) -> int:
+        """Size in bytes."""
+
+    def close(self) -> None:
+        """Release what the open file holds; it opens again by itself."""
+
+
+class Files(Protocol):
+    """A file system, as much of it as a store needs. Paths are absolute or relative to the process."""
+
+    def create(self, path: str, size: int) -> File:
+        """A new sparse file of zeros. Its name appears only once it has its full size."""
+
+    def open(self, path: str) -> File:
+        """An existing file."""
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory."""
+
+    def list(self, path: str) -> list[str]:
+        """Names in a directory, sorted; none where there is no directory."""
+
+    def make_directories(self, path: str) -> None:
+        """Make a directory and those above it."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file, if it is there."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all in it, if it is there."""
+
+    def read_whole(self, path: str) -> bytes | None:
+        """A whole small file, or None where there is none."""
+
+    def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Replace a small file; readers and crashes see the old or the new text, never a part."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Give a file a second name, replacing what had that name; a crash leaves the old or the new."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+    def lock(self, path: str) -> Lock:
+        """Hold a store's lock file. Raises StoreLocked."""
+
+    def used_ratio(self, path: str) -> float:
+        """How full the file system of a directory is, 0 to 1."""
+
+
+class Lock(Protocol):
+    """A held lock."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+
+class OsFile:
+    """A file of the operating system. Its descriptor opens on demand and closes when many others are in use."""
+
+    __slots__ = ("_fd", "_owner", "path")
+
+    def __init__(self, owner: OsFiles, path: str) -> None:
+        self.path = path
+        self._owner = owner
+        self._fd = -1
+
+    def read(self, offset: int, size: int) -> bytes:
+        """See File."""
+        return os.pread(self._descriptor(), size, offset)
+
+    def read_cached(self, offset: int, size: int) -> bytes | None:
+        """See File. Where the file system cannot tell, it reads and waits."""
+        if not self._owner.can_tell_cached:
+            return self.read(offset, size)
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(self._descriptor(), (buffer,), offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return None
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            self._owner.can_tell_cached = False
+            return self.read(offset, size)
+        return bytes(buffer) if count == size else None
+
+    def read_apart(self, offset: int, size: int) -> bytes:
+        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """See File."""
+        fd = self._descriptor()
+        written = os.pwrite(fd, data, offset)
+        while written < len(data):
+            data = data[written:]
+            offset += written
+            written = os.pwrite(fd, data, offset)
+
+    def clear(self, offset: int) -> None:
+        """See File. Holes stay holes."""
+        fd = self._descriptor()
+        end = os.fstat(fd).st_size
+        while offset < end:
+            try:
+                start = os.lseek(fd, offset, os.SEEK_DATA)
+                stop = os.lseek(fd, start, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                start, stop = offset, end
+            while start < stop:
+                start += os.pwrite(fd, _ZEROS[: stop - start], start)
+            offset = stop
+
+    def sync(self) -> None:
+        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def size(self) -> int:
+        """See File."""
+        return os.stat(self.path).st_size
+
+    def close(self) -> None:
+        """See File."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._owner.closed(self)
+
+    def _descriptor(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._owner.opened(self)
+        return self._fd
+
+
+class OsFiles:
+    """The operating system's files. At most `max_open` descriptors of segments are held at a time."""
+
+    def __init__(self, max_open: int = _DEFAULT_OPEN_FILES) -> None:
+        self.can_tell_cached = hasattr(os, "RWF_NOWAIT")
+        self._max_open = max_open
+        self._open: OrderedDict[OsFile, None] = OrderedDict()
+
+    def opened(self, file: OsFile) -> None:
+        """A file took a descriptor: take one from the file that opened first, if they are too many."""
+        self._open[file] = None
+        if len(self._open) > self._max_open:
+            next(iter(self._open)).close()
+
+    def closed(self, file: OsFile) -> None:
+        """A file gave its descriptor back."""
+        self._open.pop(file, None)
+
+    def create(self, path: str, size: int) -> OsFile:
+        """See Files. An unnamed file gets its size first; where the file system has none (O_TMPFILE), a file beside
+        the directory is renamed into it."""
+        directory = os.path.dirname(path)
+        try:
+            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+            self._create_beside(path, size)
+            return OsFile(self, path)
+        try:
+            os.ftruncate(fd, size)
+            # Only with a directory descriptor given does Python call linkat, which can follow the symbolic link.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+        finally:
+            os.close(fd)
+        return OsFile(self, path)
+
+    @staticmethod
+    def _create_beside(path: str, size: int) -> None:
+        temporary = f"{os.path.dirname(path)}.{os.path.basename(path)}.new"
+        with open(temporary, "wb") as file:
+            file.truncate(size)
+        os.rename(temporary, path)
+
+    def open(self, path: str) -> OsFile:
+        """See Files."""
+        return OsFile(self, path)
+
+    def exists(self, path: str) -> bool:
+        """See Files."""
+        return os.path.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        """See Files."""
+        try:
+            return sorted(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def make_directories(self, path: str) -> None:
+        """See Files."""
+        os.makedirs(path, exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        """See Files."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        """See Files."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def read_whole(self, path: str) -> bytes | None:
+        """See Files."""
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """See Files."""
+        temporary = f"{path}.tmp"
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fdatasync(file.fileno())
+        os.rename(temporary, path)
+        if durable:
+            self.sync_directory(os.path.dirname(path))
+
+    def copy(self, source: str, target: str) -> None:
+        """See Files. A hard link: the text is not read."""
+        temporary = f"{target}.tmp"
+        self.remove(temporary)
+        os.link(source, temporary)
+        os.rename(temporary, target)
+
+    def sync_directory(self, path: str) -> None:
+        """See Files."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> OsLock:
+        """See Files."""
+        return OsLock(path)
+
+    def used_ratio(self, path: str) -> float:
+        """See Files. As `df` counts: what only root may still use counts as used."""
+        disk = os.statvfs(path)
+        used = disk.f_blocks - disk.f_bfree
+        return used / max(1, used + disk.f_bavail)
+
+
+class OsLock:
+    """RocketMQ's lock: an exclusive POSIX record lock on the first byte of the file `lock`, whose text is "lock".
+
+    The descriptor stays open as long as the lock is held: closing any descriptor of the file would drop it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            os.close(self._fd)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise StoreLocked(path) from None
+            raise
+        os.pwrite(self._fd, b"lock", 0)
+
+    def release(self) -> None:
+        """See Lock."""
+        os.close(self._fd)

@@ -1,0 +1,132 @@
+"""Finding the messages of a pull: consume-queue units, filtered by their tags code, and the records they point to."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+import msgspec
+
+from storage.commitlog import Commitlog
+from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
+from storage.files import File
+
+MAX_UNITS: Final = 800
+"""Units looked at in one pull, at most (as RocketMQ: 16,000 bytes of them)."""
+
+EXT_ADDRESS_MAX: Final = -(2**31) - 1
+"""A tags code up to here is an address in RocketMQ's consumequeue_ext: the consumer will look at the tags itself."""
+
+_units = UNIT.iter_unpack
+
+
+class PullStatus(Enum):
+    """RocketMQ's names for how a pull ended; a pull response carries the name as its remark."""
+
+    FOUND = auto()
+    NO_MATCHED_MESSAGE = auto()
+    MESSAGE_WAS_REMOVING = auto()
+    OFFSET_FOUND_NULL = auto()
+    OFFSET_OVERFLOW_BADLY = auto()
+    OFFSET_OVERFLOW_ONE = auto()
+    OFFSET_TOO_SMALL = auto()
+    NO_MATCHED_LOGIC_QUEUE = auto()
+    NO_MESSAGE_IN_QUEUE = auto()
+
+
+Range = tuple[int, int]
+"""Physical offset and size of records that lie one after the other."""
+
+
+class Pulled(msgspec.Struct, gc=False):
+    """What a pull found. Offsets are queue offsets."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int = 0
+    max_offset: int = 0
+    count: int = 0
+    size: int = 0
+    ranges: list[Range] = []
+
+
+def find(
+    queue: ConsumeQueue | None, offset: int, max_count: int, max_size: int, codes: frozenset[int] | None, begin: int
+) -> Pulled:
+    """Look for messages from a queue offset on: at most `max_count`, of `max_size` bytes together but for the first
+    one, with one of the tags codes (None: all). `begin` is the commitlog's oldest offset."""
+    if queue is None:
+        return Pulled(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0)
+    low, high = queue.min_offset, queue.next_offset
+    if high == 0:
+        return Pulled(PullStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+    if offset < low:
+        return Pulled(PullStatus.OFFSET_TOO_SMALL, low, low, high)
+    if offset == high:
+        return Pulled(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+    if offset > high:
+        return Pulled(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    data = queue.read(offset, MAX_UNITS if codes is not None else max_count)
+    result = Pulled(PullStatus.NO_MATCHED_MESSAGE, offset, low, high, ranges=[])
+    _select(result, data, max_count, max_size, codes, begin)
+    return result
+
+
+def _select(
+    result: Pulled, data: bytes, max_count: int, max_size: int, codes: frozenset[int] | None, begin: int
+) -> None:
+    ranges = result.ranges
+    start = end = -1
+    count = size = looked = 0
+    for physical, record_size, code in _units(data):
+        if codes is not None and code not in codes and code > EXT_ADDRESS_MAX:
+            looked += 1
+            continue
+        if physical < begin or record_size == PADDING_SIZE:
+            looked += 1
+            if not count:
+                result.status = PullStatus.MESSAGE_WAS_REMOVING
+            continue
+        if count == max_count or (count and size + record_size > max_size):
+            break
+        looked += 1
+        if physical != end:
+            if end >= 0:
+                ranges.append((start, end - start))
+            start = physical
+        end = physical + record_size
+        count += 1
+        size += record_size
+    if end >= 0:
+        ranges.append((start, end - start))
+        result.status = PullStatus.FOUND
+    result.next_offset += looked
+    result.count = count
+    result.size = size
+
+
+def read_cached(log: Commitlog, ranges: list[Range]) -> bytes | None:
+    """The records of some ranges, or None where that would have to wait for the disk."""
+    pieces = []
+    for offset, size in ranges:
+        place = log.locate(offset, size)
+        piece = place[0].read_cached(place[1], size) if place is not None else b""
+        if piece is None:
+            return None
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class ColdRead:
+    """Records to be read by a thread that may wait for the disk; planned by the store's own thread."""
+
+    def __init__(self, log: Commitlog, ranges: list[Range]) -> None:
+        self._places: list[tuple[File, int, int]] = []
+        for offset, size in ranges:
+            place = log.locate(offset, size)
+            if place is not None:
+                self._places.append((*place, size))
+
+    def run(self) -> bytes:
+        """Read. Raises OSError, FileNotFoundError where retention removed the file meanwhile."""
+        return b"".join(file.read_apart(position, size) for file, position, size in self._places)

@@ -1,0 +1,150 @@
+"""Reading the commitlog from a position on, record by record, as far as it holds whole records."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from protocol.properties import MAX_BYTES
+from protocol.record import (
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    MAGIC_END,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_TOPIC_BYTES,
+    MIN_SIZE,
+    crc32,
+)
+from storage.commitlog import Commitlog
+
+_START: Final = struct.Struct(">iIIiiqqi")
+_SIZE_MAGIC: Final = struct.Struct(">iI")
+_I32: Final = struct.Struct(">i")
+_I64: Final = struct.Struct(">q")
+_BORN_END: Final = 56
+CHUNK_SIZE: Final = 8 << 20
+
+
+_TOPIC_NAME: Final = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
+
+
+def is_topic_name(topic: bytes) -> bool:
+    """Whether these are the characters of a topic: they become the name of a directory."""
+    return _TOPIC_NAME.fullmatch(topic) is not None
+
+
+class ScannedRecord(NamedTuple):
+    """What recovery needs of a record. Offsets and times as in `protocol.record`."""
+
+    physical_offset: int
+    size: int
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    store_timestamp: int
+    topic: bytes
+    properties: bytes
+
+
+class ScanEnd(NamedTuple):
+    """Where a scan stopped, and why: None at the clean end of what was written."""
+
+    physical_offset: int
+    why: str | None
+
+
+class Scanner:
+    """Iterates over the records; `end` tells where the last whole one ended.
+
+    A record is whole when its magic, its lengths, its own physical offset and the checksum of its body hold. The first
+    that is not ends the scan: what lies behind it was never acknowledged as flushed.
+    """
+
+    def __init__(self, log: Commitlog, start: int, *, check_crc: bool = True) -> None:
+        self._log = log
+        self._check_crc = check_crc
+        self.end = ScanEnd(start, None)
+
+    def __iter__(self) -> Iterator[ScannedRecord]:
+        position = self.end.physical_offset
+        data, base = b"", position
+        while position < self._log.allocated_end:
+            room = self._log.segment_end(position) - position
+            data, base = self._have(data, base, position, min(MIN_SIZE, room))
+            size, magic = _SIZE_MAGIC.unpack_from(data, position - base)
+            if magic == MAGIC_END:
+                position = self._log.segment_end(position)
+                self.end = ScanEnd(position, None)
+                continue
+            if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_SIZE <= size <= room:
+                why = f"magic {magic:#010x}, size {size}" if size or magic else None
+                self.end = ScanEnd(position, why)
+                return
+            data, base = self._have(data, base, position, size)
+            record = _take(data, position - base, position, check_crc=self._check_crc)
+            if isinstance(record, str):
+                self.end = ScanEnd(position, record)
+                return
+            position += size
+            self.end = ScanEnd(position, None)
+            yield record
+
+    def _have(self, data: bytes, base: int, position: int, size: int) -> tuple[bytes, int]:
+        """Bytes that hold `size` bytes at `position`, and the offset at which they start."""
+        if position + size <= base + len(data):
+            return data, base
+        room = self._log.segment_end(position) - position
+        return self._log.read_raw(position, min(room, max(size, CHUNK_SIZE))), position
+
+
+def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRecord | str:
+    """The record at byte `at` of `data`, which lies at physical offset `position`, or what is wrong with it."""
+    size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag = _START.unpack_from(data, at)
+    if physical_offset != position:
+        return f"a record that says it lies at {physical_offset}"
+    store_time_at = at + _BORN_END + (12 if sys_flag & FLAG_BORN_IPV6 else 0)
+    body_size_at = store_time_at + 28 + (12 if sys_flag & FLAG_STORE_IPV6 else 0)
+    end = at + size
+    if body_size_at + 7 > end:
+        return f"a size of {size} is too small for its hosts"
+    body_at = body_size_at + 4
+    body_size = _I32.unpack_from(data, body_size_at)[0]
+    topic_at = body_at + body_size + (1 if magic == MAGIC_V1 else 2)
+    if body_size < 0 or topic_at + 2 > end:
+        return f"a body of {body_size} bytes in a record of {size}"
+    topic_size = data[topic_at - 1] if magic == MAGIC_V1 else int.from_bytes(data[topic_at - 2 : topic_at], "big")
+    topic_end = topic_at + topic_size
+    if topic_end + 2 > end or (magic == MAGIC_V1 and topic_size > MAX_TOPIC_BYTES):
+        return f"a topic of {topic_size} bytes in a record of {size}"
+    properties_size = end - topic_end - 2
+    if int.from_bytes(data[topic_end : topic_end + 2], "big") != properties_size or properties_size > MAX_BYTES:
+        return "properties that do not end at the record's end"
+    if not is_topic_name(data[topic_at:topic_end]) or queue_id < 0:
+        return f"topic {data[topic_at:topic_end]!r}, queue {queue_id}"
+    if check_crc and body_size and crc32(memoryview(data)[body_at : body_at + body_size]) & 0x7FFFFFFF != crc:
+        return "a wrong checksum"
+    return ScannedRecord(
+        position,
+        size,
+        queue_id,
+        queue_offset,
+        sys_flag,
+        _I64.unpack_from(data, store_time_at)[0],
+        data[topic_at:topic_end],
+        data[topic_end + 2 : end],
+    )
+
+
+def read_record(log: Commitlog, offset: int, *, check_crc: bool = True) -> ScannedRecord | None:
+    """The one record at a physical offset, or None where there is no whole one."""
+    head = log.read_raw(offset, _SIZE_MAGIC.size)
+    if len(head) < _SIZE_MAGIC.size:
+        return None
+    size, magic = _SIZE_MAGIC.unpack(head)
+    if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_SIZE <= size <= log.segment_end(offset) - offset:
+        return None
+    record = _take(log.read_raw(offset, size), 0, offset, check_crc=check_crc)
+    return record if isinstance(record, ScannedRecord) else None

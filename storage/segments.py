@@ -1,0 +1,155 @@
+"""A sequence of files of one size, which together are one long array of bytes.
+
+    <directory>/00000000000000000000  00000000001073741824  ...     each name: the offset of its first byte, 20 digits
+
+Every file has exactly the configured size (RocketMQ refuses a store with one that has not) and is sparse: what is not
+written yet is zeros. RocketMQ makes a file ahead of need; such a file, still empty, is kept and used in its turn.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from storage.errors import StoreFileMissing, StoreFormatError
+from storage.files import File, Files
+
+NAME_DIGITS: Final = 20
+
+
+class Segments:
+    """The files of one directory. Offsets are absolute: `begin` is that of the first file's first byte."""
+
+    def __init__(self, files: Files, directory: str, segment_size: int) -> None:
+        self.directory = directory
+        self.segment_size = segment_size
+        self._files = files
+        self._segments: dict[int, File] = {}
+        self.names_made = 0
+        """How many files were made; see `names_synced`."""
+        self.names_synced = 0
+        """How many of them have a name that survives a power cut."""
+        self.begin = 0
+        """Offset of the first byte there is."""
+        self.end = 0
+        """Offset after the last byte of the last file; equals `begin` when there is no file."""
+
+    def load(self) -> None:
+        """Find the files. Raises StoreFormatError for a wrong size or a name that is no offset, StoreFileMissing
+        where the sequence has a gap. An empty last file, left by a crash of RocketMQ, is removed."""
+        names = self._files.list(self.directory)
+        for name in names:
+            path = os.path.join(self.directory, name)
+            if len(name) != NAME_DIGITS or not name.isdecimal() or int(name) % self.segment_size:
+                raise StoreFormatError(path, f"is not named by a multiple of the file size {self.segment_size}")
+            file = self._files.open(path)
+            size, base = file.size(), int(name)
+            if size == 0 and name == names[-1]:
+                self._files.remove(path)
+                return
+            if size != self.segment_size:
+                raise StoreFormatError(path, f"has {size} bytes, but the configured file size is {self.segment_size}")
+            if self._segments and base != self.end:
+                raise StoreFileMissing(path, f"the file before it, {self.end:020}, is missing")
+            if not self._segments:
+                self.begin = base
+            self._segments[base] = file
+            self.end = base + self.segment_size
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def base_of(self, offset: int) -> int:
+        """Offset of the first byte of the file that has (or would have) this offset."""
+        return offset - offset % self.segment_size
+
+    def ensure(self, offset: int) -> None:
+        """Make the file for an offset at the end, or for the first one of all. Raises OSError."""
+        base = self.base_of(offset)
+        if base in self._segments:
+            return
+        if not self._segments:
+            self._files.make_directories(self.directory)
+            self.begin = self.end = base
+        assert base == self.end, f"{base} does not follow {self.end}"
+        self._segments[base] = self._files.create(os.path.join(self.directory, f"{base:020}"), self.segment_size)
+        self.names_made += 1
+        self.end = base + self.segment_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of one or more files; fewer where the files end. Empty outside."""
+        if not self.begin <= offset < self.end:
+            return b""
+        base = self.base_of(offset)
+        if offset + size <= base + self.segment_size:
+            return self._segments[base].read(offset - base, size)
+        pieces = []
+        size = min(size, self.end - offset)
+        while size > 0:
+            count = min(size, base + self.segment_size - offset)
+            pieces.append(self._segments[base].read(offset - base, count))
+            offset, size, base = offset + count, size - count, base + self.segment_size
+        return b"".join(pieces)
+
+    def file_at(self, offset: int) -> tuple[File, int] | None:
+        """The file with an offset, and the position in it; None outside."""
+        base = self.base_of(offset)
+        file = self._segments.get(base)
+        return (file, offset - base) if file is not None else None
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write into existing files. Raises OSError."""
+        base = self.base_of(offset)
+        while len(data) > base + self.segment_size - offset:
+            count = base + self.segment_size - offset
+            self._segments[base].write(offset - base, data[:count])
+            data, offset, base = data[count:], offset + count, base + self.segment_size
+        self._segments[base].write(offset - base, data)
+
+    def clear_from(self, offset: int) -> None:
+        """Zero the rest of the file with this offset and remove the files after it, the last one first. The first
+        file stays, even if it becomes empty: its name is the offset that the next byte gets."""
+        base = self.base_of(offset)
+        for later in sorted((other for other in self._segments if other > base), reverse=True):
+            self._remove(later)
+            self.end = later
+        if base not in self._segments:
+            return
+        if offset > base or base == self.begin:
+            self._segments[base].clear(offset - base)
+        else:
+            self._remove(base)
+            self.end = base
+
+    def drop_before(self, offset: int) -> list[str]:
+        """Forget the files that end at or before an offset. Gives their paths, oldest first, for the caller to
+        remove: that of a large file may take long."""
+        paths = []
+        while self._segments and self.begin + self.segment_size <= offset:
+            file = self._segments.pop(self.begin)
+            file.close()
+            paths.append(file.path)
+            self.begin += self.segment_size
+        return paths
+
+    def files_between(self, start: int, end: int) -> list[File]:
+        """The files with bytes in a range, oldest first."""
+        base = max(self.base_of(start), self.begin)
+        return [self._segments[at] for at in range(base, end, self.segment_size) if at in self._segments]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for file in self._segments.values():
+            file.close()
+
+    def remove_all(self) -> None:
+        """Remove the files and the directory."""
+        self.close()
+        self._segments.clear()
+        self.begin = self.end = 0
+        self._files.remove_tree(self.directory)
+
+    def _remove(self, base: int) -> None:
+        file = self._segments.pop(base)
+        file.close()
+        self._files.remove(file.path)

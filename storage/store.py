@@ -1,0 +1,283 @@
+"""The store as a whole: one directory in RocketMQ's layout, open in one process.
+
+    <root>/commitlog/  consumequeue/  checkpoint  abort  lock  config/*.json (see `config_file`)
+
+    abort: there while the store is open; found at start, it tells that the last run did not end cleanly.
+    lock:  locked while the store is open (see `files.OsLock`).
+
+The store belongs to one thread, the broker's event loop. What waits for the disk is planned here as a job and run by
+a thread of the broker's (`FlushJob`, `CheckpointJob`, `ColdRead`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from protocol import properties, record
+from protocol.errors import RecordError
+from protocol.record import StoredMessage
+from storage import checkpoint, pull
+from storage.append import Appender
+from storage.checkpoint import Checkpoint
+from storage.clock import Clock
+from storage.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
+from storage.commitlog import Commitlog
+from storage.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
+from storage.consume_queue import UNIT_SIZE, ConsumeQueue
+from storage.errors import StoreBroken, StoreClosed, StoreFull
+from storage.files import Files, Lock
+from storage.flush import CheckpointJob, FlushJob
+from storage.recovery import Recovered, Recovery
+from storage.retention import Retention, RetentionConfig
+from storage.scan import read_record
+
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+
+DeliverTime = Callable[[int, int], int]
+"""Of delay level and store time, ms since the epoch: when a message of the level is due."""
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Where the store is and what its files are like. Sizes in bytes."""
+
+    root: str
+    commitlog_directory: str = ""
+    """Default: commitlog/ under the root."""
+    commitlog_segment_size: int = COMMITLOG_SEGMENT_SIZE
+    """Written into the files: a store opens only with the size it was made with."""
+    queue_segment_size: int = QUEUE_SEGMENT_SIZE
+    """As above; rounded down to whole units."""
+    max_message_size: int = 4 * 1024 * 1024
+    """Largest body taken."""
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+
+class MessageStore:
+    """Opens, appends, finds, deletes. Offsets are physical or queue offsets as named; times ms since the epoch."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        files: Files,
+        clock: Clock,
+        store_host: tuple[str, int],
+        deliver_time: DeliverTime,
+    ) -> None:
+        self.config = config
+        self.files = files
+        self._deliver_time = deliver_time
+        root = config.root
+        self._queue_directory = os.path.join(root, "consumequeue")
+        self._abort_path = os.path.join(root, "abort")
+        self._checkpoint_path = os.path.join(root, "checkpoint")
+        self._lock: Lock | None = None
+        self.log = Commitlog(
+            files, config.commitlog_directory or os.path.join(root, "commitlog"), config.commitlog_segment_size
+        )
+        self.appender = Appender(self.log, clock, store_host, config.max_message_size, self._appended)
+        self.retention = Retention(config.retention, files, self.log, clock)
+        self.queues: dict[str, dict[int, ConsumeQueue]] = {}
+        """Topic to queue id to queue."""
+        self._dirty: dict[ConsumeQueue, int] = {}
+        """Queues with units that are not durable, and the queue offset where those start."""
+        self._checkpoint = Checkpoint()
+        self._queues_written = (0, 0)
+        """Commitlog end and store time when the queues were last put into their files."""
+
+    # --- opening and closing
+
+    def open(self) -> Recovered:
+        """Lock, recover, and take messages. Raises StoreLocked, StoreFormatError, OSError."""
+        config, files = self.config, self.files
+        files.make_directories(config.root)
+        self._lock = files.lock(os.path.join(config.root, "lock"))
+        try:
+            clean = not files.exists(self._abort_path)
+            files.make_directories(self.log.directory)
+            files.make_directories(self._queue_directory)
+            files.write_whole(self._abort_path, b"%d" % os.getpid())
+            self._checkpoint = checkpoint.load(files, self._checkpoint_path)
+            recovery = Recovery(files, self.log, self._queue_directory, self.ensure_queue, self.tags_code)
+            recovered = recovery.run(self._checkpoint, clean=clean)
+        except BaseException:
+            self._lock.release()
+            self._lock = None
+            raise
+        self._dirty = {queue: queue.min_offset for queue in self.all_queues()}
+        self.appender.open(recovered.last_store_timestamp)
+        return recovered
+
+    def close(self) -> None:
+        """Make everything durable, and leave as after a clean stop. Waits for the disk. Raises OSError."""
+        if self._lock is None:
+            return
+        broken = isinstance(self.appender.refusal, StoreBroken)
+        self.appender.refuse(StoreClosed("the store is closed"))
+        try:
+            if not broken:
+                for _ in self.write_queues():
+                    pass
+                job = self.plan_checkpoint()
+                job.run()
+                self.note_checkpoint(job)
+                self.files.remove(self._abort_path)
+                self.files.sync_directory(self.config.root)
+        finally:
+            for queue in self.all_queues():
+                queue.close()
+            self.log.close()
+            self._lock.release()
+            self._lock = None
+
+    # --- queues
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """A queue that has, or had, a message."""
+        queues = self.queues.get(topic)
+        return queues.get(queue_id) if queues is not None else None
+
+    def ensure_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """A queue, made if it is not there."""
+        queues = self.queues.setdefault(topic, {})
+        queue = queues.get(queue_id)
+        if queue is None:
+            size = self.config.queue_segment_size // UNIT_SIZE * UNIT_SIZE
+            queue = queues[queue_id] = ConsumeQueue(self.files, self._queue_directory, size, topic, queue_id)
+            self.appender.prepare(queue)
+        return queue
+
+    def all_queues(self) -> list[ConsumeQueue]:
+        """Every queue."""
+        return [queue for queues in self.queues.values() for queue in queues.values()]
+
+    def remove_topic(self, topic: str) -> list[ConsumeQueue]:
+        """Forget the queues of a topic; the caller removes them (`ConsumeQueue.remove`), which may take long."""
+        removed = list(self.queues.pop(topic, {}).values())
+        for queue in removed:
+            self._dirty.pop(queue, None)
+        return removed
+
+    def tags_code(self, topic: str, text: str, store_timestamp: int) -> int:
+        """What a consume queue keeps of a record: its deliver time in the schedule topic, else the tags' hash."""
+        if topic == SCHEDULE_TOPIC:
+            level = properties.get(text, properties.DELAY)
+            if level is not None and level.isdecimal() and int(level) > 0:
+                return self._deliver_time(int(level), store_timestamp)
+        return properties.tags_code(properties.get(text, properties.TAGS))
+
+    # --- reading
+
+    def find(
+        self, topic: str, queue_id: int, offset: int, max_count: int, max_size: int, codes: frozenset[int] | None
+    ) -> pull.Pulled:
+        """See `pull.find`."""
+        return pull.find(self.queue(topic, queue_id), offset, max_count, max_size, codes, self.log.begin)
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """The bytes of the record at a physical offset, or None where there is none. May wait for the disk."""
+        found = read_record(self.log, physical_offset)
+        return self.log.read(physical_offset, found.size) if found is not None else None
+
+    def message_at(self, physical_offset: int, size: int | None = None) -> StoredMessage | None:
+        """The message at a physical offset, or None where there is none (any more). May wait for the disk."""
+        data = self.log.read(physical_offset, size) if size is not None else self.record_at(physical_offset)
+        if data is None:
+            return None
+        try:
+            return record.decode(data)
+        except RecordError:
+            return None
+
+    def store_timestamp_of(self, queue: ConsumeQueue, offset: int) -> int:
+        """Store time of a message of a queue; -1 where there is none."""
+        unit = queue.unit(offset)
+        found = read_record(self.log, unit[0], check_crc=False) if unit is not None else None
+        return found.store_timestamp if found is not None else -1
+
+    def offset_by_time(self, queue: ConsumeQueue, timestamp: int, *, upper: bool = False) -> int:
+        """The first queue offset stored at or after a time (or, `upper`, the last one stored at or before it, if
+        any), within the messages that there are."""
+        limit = timestamp + 1 if upper else timestamp
+
+        def reached(physical: int, _size: int, _code: int) -> bool:
+            found = read_record(self.log, physical, check_crc=False)
+            return found is not None and found.store_timestamp >= limit
+
+        first = queue.first_where(queue.min_offset, queue.next_offset, reached)
+        return max(queue.min_offset, first - 1) if upper else first
+
+    # --- what waits for the disk
+
+    def plan_flush(self) -> FlushJob:
+        """A job after which everything written so far is durable."""
+        return FlushJob(self.files, self.config.root, self.log)
+
+    def note_flushed(self, job: FlushJob) -> None:
+        """A flush job ran."""
+        self.log.note_flushed(job.target, job.names)
+
+    def flush_failed(self, error: OSError) -> None:
+        """A flush job failed: what the disk holds is unknown, so nothing is taken any more."""
+        self.appender.refuse(StoreBroken(f"flushing failed: {error}"))
+
+    def write_queues(self) -> Iterator[None]:
+        """Put the units in memory into the files, a queue a step. Raises OSError."""
+        self._queues_written = (self.log.end, self.appender.last_store_timestamp)
+        for queue in list(self._dirty):
+            queue.write_tail()
+            yield
+
+    def plan_checkpoint(self) -> CheckpointJob:
+        """A job after which the records written before the last `write_queues` began, and their units, are durable
+        and recovery starts behind them. One at a time."""
+        end, timestamp = self._queues_written
+        timestamp = timestamp or self._checkpoint.physic_timestamp
+        job = CheckpointJob(
+            self.files,
+            self.config.root,
+            self.log,
+            self._dirty.items(),
+            Checkpoint(timestamp, timestamp, self._checkpoint.index_timestamp, end),
+            self._checkpoint_path,
+        )
+        self._dirty = {queue: queue.written_offset for queue in self._dirty if queue.tail}
+        return job
+
+    def note_checkpoint(self, job: CheckpointJob) -> None:
+        """A checkpoint job ran."""
+        self._checkpoint = job.checkpoint
+        self.note_flushed(job)
+
+    @property
+    def has_checkpoint_work(self) -> bool:
+        """Whether anything was appended that the checkpoint does not cover."""
+        return self._checkpoint.recovery_offset != self.log.end
+
+    # --- retention
+
+    def expire(self) -> Iterator[list[str]]:
+        """Look at the disk, refuse or accept messages by it, and forget what may go; each step gives paths of files
+        for the caller to remove."""
+        if self.retention.look():
+            self.appender.accept()
+        else:
+            self.appender.refuse(StoreFull(f"the disk is {self.retention.used_ratio:.0%} full"))
+        begin = self.log.begin
+        yield self.log.drop_before(self.retention.deletable_before())
+        if self.log.begin > begin:
+            for queue in self.all_queues():
+                yield queue.advance_min(self.log.begin)
+
+    # ---
+
+    def _appended(self, touched: list[ConsumeQueue]) -> None:
+        dirty = self._dirty
+        for queue in touched:
+            if queue not in dirty:
+                dirty[queue] = queue.written_offset
+            for watcher in queue.watchers:
+                watcher(queue)
