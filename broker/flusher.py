@@ -55,17 +55,14 @@ class Flusher:
         self._timer: asyncio.TimerHandle | None = None
         self._timeout_timer: asyncio.TimerHandle | None = None
         self._is_stopped = False
+        self.is_full = False
+        """Whether as many messages wait for the disk as may."""
         self.failure: Exception | None = None
         """Why flushing failed; nothing is flushed any more then."""
 
     def start(self) -> None:
         """Begin to flush at intervals."""
         self._timer = self._loop.call_later(self._interval, self._tick)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether more messages wait for the disk than may."""
-        return self._messages >= self._capacity
 
     @property
     def waiting(self) -> int:
@@ -110,7 +107,7 @@ class Flusher:
 
     def _add(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
-        self._messages += waiting.messages
+        self._count(waiting.messages)
         if self._timeout_timer is None and waiting.connection is not None:
             self._timeout_timer = self._loop.call_at(waiting.deadline, self._time_out)
         if self._running is None and not self._is_kicked and self.failure is None:
@@ -148,7 +145,7 @@ class Flusher:
         waiting = self._waiting
         while waiting and waiting[0].position <= position:
             entry = waiting.popleft()
-            self._messages -= entry.messages
+            self._count(-entry.messages)
             if entry.connection is not None:
                 frames = by_connection.get(entry.connection)
                 if frames is None:
@@ -167,7 +164,7 @@ class Flusher:
         waiting: deque[_Waiting] = deque()
         for entry in self._waiting:
             if entry.connection is not None and entry.deadline <= now:
-                self._messages -= entry.messages
+                self._count(-entry.messages)
                 entry.connection.write_many(entry.on_timeout())
             else:
                 waiting.append(entry)
@@ -185,4 +182,8 @@ class Flusher:
             if entry.connection is not None:
                 entry.connection.write_many(entry.on_timeout())
         self._waiting.clear()
-        self._messages = 0
+        self._count(-self._messages)
+
+    def _count(self, messages: int) -> None:
+        self._messages += messages
+        self.is_full = self._messages >= self._capacity

@@ -31,15 +31,14 @@ from protocol.errors import BodyError, FieldError, FrameError
 from protocol.frame import JSON, Frame
 from protocol.headers import Header, Request, RequestDecoder, response
 from storage.append import Appender
-from storage.errors import RecordTooLarge, StoreClosed, StoreError, StoreFull
+from storage.errors import RecordIllegal, StoreClosed, StoreError, StoreFull
 
 log = structlog.get_logger(__name__)
 
 Answer = Command | bytes | None
 Handler = Callable[[Connection, Request[Any]], Answer | Coroutine[Any, Any, Answer]]
 
-_CODE_STARTS: Final = b'{"code":'
-_MAX_CODE_DIGITS: Final = 19
+_START_SIZE: Final = 12
 _LARGE_ANSWER: Final = 16 * 1024
 _MAX_LOGGED_A_SECOND: Final = 50
 
@@ -47,10 +46,11 @@ _MAX_LOGGED_A_SECOND: Final = 50
 class Route:
     """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log."""
 
-    __slots__ = ("decoder", "handler", "is_async", "stages")
+    __slots__ = ("decode_json", "decoder", "handler", "is_async", "stages")
 
     def __init__(self, header_type: type[Header], handler: Handler, *, stages: bool = False) -> None:
         self.decoder = RequestDecoder(header_type)
+        self.decode_json = self.decoder.decode_json
         self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
         self.stages = stages
@@ -72,7 +72,8 @@ class Router:
         self._flusher = flusher
         self._sync_flush = sync_flush
         self._routes: dict[int, Route] = {}
-        self._routes_by_text: dict[bytes, Route] = {}
+        self._routes_by_start: dict[bytes, Route] = {}
+        """By the first bytes of a JSON header, which tell the code with every client that writes it first."""
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
@@ -82,7 +83,10 @@ class Router:
     def add(self, code: int, header_type: type[Header], handler: Handler, *, stages: bool = False) -> None:
         """Register the handler of a request code."""
         assert code not in self._routes, f"request code {code} has a handler"
-        self._routes[code] = self._routes_by_text[b"%d" % code] = Route(header_type, handler, stages=stages)
+        self._routes[code] = Route(header_type, handler, stages=stages)
+        start = b'{"code":%d,"' % code
+        if len(start) >= _START_SIZE:
+            self._routes_by_start[start[:_START_SIZE]] = self._routes[code]
 
     def add_clients(self, clients: Clients) -> None:
         """Tell about lost connections."""
@@ -106,15 +110,17 @@ class Router:
             return 0
         answers: list[bytes] = []
         run_frames = run_answers = -1
-        routes = self._routes_by_text
+        routes = self._routes_by_start
         for number, frame in enumerate(frames):
             header = frame[1]
             request = answer = route = None
-            if frame[0] == JSON and header.startswith(_CODE_STARTS):
-                route = routes.get(header[8 : header.find(b",", 8, 8 + _MAX_CODE_DIGITS)])
+            if frame[0] == JSON:
+                route = routes.get(header[:_START_SIZE])
                 if route is not None:
                     try:
-                        request = route.decoder.decode(frame)
+                        request = route.decode_json(header)
+                        request.codec = JSON
+                        request.body = frame[2]
                     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                         route = None
             if request is None:
@@ -289,7 +295,7 @@ def outcome_of(error: Exception) -> tuple[int, str]:
     """The response code and remark for what went wrong: the one place where outcomes of the store become codes."""
     if isinstance(error, Refused):
         return error.code, error.remark
-    if isinstance(error, RecordTooLarge):
+    if isinstance(error, RecordIllegal):
         remark = f"the message is illegal, maybe msg body or properties length not matched. {error}"
         return ResponseCode.MESSAGE_ILLEGAL, remark
     if isinstance(error, StoreFull | StoreClosed):

@@ -1,0 +1,51 @@
+"""A client for duemq, the broker for delayed messages, and for any broker that speaks RocketMQ's remoting protocol.
+
+    async with Producer("127.0.0.1:9876") as producer:
+        await producer.send("orders", b"remember", delay="1h30m")
+
+    async with PushConsumer("billing", nameserver="127.0.0.1:9876") as consumer:
+        consumer.subscribe("orders")
+        async for message in consumer:
+            print(message.body, message.lateness_ms)
+            await message.ack()
+
+`errors` draws the tree of exceptions; all are DueMQError.
+"""
+
+from duemq._consumer import PushConsumer
+from duemq._message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from duemq._producer import Producer
+from duemq.errors import (
+    ArgumentError,
+    BodyError,
+    BrokerError,
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    DelayError,
+    DueMQError,
+    NoRouteError,
+    PeerError,
+    RequestTimeoutError,
+)
+
+__all__ = [
+    "ArgumentError",
+    "BodyError",
+    "BrokerError",
+    "ClosedError",
+    "ConnectError",
+    "ConnectionLostError",
+    "DelayError",
+    "DueMQError",
+    "Message",
+    "MessageQueue",
+    "NoRouteError",
+    "PeerError",
+    "Producer",
+    "PushConsumer",
+    "ReceivedMessage",
+    "RequestTimeoutError",
+    "SendResult",
+    "SendStatus",
+]

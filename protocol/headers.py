@@ -10,6 +10,7 @@ Source: apache/rocketmq common/protocol/header/*.java, 4.9.7; fields that 5.3.3 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from msgspec import Meta
 from protocol.codes import LANGUAGE, VERSION
 from protocol.command import Body, Command
 from protocol.errors import FieldError
-from protocol.frame import JSON, Frame
+from protocol.frame import JSON
 from protocol.header_json import as_text
 
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -363,15 +364,12 @@ class RequestDecoder(Generic[H]):
 
     def __init__(self, header_type: type[H]) -> None:
         self.header_type = header_type
-        self._decode_json = msgspec.json.Decoder(Request[header_type], strict=False).decode  # type: ignore[valid-type]
-
-    def decode(self, frame: Frame) -> Request[H]:
-        """The request in a frame of codec 0. Raises msgspec.MsgspecError, RecursionError or UnicodeDecodeError
-        where the slow way has to look: see `from_command`."""
-        request: Request[H] = self._decode_json(frame[1])
-        request.codec = JSON
-        request.body = frame[2]
-        return request
+        self.decode_json: Callable[[bytes], Request[H]] = msgspec.json.Decoder(
+            Request[header_type],  # type: ignore[valid-type]
+            strict=False,
+        ).decode
+        """The request in the header of a frame of codec JSON; `codec` and `body` are for the caller to set. Raises
+        msgspec.MsgspecError, RecursionError or UnicodeDecodeError where the slow way has to look: `from_command`."""
 
     def from_command(self, command: Command, codec: int) -> Request[H]:
         """The request in a command. Raises FieldError."""

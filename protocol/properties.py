@@ -29,6 +29,7 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QID: Final = "REAL_QID"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+_TAGS_KEY: Final = TAGS + NAME_END
 TRAN_MSG: Final = "TRAN_MSG"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
@@ -88,6 +89,18 @@ def java_hash(text: str) -> int:
     for at in range(0, len(units), 2):
         result = (31 * result + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
     return result - 0x1_0000_0000 if result & 0x8000_0000 else result
+
+
+def tags_code_of(text: str) -> int:
+    """The tags code of a message with these properties."""
+    at = text.find(_TAGS_KEY)
+    if at < 0:
+        return 0
+    if at and text[at - 1] != PROPERTY_END:
+        return tags_code(get(text, TAGS))
+    at += len(_TAGS_KEY)
+    end = text.find(PROPERTY_END, at)
+    return tags_code(text[at:] if end < 0 else text[at:end])
 
 
 @lru_cache(maxsize=4096)

@@ -31,6 +31,7 @@ from storage.config_file import ConfigFile
 from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
 from storage.errors import StoreError, StoreFormatError
 from storage.pull import EXT_ADDRESS_MAX
+from storage.scan import is_topic_name
 from storage.store import SCHEDULE_TOPIC, MessageStore
 
 log = structlog.get_logger(__name__)
@@ -191,11 +192,11 @@ class LevelQueues:
             return False
         topic = message.get_property(properties.REAL_TOPIC)
         queue_id = message.get_property(properties.REAL_QID)
-        if not topic or not queue_id or not queue_id.isdecimal() or topic == HALF_TOPIC:
+        if not topic or not is_topic_name(topic.encode()) or topic == HALF_TOPIC or not _is_queue_id(queue_id):
             log.error("scheduled_message_undeliverable", level=level.number, physical_offset=physical, topic=topic)
             return False
         self._store.appender.begin()
-        self._append(self._store.ensure_queue(topic, int(queue_id)), message)
+        self._append(self._store.ensure_queue(topic, int(queue_id or 0)), message)
         return True
 
     def _append(self, queue: ConsumeQueue, message: StoredMessage) -> None:
@@ -226,3 +227,7 @@ class LevelQueues:
     def save(self, table: dict[str, Any]) -> None:
         """Write the progress. May wait for the disk. Raises OSError."""
         self._file.write(table)
+
+
+def _is_queue_id(text: str | None) -> bool:
+    return text is not None and text.isascii() and text.isdecimal() and int(text) < 2**31

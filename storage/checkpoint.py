@@ -44,20 +44,24 @@ class Checkpoint(msgspec.Struct):
     logic_timestamp: int = 0
     index_timestamp: int = 0
     recovery_offset: int | None = None
+    is_foreign: bool = False
+    """Whether somebody else wrote the file last."""
 
 
 def load(files: Files, path: str) -> Checkpoint:
     """The checkpoint in a file; zeros where the file is missing or too short."""
-    data = files.read_whole(path) or b""
-    if len(data) < _THEIRS.size:
-        return Checkpoint()
-    checkpoint = Checkpoint(*_THEIRS.unpack_from(data))
+    data = files.read_whole(path)
+    if data is None or len(data) < _THEIRS.size:
+        return Checkpoint(is_foreign=data is not None)
+    physic, logic, index = _THEIRS.unpack_from(data)
+    checkpoint = Checkpoint(physic, logic, index, is_foreign=True)
     ours = data[_OURS_AT : _OURS_AT + _OURS.size]
     if len(data) >= _OURS_AT + _OURS.size + _CRC.size and ours.startswith(_MAGIC):
-        _, offset, physic, logic = _OURS.unpack(ours)
+        _, offset, our_physic, our_logic = _OURS.unpack(ours)
         (crc,) = _CRC.unpack_from(data, _OURS_AT + _OURS.size)
-        if crc == zlib.crc32(ours) and (physic, logic) == (checkpoint.physic_timestamp, checkpoint.logic_timestamp):
+        if crc == zlib.crc32(ours) and (our_physic, our_logic) == (physic, logic):
             checkpoint.recovery_offset = offset
+            checkpoint.is_foreign = False
     return checkpoint
 
 

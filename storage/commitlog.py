@@ -6,7 +6,8 @@
 A record (see `protocol.record`) never crosses files: when it and the 8 bytes of an end marker do not fit into the rest
 of a file, the rest is an end marker and the record starts the next file. Physical offsets count bytes over all files.
 
-Invariants: begin <= flushed <= end. Only `append.Appender` and recovery move `end`; only `note_flushed` moves `flushed`.
+Invariants: begin <= flushed <= end. Only `append.Appender` and recovery move `end`; only
+`note_flushed` and recovery move `flushed`.
 The bytes from `end` on are zeros, so that recovery, which reads until the first byte that is no record, stops there.
 
 Mirrors apache/rocketmq store/CommitLog.java (4.9.7). The format is theirs and frozen.

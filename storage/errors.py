@@ -7,7 +7,8 @@ StoreError
 ├── StoreFull           the disk has no room; nothing of the write remains
 ├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
 ├── StoreClosed         the store is not open
-└── RecordTooLarge      a message is larger than the store takes
+└── RecordIllegal       a message is not of a kind that the store takes
+    └── RecordTooLarge  it is larger than the store takes
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class StoreClosed(StoreError):
     """The store is closed."""
 
 
-class RecordTooLarge(StoreError):
+class RecordIllegal(StoreError):
+    """A message that the store does not take."""
+
+
+class RecordTooLarge(RecordIllegal):
     """A message does not fit. Attributes: `size` and `limit` in bytes, `what` of the message is too large."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:

@@ -81,6 +81,8 @@ class Recovery:
         self._open_queue = open_queue
         self._tags_code = tags_code
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._is_ours = False
+        """Whether only we wrote what is to be read."""
 
     def run(self, checkpoint: Checkpoint, *, clean: bool) -> Recovered:
         """Recover. `clean`: the last run removed its abort file. Raises StoreFormatError, OSError."""
@@ -88,10 +90,12 @@ class Recovery:
         try:
             self._load_queues()
             start = self._start(checkpoint, clean=clean)
+            self._is_ours = not checkpoint.is_foreign and start >= (checkpoint.recovery_offset or 0)
             for queue in self._queues.values():
                 self._cut(queue, start)
             return self._read_from(max(self._log.begin, min(start, self._end_of_queues())), rebuild=False)
         except (_MissingUnits, StoreFileMissing):
+            self._is_ours = not checkpoint.is_foreign and checkpoint.recovery_offset is None
             for queue in self._queues.values():
                 queue.remove()
             return self._read_from(self._log.begin, rebuild=True)
@@ -164,7 +168,7 @@ class Recovery:
 
     def _read_from(self, start: int, *, rebuild: bool) -> Recovered:
         complete = start == self._log.begin
-        scanner = Scanner(self._log, start)
+        scanner = Scanner(self._log, start, zeros_are_torn=self._is_ours)
         count, last_timestamp = 0, 0
         for record in scanner:
             self._dispatch(record, complete=complete, rebuild=rebuild)

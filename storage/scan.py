@@ -25,6 +25,7 @@ _SIZE_MAGIC: Final = struct.Struct(">iI")
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _BORN_END: Final = 56
+_SECTOR: Final = 512
 CHUNK_SIZE: Final = 8 << 20
 
 
@@ -61,11 +62,14 @@ class Scanner:
 
     A record is whole when its magic, its lengths, its own physical offset and the checksum of its body hold. The first
     that is not ends the scan: what lies behind it was never acknowledged as flushed.
+
+    The checksum does not cover the properties. `zeros_are_torn`: a sector of zeros within them also counts as torn; for
+    logs that only we have written, since we refuse zero bytes there.
     """
 
-    def __init__(self, log: Commitlog, start: int, *, check_crc: bool = True) -> None:
+    def __init__(self, log: Commitlog, start: int, *, zeros_are_torn: bool = False) -> None:
         self._log = log
-        self._check_crc = check_crc
+        self._zeros_are_torn = zeros_are_torn
         self.end = ScanEnd(start, None)
 
     def __iter__(self) -> Iterator[ScannedRecord]:
@@ -84,7 +88,9 @@ class Scanner:
                 self.end = ScanEnd(position, why)
                 return
             data, base = self._have(data, base, position, size)
-            record = _take(data, position - base, position, check_crc=self._check_crc)
+            record = _take(data, position - base, position, check_crc=True)
+            if self._zeros_are_torn and isinstance(record, ScannedRecord) and _has_empty_sector(record):
+                record = "properties with a sector that was not written"
             if isinstance(record, str):
                 self.end = ScanEnd(position, record)
                 return
@@ -136,6 +142,12 @@ def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRec
         data[topic_at:topic_end],
         data[topic_end + 2 : end],
     )
+
+
+def _has_empty_sector(record: ScannedRecord) -> bool:
+    text = record.properties
+    start = -(record.physical_offset + record.size - len(text)) % _SECTOR
+    return any(not any(text[at : at + _SECTOR]) for at in range(start, len(text), _SECTOR))
 
 
 def read_record(log: Commitlog, offset: int, *, check_crc: bool = True) -> ScannedRecord | None:

@@ -55,6 +55,8 @@ class Segments:
                 self.begin = base
             self._segments[base] = file
             self.end = base + self.segment_size
+            # Whoever made it may have died before its name was durable.
+            self.names_made = 1
 
     def __len__(self) -> int:
         return len(self._segments)

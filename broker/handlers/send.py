@@ -101,6 +101,7 @@ class SendHandlers:
             or "DELAY" in text
             or "TIMER_D" in text
             or "TRAN_MSG" in text
+            or "\0" in text
             or self._flusher.is_full
         ):
             return self._send_special(connection, request)
@@ -113,7 +114,7 @@ class SendHandlers:
             topic.queues[queue_id] or topic.queue(queue_id),
             body,
             property_bytes,
-            properties.tags_code(properties.get(text, properties.TAGS)),
+            properties.tags_code_of(text),
             header.born_timestamp,
             connection.born_host,
             header.flag,
@@ -211,10 +212,8 @@ class SendHandlers:
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(level))
         self._appender.check(body, property_bytes)
         store_timestamp = self._appender.begin()
-        if level > 0:
-            code = self._levels.table.deliver_time(level, store_timestamp)
-        else:
-            code = properties.tags_code(properties.get(text, properties.TAGS))
+        is_delayed = level > 0
+        code = self._levels.table.deliver_time(level, store_timestamp) if is_delayed else properties.tags_code_of(text)
         return self._appender.add(
             queue, body, property_bytes, code, born_timestamp, born_host, flag, sys_flag, reconsume_times
         )
@@ -330,13 +329,12 @@ class SendHandlers:
         self._appender.begin()
         offsets, message_ids = [], []
         for flag, body, property_bytes in parts:
-            tags = properties.get(property_bytes.decode(), properties.TAGS)
             offsets.append(
                 self._appender.add(
                     queue,
                     body,
                     property_bytes,
-                    properties.tags_code(tags),
+                    properties.tags_code_of(property_bytes.decode()),
                     header.born_timestamp,
                     connection.born_host,
                     flag,

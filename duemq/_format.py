@@ -1,0 +1,107 @@
+"""How the command line shows messages and results: a line of text for people, a line of JSON for programs."""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from duemq._durations import format_duration
+from duemq._message import ReceivedMessage, SendResult
+
+
+def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None) -> str:
+    """What became of a sent message; `delay_ms` is the delay that was asked for, if one was."""
+    if result.due_time_ms is None:
+        return f"sent {result.message_id} to {result.queue} offset {result.queue_offset}"
+    when = f"in {format_duration(delay_ms)}" if delay_ms else _from_now(result.due_time_ms - now_ms)
+    return (
+        f"sent {result.message_id} to {result.queue} schedule offset {result.queue_offset}, "
+        f"due {local_time(result.due_time_ms)} ({when})"
+    )
+
+
+def result_as_json(result: SendResult) -> str:
+    """What became of a sent message."""
+    return _line(
+        {
+            "message_id": result.message_id,
+            "offset_message_id": result.offset_message_id,
+            "status": str(result.status),
+            "topic": result.queue.topic,
+            "broker": result.queue.broker,
+            "queue_id": result.queue.queue_id,
+            "queue_offset": result.queue_offset,
+            "due_time_ms": result.due_time_ms,
+        }
+    )
+
+
+def message_as_text(message: ReceivedMessage) -> str:
+    """Time of receipt, lateness, [tag], (keys), body. Raises BodyError."""
+    parts = [local_time(message.receive_time_ms)]
+    if message.lateness_ms is not None:
+        parts.append(f"{message.lateness_ms:+d}ms")
+    if message.tags:
+        parts.append(f"[{printable(message.tags)}]")
+    if message.keys:
+        parts.append(f"({printable(' '.join(message.keys))})")
+    parts.append(printable(message.body.decode(errors="backslashreplace")))
+    return "  ".join(parts)
+
+
+def message_as_json(message: ReceivedMessage) -> str:
+    """All there is of a message; a body that is no UTF-8 as `body_base64`. Raises BodyError."""
+    body: dict[str, str]
+    try:
+        body = {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(message.body).decode()}
+    return _line(
+        {
+            "topic": message.topic,
+            **body,
+            "tags": message.tags,
+            "keys": message.keys,
+            "properties": message.properties,
+            "message_id": message.message_id,
+            "offset_message_id": message.offset_message_id,
+            "broker": message.queue.broker,
+            "queue_id": message.queue.queue_id,
+            "queue_offset": message.queue_offset,
+            "born_time_ms": message.born_time_ms,
+            "store_time_ms": message.store_time_ms,
+            "receive_time_ms": message.receive_time_ms,
+            "due_time_ms": message.due_time_ms,
+            "lateness_ms": message.lateness_ms,
+            "delay_level": message.delay_level,
+            "reconsume_times": message.reconsume_times,
+        }
+    )
+
+
+def local_time(time_ms: int) -> str:
+    """A time in ms since the epoch, to the millisecond, in this machine's zone."""
+    return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
+
+
+def printable(text: str) -> str:
+    """Text that stays on its line and leaves the terminal alone."""
+    return "".join(each if each.isprintable() or each == "\t" else _escape(each) for each in text)
+
+
+def _from_now(milliseconds: int) -> str:
+    if milliseconds <= 0:
+        return "now"
+    # Nobody wants to read that of a level's 5s there are 4s990ms left.
+    return f"in {format_duration(round(milliseconds, -3) or milliseconds)}"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return msgspec.json.encode(fields).decode()

@@ -1,0 +1,282 @@
+"""A member of a consumer group: which queues it has, and how far it is in them.
+
+All members work out for themselves who reads what (`_allocation`), each time the broker says that somebody came or
+went, and from time to time. Between two members' looks a queue may be read by both, or by none; that is RocketMQ's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from duemq._allocation import allocate_averagely
+from duemq._client import Client, Tasks
+from duemq._complaints import Complaints
+from duemq._connection import Codec
+from duemq._group import BrokerOffsets, GroupApi
+from duemq._inbox import Inbox
+from duemq._message import RETRY_PREFIX, MessageQueue
+from duemq._offsets import OffsetStore
+from duemq._reader import FIRST, LAST, QueueReader, Start
+from duemq._routes import Route
+from duemq._settings import Rhythm
+from duemq._subscription import ALL_TAGS, Subscription, make_subscription
+from duemq._times import Clock, now_ms
+from duemq.errors import ClosedError, DueMQError, NoRouteError
+from protocol import bodies
+from protocol.bodies import ConsumerData, HeartbeatData
+from protocol.codes import RequestCode
+from protocol.command import Command
+
+_FROM_WHERE: Final = {FIRST: "CONSUME_FROM_FIRST_OFFSET", LAST: "CONSUME_FROM_LAST_OFFSET"}
+_FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
+
+log = logging.getLogger("duemq.consumer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberConfig:
+    """What a member is told by its consumer. See `PushConsumer`."""
+
+    group: str
+    nameserver: str
+    codec: Codec
+    start: Start
+    max_reconsume_times: int
+    local_offsets: OffsetStore | None
+    """Where a broadcasting member keeps its offsets; None for a clustering one."""
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    clock: Clock = now_ms
+
+    @property
+    def broadcasting(self) -> bool:
+        """Whether each member gets all messages."""
+        return self.local_offsets is not None
+
+
+class Member:
+    """Reads this member's share of the queues into `inbox`."""
+
+    def __init__(self, config: MemberConfig, inbox: Inbox) -> None:
+        self._config = config
+        self._inbox = inbox
+        self._client = Client(
+            config.nameserver,
+            codec=config.codec,
+            heartbeat=self._heartbeat,
+            on_request=self._request_received,
+            rhythm=config.rhythm,
+        )
+        self._api = GroupApi(self._client, config.group, config.max_reconsume_times)
+        self._offsets: OffsetStore = config.local_offsets or BrokerOffsets(self._api)
+        self._subscriptions: dict[str, Subscription] = {}
+        self._readers: dict[MessageQueue, tuple[QueueReader, asyncio.Task[None]]] = {}
+        self._allocated: set[str] = set()
+        self._begun_without: set[str] = set()
+        self._complaints = Complaints(log)
+        self._tasks = Tasks()
+        self._stopped = False
+        self._announce = False
+        self._change = asyncio.Event()
+        self._progress = asyncio.Event()
+        if not config.broadcasting:
+            self.subscribe(RETRY_PREFIX + config.group, ALL_TAGS)
+
+    # --- what the consumer asks of it -----------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, tags: str) -> None:
+        """Read a topic. Raises ArgumentError."""
+        self._subscriptions[topic] = make_subscription(topic, tags, self._config.clock())
+        self._allocated.discard(topic)
+        self._announce = True
+        self._change.set()
+
+    async def start(self) -> None:
+        """Join the group. Raises what a name server's failure raises; a topic that does not exist is waited for."""
+        try:
+            await self._client.start()
+            await self._look_up_topics()
+        except BaseException:
+            await self._client.close()
+            raise
+        self._tasks.start(self._rebalance_forever(), "duemq rebalance")
+        self._tasks.start(self._commit_forever(), "duemq commits")
+
+    async def stop_reading(self) -> None:
+        """Keep the queues, but read nothing more of them."""
+        self._stopped = True
+        self._progress.set()
+        await self._tasks.close()
+
+    async def leave(self) -> None:
+        """Store the offsets, tell the brokers, and end all connections. Does not raise."""
+        try:
+            await self.commit()
+            await self._api.leave()
+        finally:
+            await self._client.close()
+
+    @property
+    def queues(self) -> frozenset[MessageQueue]:
+        """The queues that this member has now."""
+        return frozenset(self._readers)
+
+    async def caught_up(self) -> None:
+        """See `PushConsumer.caught_up`."""
+        while not self._is_caught_up():
+            if self._stopped:
+                raise ClosedError("the consumer is closed")
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def commit(self, *, even_unchanged: bool = False) -> None:
+        """Store the offsets; what goes wrong is logged."""
+        offsets = {}
+        for queue, (reader, _) in self._readers.items():
+            offset = reader.offset_to_commit(even_unchanged=even_unchanged)
+            if offset is not None:
+                offsets[queue] = offset
+        await self._save(offsets)
+
+    # --- rebalance ------------------------------------------------------------------------------------------------
+
+    async def _rebalance_forever(self) -> None:
+        while True:
+            self._change.clear()
+            complete = False
+            try:
+                complete = await self._rebalance()
+            except Exception:
+                # Whatever it is, the member goes on with the queues it has and looks again.
+                log.exception("cannot rebalance %s", self._config.group)
+            pause = self._config.rhythm.rebalance if complete else self._config.rhythm.missing_topic
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._change.wait()
+
+    async def _rebalance(self) -> bool:
+        """Look once at every topic. Gives whether all is settled, so that the next look may take its time."""
+        if self._announce:
+            self._announce = False
+            await self._client.beat(self._client.broker_addresses)
+        complete = True
+        for topic in list(self._subscriptions):
+            try:
+                mine = await self._allocate(await self._client.routes.find(topic))
+            except NoRouteError as error:
+                if topic.startswith(RETRY_PREFIX):
+                    self._allocated.add(topic)  # nothing was ever retried
+                    continue
+                complete = False
+                self._complaints.raise_(f"waiting for {topic}", str(error))
+            except DueMQError as error:
+                complete = False
+                self._complaints.raise_(f"waiting for {topic}", str(error))
+            else:
+                await self._update(topic, mine)
+                self._allocated.add(topic)
+                self._complaints.settle(f"waiting for {topic}")
+        self._progress.set()
+        return complete
+
+    async def _allocate(self, route: Route) -> list[MessageQueue]:
+        """The queues of a topic that are this member's."""
+        # Every broker of the topic has to know this member, since any of them may be asked who is in the group.
+        await self._client.beat(route.addresses - set(self._client.broker_addresses))
+        if self._config.broadcasting:
+            return list(route.read_queues)
+        members = await self._api.members(route)
+        return allocate_averagely(route.read_queues, members, self._client.client_id)
+
+    async def _update(self, topic: str, mine: Iterable[MessageQueue]) -> None:
+        wanted = set(mine)
+        had = {queue for queue in self._readers if queue.topic == topic}
+        if wanted == had:
+            return
+        log.info("%s now reads %d queues of %s, before %d", self._config.group, len(wanted), topic, len(had))
+        for queue in had - wanted:
+            await self._drop(queue)
+        for queue in sorted(wanted - had):
+            self._add(queue)
+
+    def _add(self, queue: MessageQueue) -> None:
+        late = queue.topic in self._begun_without
+        reader = QueueReader(
+            queue,
+            api=self._api,
+            offsets=self._offsets,
+            inbox=self._inbox,
+            subscription=lambda: self._subscriptions[queue.topic],
+            start=FIRST if late else self._config.start,
+            broadcasting=self._config.broadcasting,
+            rhythm=self._config.rhythm,
+            clock=self._config.clock,
+            progressed=self._progress.set,
+            complaints=self._complaints,
+        )
+        self._readers[queue] = reader, self._tasks.start(reader.run(), f"duemq reader {queue}")
+
+    async def _drop(self, queue: MessageQueue) -> None:
+        reader, task = self._readers.pop(queue)
+        offset = reader.offset_to_commit(even_unchanged=False)
+        reader.dropped = True
+        task.cancel()
+        if offset is not None:
+            await self._save({queue: offset})
+
+    async def _look_up_topics(self) -> None:
+        """Look once at all topics, so that a wrong address of the name server fails the start."""
+        for topic in self._subscriptions:
+            try:
+                await self._client.routes.find(topic)
+            except NoRouteError:
+                # Made after this start: its first messages are new even to those who want only new ones.
+                self._begun_without.add(topic)
+
+    def _is_caught_up(self) -> bool:
+        return self._allocated >= set(self._subscriptions) and all(
+            reader.caught_up for reader, _ in self._readers.values()
+        )
+
+    # --- offsets --------------------------------------------------------------------------------------------------
+
+    async def _commit_forever(self) -> None:
+        rhythm, number = self._config.rhythm, 0
+        while True:
+            await asyncio.sleep(rhythm.commit)
+            number += 1
+            await self.commit(even_unchanged=number % rhythm.commit_all_every == 0)
+
+    async def _save(self, offsets: dict[MessageQueue, int]) -> None:
+        if not offsets:
+            return
+        try:
+            await self._offsets.save(offsets)
+        except (DueMQError, OSError) as error:
+            self._complaints.raise_("storing offsets", str(error))
+            return
+        self._complaints.settle("storing offsets")
+        for queue, offset in offsets.items():
+            if queue in self._readers:
+                self._readers[queue][0].committed(offset)
+
+    # --- the brokers' side ----------------------------------------------------------------------------------------
+
+    def _heartbeat(self, client_id: str) -> HeartbeatData:
+        start = self._config.start
+        consumer = ConsumerData(
+            group_name=self._config.group,
+            message_model=bodies.BROADCASTING if self._config.broadcasting else bodies.CLUSTERING,
+            consume_from_where=_FROM_TIME if isinstance(start, int) else _FROM_WHERE[start],
+            subscription_data_set=[subscription.to_data() for subscription in self._subscriptions.values()],
+        )
+        return HeartbeatData(client_id=client_id, producer_data_set=[], consumer_data_set=[consumer])
+
+    def _request_received(self, command: Command) -> Command | None:
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            self._change.set()
+        return None

@@ -1,0 +1,388 @@
+"""The producer: sends messages, now or due later.
+
+A send tries again at another broker where that may help, as RocketMQ's synchronous send does. After a timeout or a lost
+connection the first try may have been stored all the same: messages are delivered at least once, and the two copies
+have the same message id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+from duemq import _checks
+from duemq._client import Client, typed_header
+from duemq._connection import Codec, Connection
+from duemq._delay import Delays, Plan, Wish, make_plan, read_delays, read_wish
+from duemq._message import Message, MessageQueue, SendResult, SendStatus
+from duemq._outgoing import Outgoing, compressed, prepare
+from duemq._routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
+from duemq._settings import Rhythm
+from duemq._times import Clock, Span, Time, now_ms
+from duemq.errors import (
+    ArgumentError,
+    BrokerError,
+    ClosedError,
+    DueMQError,
+    NoRouteError,
+    RequestTimeoutError,
+)
+from protocol import batch
+from protocol.bodies import HeartbeatData, ProducerData
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.headers import SendMessageResponse, SendMessageV2, UnregisterClient
+from protocol.message_id import UniqueKeys
+from protocol.properties import java_hash
+
+T = TypeVar("T")
+
+_STATUS: Final = {
+    ResponseCode.SUCCESS: SendStatus.SEND_OK,
+    ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+
+Choose = Callable[[Route, str | None], MessageQueue]
+"""Chooses a queue of a route; the second argument is the broker that just failed, if any."""
+
+log = logging.getLogger("duemq.producer")
+
+
+class Producer:
+    """Sends messages.
+
+        async with Producer("127.0.0.1:9876") as producer:
+            await producer.send("orders", b"hello")
+            await producer.send("orders", b"remember", delay="1h30m")
+
+    One producer serves any number of tasks at once. Arguments:
+
+    `nameserver`: "host:port" of the name server, several joined by ;.
+    `group`: name of the producer group, as operators see it.
+    `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
+    `timeout`: for each send with all its tries, in seconds.
+    `retries`: how often a send is tried again at another queue after a failure that may pass.
+    `compress_from_bytes`: bodies of at least this size are compressed with zlib; None: never.
+    `max_body_bytes`: larger bodies are refused; the broker has its own limit, 4 MiB by default.
+    """
+
+    def __init__(
+        self,
+        nameserver: str = "127.0.0.1:9876",
+        *,
+        group: str = "duemq",
+        codec: Codec = "auto",
+        timeout: float = 3.0,
+        retries: int = 2,
+        compress_from_bytes: int | None = 4096,
+        max_body_bytes: int = _checks.MAX_BODY_BYTES,
+        _rhythm: Rhythm | None = None,
+        _clock: Clock = now_ms,
+    ) -> None:
+        _checks.check_group(group)
+        self.group = group
+        self._timeout = timeout
+        self._retries = retries
+        self._compress_from_bytes = compress_from_bytes
+        self._max_body_bytes = max_body_bytes
+        self._clock = _clock
+        self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, rhythm=_rhythm)
+        self._round_robin: dict[str, RoundRobin] = {}
+        self._delays: WeakKeyDictionary[Connection, Delays] = WeakKeyDictionary()
+        self._keys: UniqueKeys | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect to a name server. Raises ConnectError where none answers."""
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        if self._keys is None:
+            # In a thread: it asks the resolver for this host's address, which may take its time.
+            keys = await asyncio.to_thread(UniqueKeys)
+            await self._client.start()
+            self._keys = keys
+
+    async def close(self) -> None:
+        """Say goodbye to the brokers and close the connections; sends under way fail. Does not raise."""
+        if self._closed:
+            return
+        self._closed = True
+        header = UnregisterClient(client_id=self._client.client_id, producer_group=self.group)
+        for address in self._client.broker_addresses:
+            try:
+                await self._client.call(address, RequestCode.UNREGISTER_CLIENT, header, timeout=1.0)
+            except DueMQError as error:
+                log.debug("no goodbye: %s", error)
+        await self._client.close()
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        level: int | None = None,
+        delay: Span | None = None,
+        deliver_at: Time | None = None,
+        sharding_key: str | None = None,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send a message and wait until the broker has stored it.
+
+        `body`: not empty; text is sent as UTF-8. `tags`: one tag, by which consumers may filter. `keys`: under which
+        the broker indexes the message. `properties`: the caller's own, for consumers to read.
+
+        When it is delivered: at once, or with one of
+        `level`: after the delay of that level of the broker (1: 1 s, 2: 5 s, 3: 10 s ... by default);
+        `delay`: after so long: seconds, a timedelta, or text such as "1h30m". To the millisecond;
+        `deliver_at`: at that time: a datetime with a time zone, or seconds since the epoch. To the millisecond, by the
+        broker's clock; a time that has passed means at once.
+        The broker is asked what delays it has. A delay that equals a level is sent as that level. Any other needs a
+        broker with timers (duemq, or RocketMQ from 5.0 on); with an older one DelayError is raised, since it would
+        deliver the message at once.
+
+        Which queue: all in turn, or with `sharding_key` always the same for the same key (RocketMQ's hash of it, so a
+        Java producer chooses the same), or `queue` itself. A fixed queue is not given up for another in a retry.
+
+        `timeout`: with all tries, in seconds.
+
+        Raises ArgumentError, ClosedError; NoRouteError where no broker has the topic or creates it; the last try's
+        BrokerError, ConnectError, ConnectionLostError or RequestTimeoutError.
+        """
+        wish = read_wish(level, delay, deliver_at, self._clock())
+        choose = self._chooser(topic, sharding_key, queue)
+        message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
+        limit = timeout or self._timeout
+
+        async def attempt(route: Route, chosen: MessageQueue) -> SendResult:
+            address, plan = await self._plan(route, chosen, wish)
+            answer = await self._client.call(
+                address,
+                RequestCode.SEND_MESSAGE_V2,
+                self._header(message, chosen, plan),
+                message.body,
+                timeout=limit,
+                expected=_STATUS,
+            )
+            return _result(answer, address, chosen, message.message_id, plan)
+
+        return await self._try(topic, choose, attempt, limit)
+
+    async def send_oneway(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        level: int | None = None,
+        delay: Span | None = None,
+        deliver_at: Time | None = None,
+        sharding_key: str | None = None,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Send a message without waiting for the broker: nobody tells whether it was stored. Gives the message id.
+
+        Arguments and errors as of `send`; there is one try only.
+        """
+        wish = read_wish(level, delay, deliver_at, self._clock())
+        choose = self._chooser(topic, sharding_key, queue)
+        message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
+        limit = timeout or self._timeout
+
+        async def attempt(route: Route, chosen: MessageQueue) -> str:
+            address, plan = await self._plan(route, chosen, wish)
+            connection = await self._client.broker(address)
+            header = self._header(message, chosen, plan)
+            await connection.send_oneway(RequestCode.SEND_MESSAGE_V2, header, message.body, timeout=limit)
+            return message.message_id
+
+        return await self._try(topic, choose, attempt, limit, retries=0)
+
+    async def send_batch(
+        self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
+    ) -> list[SendResult]:
+        """Send messages of one topic in one request; they are stored all or none, one after the other in one queue.
+
+        Together they must not exceed `max_body_bytes`; they are neither compressed nor delayed, since brokers read a
+        batch in no other form. `queue`, `timeout` and errors as of `send`.
+        """
+        prepared = [
+            await self._prepare(each.topic, each.body, each.tags, each.keys, each.properties, None, compress=False)
+            for each in messages
+        ]
+        if len({message.topic for message in prepared}) != 1:
+            raise ArgumentError("a batch has at least one message, and all are of one topic")
+        topic = prepared[0].topic
+        body = batch.encode((0, message.body, message.property_text({})) for message in prepared)
+        _checks.check_body(body, self._max_body_bytes)
+        whole = Outgoing(topic, body, 0, {}, "")
+        limit = timeout or self._timeout
+
+        async def attempt(route: Route, chosen: MessageQueue) -> list[SendResult]:
+            address = _primary(route, chosen)
+            header = self._header(whole, chosen, Plan({}), batch=True)
+            answer = await self._client.call(
+                address, RequestCode.SEND_BATCH_MESSAGE, header, body, timeout=limit, expected=_STATUS
+            )
+            return _batch_results(answer, address, chosen, prepared)
+
+        return await self._try(topic, self._chooser(topic, None, queue), attempt, limit)
+
+    # --- one send -------------------------------------------------------------------------------------------------
+
+    async def _try(
+        self,
+        topic: str,
+        choose: Choose,
+        attempt: Callable[[Route, MessageQueue], Awaitable[T]],
+        timeout: float,
+        retries: int | None = None,
+    ) -> T:
+        tries = 1 + (self._retries if retries is None else retries)
+        address, failed_broker = "the name servers", None
+        try:
+            async with asyncio.timeout(timeout):
+                for number in range(tries):
+                    route = await self._client.routes.find_to_send(topic)
+                    chosen = choose(route, failed_broker)
+                    address, failed_broker = _primary(route, chosen), chosen.broker
+                    try:
+                        return await attempt(route, chosen)
+                    except DueMQError as error:
+                        if not error.retriable or number == tries - 1:
+                            raise
+                        log.warning("sending to %s failed, trying again: %s", chosen, error)
+        except TimeoutError as error:
+            if isinstance(error, DueMQError):
+                raise
+            raise RequestTimeoutError(address, "a send", timeout) from None
+        raise AssertionError("no try at all")
+
+    async def _prepare(
+        self,
+        topic: str,
+        body: bytes | str,
+        tags: str | None,
+        keys: str | Iterable[str],
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        *,
+        compress: bool = True,
+    ) -> Outgoing:
+        if self._closed or self._keys is None:
+            raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
+        message = prepare(
+            topic,
+            body,
+            tags,
+            keys,
+            properties,
+            message_id=self._keys.make(),
+            max_body_bytes=self._max_body_bytes,
+            sharding_key=sharding_key,
+        )
+        return await compressed(message, self._compress_from_bytes if compress else None)
+
+    def _chooser(self, topic: str, sharding_key: str | None, queue: MessageQueue | None) -> Choose:
+        if queue is not None:
+            if sharding_key is not None or queue.topic != topic:
+                raise ArgumentError("`queue` has to be of the topic, and goes without a sharding key")
+            return lambda route, failed: queue
+        if sharding_key is not None:
+            # As RocketMQ's SelectMessageQueueByHash: the remainder's absolute value, with Java's sign of a remainder.
+            number = abs(java_hash(sharding_key))
+            return lambda route, failed: route.write_queues[number % len(route.write_queues)]
+        turn = self._round_robin.setdefault(topic, RoundRobin())
+        return lambda route, failed: turn.choose(route.write_queues, failed)
+
+    async def _plan(self, route: Route, queue: MessageQueue, wish: Wish) -> tuple[str, Plan]:
+        address = _primary(route, queue)
+        if wish.at_once:
+            return address, Plan({})
+        connection = await self._client.broker(address)
+        delays = self._delays.get(connection)
+        if delays is None:
+            try:
+                delays = read_delays(await self._client.call(address, RequestCode.GET_BROKER_CONFIG))
+            except BrokerError as error:
+                if wish.level is None:
+                    error.add_note("a delay or time of delivery needs to know which delays the broker has")
+                    raise
+                delays = Delays()
+            self._delays[connection] = delays
+        return address, make_plan(wish, delays, self._clock(), address)
+
+    def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> SendMessageV2:
+        return SendMessageV2(
+            producer_group=self.group,
+            topic=message.topic,
+            default_topic=AUTO_CREATE_TOPIC,
+            default_topic_queue_nums=AUTO_CREATE_QUEUES,
+            queue_id=queue.queue_id,
+            sys_flag=message.sys_flag,
+            born_timestamp=self._clock(),
+            flag=0,
+            properties=message.property_text(plan.properties),
+            reconsume_times=0,
+            unit_mode=False,
+            batch=batch,
+        )
+
+    def _heartbeat(self, client_id: str) -> HeartbeatData:
+        return HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(self.group)], consumer_data_set=[])
+
+
+def _primary(route: Route, queue: MessageQueue) -> str:
+    address = route.primary(queue.broker)
+    if address is None:
+        raise NoRouteError(queue.topic, f"the broker {queue.broker} has no primary now")
+    return address
+
+
+def _result(answer: Command, address: str, queue: MessageQueue, message_id: str, plan: Plan) -> SendResult:
+    header = typed_header(answer, SendMessageResponse, address)
+    return SendResult(
+        status=_STATUS[ResponseCode(answer.code)],
+        message_id=message_id,
+        offset_message_id=header.msg_id,
+        queue=queue._replace(queue_id=header.queue_id),
+        queue_offset=header.queue_offset,
+        due_time_ms=plan.due_time_ms,
+    )
+
+
+def _batch_results(answer: Command, address: str, queue: MessageQueue, sent: list[Outgoing]) -> list[SendResult]:
+    """One result per message: the broker gives all their ids, and the queue offset of the first."""
+    header = typed_header(answer, SendMessageResponse, address)
+    ids = header.msg_id.split(",")
+    return [
+        SendResult(
+            status=_STATUS[ResponseCode(answer.code)],
+            message_id=message.message_id,
+            offset_message_id=ids[number] if len(ids) == len(sent) else header.msg_id,
+            queue=queue._replace(queue_id=header.queue_id),
+            queue_offset=header.queue_offset + number,
+        )
+        for number, message in enumerate(sent)
+    ]

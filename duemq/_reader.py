@@ -1,0 +1,183 @@
+"""Reads one queue: from where the group stands, as long as this member has the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Literal
+
+from duemq._complaints import Complaints
+from duemq._group import GroupApi, Pulled
+from duemq._inbox import Inbox
+from duemq._message import RETRY_PREFIX, MessageQueue, ReceivedMessage
+from duemq._offsets import OffsetStore, OffsetTracker
+from duemq._settings import Rhythm
+from duemq._subscription import Subscription
+from duemq._times import Clock
+from duemq.errors import DueMQError
+
+log = logging.getLogger("duemq.consumer")
+
+Start = Literal["first", "last"] | int
+"""Where a group begins that has no offset yet: at the oldest message, behind the newest, or at a time in ms."""
+
+FIRST: Final = "first"
+LAST: Final = "last"
+
+
+class QueueReader:
+    """Pulls a queue and puts what it finds into the inbox.
+
+    `subscription` is asked for before each pull, since it may change. `progressed` is called when something was read
+    or finished.
+    """
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        *,
+        api: GroupApi,
+        offsets: OffsetStore,
+        inbox: Inbox,
+        subscription: Callable[[], Subscription],
+        start: Start,
+        broadcasting: bool,
+        rhythm: Rhythm,
+        clock: Clock,
+        progressed: Callable[[], None],
+        complaints: Complaints,
+    ) -> None:
+        self.queue = queue
+        self.dropped = False
+        """Whether another member has the queue now: what was read of it is neither handled nor committed any more."""
+        self._api = api
+        self._offsets = offsets
+        self._inbox = inbox
+        self._subscription = subscription
+        self._start = start
+        self._broadcasting = broadcasting
+        self._rhythm = rhythm
+        self._clock = clock
+        self._progressed = progressed
+        self._complaints = complaints
+        self._tracker: OffsetTracker | None = None
+        self._committed = -1
+        self._end: int | None = None
+        self._hold = False
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all is finished that was in the queue when this member got it."""
+        return self._end is not None and self._tracker is not None and self._tracker.committable >= self._end
+
+    def offset_to_commit(self, *, even_unchanged: bool) -> int | None:
+        """The offset to be stored, or None where there is none or it is stored already."""
+        if self._tracker is None or (self._tracker.committable == self._committed and not even_unchanged):
+            return None
+        return self._tracker.committable
+
+    def committed(self, offset: int) -> None:
+        """An offset was stored."""
+        self._committed = offset
+
+    async def ack(self, message: ReceivedMessage) -> None:
+        """See `ReceivedMessage.ack`."""
+        if not message.settled:
+            message.settled = True
+            self._finish(message)
+
+    async def retry(self, message: ReceivedMessage, level: int) -> None:
+        """See `ReceivedMessage.retry`."""
+        if message.settled:
+            return
+        message.settled = True
+        if self._broadcasting:
+            log.warning("dropping %r: a broadcasting consumer has no retries", message)
+        elif not self.dropped:
+            try:
+                await self._api.send_back(message, level)
+            except DueMQError as error:
+                pause = self._rhythm.retry_here
+                log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, error)
+                message.settled = False
+                asyncio.get_running_loop().call_later(pause, self._inbox.put_again, message)
+                return
+        self._finish(message)
+
+    def _finish(self, message: ReceivedMessage) -> None:
+        self._inbox.release(message)
+        if self._tracker is not None and not self.dropped:
+            self._tracker.finish(message.queue_offset)
+            self._progressed()
+
+    async def run(self) -> None:
+        """Read until cancelled. What goes wrong is logged once and tried again, with growing pauses."""
+        failures, who = 0, f"reading {self.queue}"
+        while True:
+            try:
+                await self._step()
+            except DueMQError as error:
+                self._complaints.raise_(who, str(error))
+            except asyncio.CancelledError:
+                self._complaints.forget(who)
+                raise
+            except Exception:
+                # Whatever it is, the other queues go on, and this one tries again.
+                log.exception("cannot read %s", self.queue)
+            else:
+                self._complaints.settle(who)
+                failures = 0
+                continue
+            failures += 1
+            self._hold = False
+            await asyncio.sleep(self._rhythm.pause(failures))
+
+    async def _step(self) -> None:
+        if self._tracker is None:
+            offset = await self._find_start()
+            log.debug("reading %s from offset %d on", self.queue, offset)
+            self._tracker = OffsetTracker(offset)
+        await self._inbox.wait_for_room()
+        await self._pull(self._tracker)
+
+    async def _pull(self, tracker: OffsetTracker) -> None:
+        loop = asyncio.get_running_loop()
+        begin, asked = loop.time(), tracker.next_offset
+        # The first pull is not held, since its answer tells where the queue ends; nor is the first after a failure,
+        # whose answer tells that it is over.
+        hold, self._hold = self._hold, True
+        pulled = await self._api.pull(self.queue, asked, self._subscription(), hold=hold)
+        if self._end is None:
+            self._end = pulled.end_offset
+        if pulled.moved:
+            log.warning("%s has nothing at offset %d any more, reading on at %d", self.queue, asked, pulled.next_offset)
+            tracker.reset(pulled.next_offset)
+            self._end = min(self._end, pulled.end_offset)
+        else:
+            self._take(tracker, pulled)
+        self._progressed()
+        if hold and tracker.next_offset == asked:
+            # A broker that does not hold a pull must not be asked in a tight loop.
+            await asyncio.sleep(max(0.0, self._rhythm.first_pause - (loop.time() - begin)))
+
+    def _take(self, tracker: OffsetTracker, pulled: Pulled) -> None:
+        """Note what was read and hand it over; without an await between, so that no commit sees one half of it."""
+        subscription, now = self._subscription(), self._clock()
+        received = [ReceivedMessage(stored, self.queue, now, self) for stored in pulled.messages]
+        wanted = [message for message in received if subscription.wants(message.tags)]
+        tracker.read((message.queue_offset for message in wanted), pulled.next_offset)
+        self._inbox.put(wanted)
+
+    async def _find_start(self) -> int:
+        stored = await self._offsets.load(self.queue)
+        if stored is not None:
+            self._committed = stored
+            return stored
+        if self._start == FIRST or self.queue.topic.startswith(RETRY_PREFIX):
+            # A retry is never too old: it waited for this group.
+            return await self._api.first_offset(self.queue)
+        if self._start == LAST:
+            return await self._api.end_offset(self.queue)
+        assert isinstance(self._start, int)
+        return await self._api.offset_at(self.queue, self._start)

@@ -1,0 +1,46 @@
+"""The client's own rhythm. RocketMQ's numbers, where it has them; tests use shorter ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rhythm:
+    """How often and how long, in seconds."""
+
+    connect_timeout: float = 3.0
+    request_timeout: float = 3.0
+    """For requests that the caller gives no timeout: routes, heartbeats, offsets."""
+
+    heartbeat: float = 30.0
+    """Between heartbeats, and between refreshes of the routes. A broker forgets a client after 120 s."""
+
+    rebalance: float = 20.0
+    """Between looks at who is in the group, beside those that a broker's notice brings about."""
+
+    missing_topic: float = 1.0
+    """Between look-ups of a subscribed topic that does not exist yet. RocketMQ waits for its next rebalance."""
+
+    commit: float = 5.0
+    """Between commits of what was consumed."""
+
+    commit_all_every: int = 12
+    """At each so many'th commit also what did not change: a broker that crashed may have an older offset."""
+
+    suspend: float = 15.0
+    """How long a broker may hold a pull that finds nothing."""
+
+    pull_timeout: float = 30.0
+    """How long to wait for the answer to a pull."""
+
+    first_pause: float = 0.1
+    longest_pause: float = 5.0
+    """Between tries that fail: the first pause, doubled each time, up to the longest."""
+
+    retry_here: float = 5.0
+    """Until a message is handled again that could be neither handled nor sent back to the broker."""
+
+    def pause(self, failures: int) -> float:
+        """How long to wait after so many failures in a row, counted from 1."""
+        return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 20))

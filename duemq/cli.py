@@ -1,0 +1,397 @@
+"""The command line: `duemq send`, `duemq receive`, `duemq serve`.
+
+Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec
+
+import click
+
+from duemq import _format
+from duemq._connection import Codec
+from duemq._consumer import From, PushConsumer
+from duemq._durations import parse_duration
+from duemq._message import ReceivedMessage
+from duemq._producer import Producer
+from duemq._times import now_ms
+from duemq.errors import ArgumentError, DelayError, DueMQError
+
+P = ParamSpec("P")
+
+GROUP = "duemq-cli"
+
+
+def duration(text: str) -> int:
+    """A duration on the command line, in ms."""
+    try:
+        return parse_duration(text)
+    except ArgumentError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def moment(text: str) -> datetime:
+    """A time on the command line, by this machine's clock unless it names another zone."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no time; write it as 2030-01-31T08:30 or 2030-01-31T08:30:00.250+02:00"
+        ) from None
+
+
+def origin(text: str) -> From:
+    """Where a new group begins: first, last, or a time."""
+    if text == "first":
+        return "first"
+    return "last" if text == "last" else moment(text)
+
+
+def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a user can do something about into one line and an exit code."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (DueMQError, OSError) as error:
+            # A delay is wrong only at this broker; the call is right.
+            if isinstance(error, ArgumentError) and not isinstance(error, DelayError):
+                raise click.UsageError(str(error)) from None
+            fail(str(error))
+
+    return wrapper
+
+
+def fail(text: str) -> NoReturn:
+    """End with one line on stderr."""
+    click.echo(f"duemq: {text}", err=True)
+    sys.exit(1)
+
+
+def client_options(command: Callable[P, None]) -> Callable[P, None]:
+    """The options that `send` and `receive` share."""
+    nameserver = click.option(
+        "--nameserver",
+        metavar="HOST:PORT[;...]",
+        default="127.0.0.1:9876",
+        envvar=["DUEMQ_NAMESERVER", "NAMESRV_ADDR"],
+        show_default=True,
+        show_envvar=True,
+        help="Name servers, any of which will do.",
+    )
+    codec = click.option(
+        "--codec",
+        type=click.Choice(["auto", "json", "msgpack"]),
+        default="auto",
+        show_default=True,
+        help="Codec of the request headers; auto: MessagePack with a duemq broker, JSON with any other.",
+    )
+    return nameserver(codec(command))
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="duemq", prog_name="duemq")
+def main() -> None:
+    """A message broker for delayed messages, compatible with Apache RocketMQ.
+
+    \b
+    duemq serve                          start a broker with its name server
+    duemq receive greetings --follow     wait for messages
+    duemq send greetings hello --in 5s   send one that is due in 5 seconds
+
+    `send` and `receive` work with Apache RocketMQ's brokers too.
+    """
+
+
+@main.command(short_help="Send a message, now or due later.")
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Deliver it after so long: 250ms, 5s, 1h30m.")
+@click.option(
+    "--at", type=moment, metavar="TIME", help="Deliver it at a time: 2030-01-31T08:30, local unless it has a zone."
+)
+@click.option(
+    "--level", type=click.IntRange(min=1), metavar="N", help="Deliver it after the broker's delay of this level."
+)
+@click.option("--tag", help="Tag, by which consumers may filter.")
+@click.option("--key", "keys", multiple=True, help="Key, under which the broker indexes it. May be repeated.")
+@click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
+@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
+@client_options
+@one_line_errors
+def send(
+    topic: str,
+    body: str | None,
+    delay: int | None,
+    at: datetime | None,
+    level: int | None,
+    tag: str | None,
+    keys: tuple[str, ...],
+    pairs: tuple[str, ...],
+    timeout: int,
+    as_json: bool,
+    nameserver: str,
+    codec: Codec,
+) -> None:
+    """Send one message to TOPIC and print its id, where it lies, and when it is due.
+
+    BODY is text; without it, or if it is -, the body is read from standard input, as it is.
+
+    The broker is asked which delays it has. A duration that equals one of its delay levels is sent as that level; any
+    other duration, and --at, need a broker with timers: duemq, or RocketMQ from 5.0 on. An older one would deliver
+    such a message at once, so it is refused here.
+
+    \b
+    duemq send orders '{"id": 7}' --tag paid --key 7
+    duemq send reminders 'call back' --in 1h30m
+    duemq send reminders 'happy new year' --at 2031-01-01T00:00
+    date | duemq send log --level 3
+    """
+    properties = dict(_split_pair(pair) for pair in pairs)
+    content = _read_body(body)
+
+    async def work() -> None:
+        async with Producer(nameserver, group=GROUP, codec=codec, timeout=timeout / 1000) as producer:
+            result = await producer.send(
+                topic,
+                content,
+                tags=tag,
+                keys=keys,
+                properties=properties,
+                level=level,
+                delay=None if delay is None else delay / 1000,
+                deliver_at=at,
+            )
+        click.echo(_format.result_as_json(result) if as_json else _format.result_as_text(result, now_ms(), delay))
+
+    _run(work())
+
+
+@main.command(short_help="Receive messages and print them.")
+@click.argument("topic")
+@click.option("--group", default=GROUP, show_default=True, help="Consumer group to be a member of.")
+@click.option("--follow", "-f", is_flag=True, help="Do not end: wait for further messages until Ctrl-C.")
+@click.option(
+    "--wait",
+    type=duration,
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    help="Without --follow: how long to wait for a first message.",
+)
+@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option("--tag", "tags", default="*", metavar="TAGS", help="Only messages with this tag; several joined by ||.")
+@click.option(
+    "--from",
+    "from_",
+    type=origin,
+    default="first",
+    show_default=True,
+    metavar="first|last|TIME",
+    help="Where to begin if the group has not read the topic before.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON, with all there is.")
+@client_options
+@one_line_errors
+def receive(
+    topic: str,
+    group: str,
+    follow: bool,
+    wait: int,
+    count: int | None,
+    tags: str,
+    from_: From,
+    as_json: bool,
+    nameserver: str,
+    codec: Codec,
+) -> None:
+    """Receive messages of TOPIC and print one line for each: when it came, how late, [tag], (key), body.
+
+    How late is told where the due time is known: of messages with a timer, and of those that duemq delayed by level.
+
+    Messages that were printed are consumed: the group remembers how far it has read, so the next `receive` goes on from
+    there, and members of one group that run at the same time share the messages. Give another --group to read a
+    topic from its beginning again.
+
+    Without --follow it ends when everything was printed that was there at its start; if there is nothing, it waits up
+    to --wait for a first message. Messages that are not due yet are not there yet.
+
+    \b
+    duemq receive orders --follow
+    duemq receive orders --group audit --json | jq .lateness_ms
+    duemq receive orders --count 1 --wait 1m
+    """
+
+    async def work() -> None:
+        consumer = PushConsumer(group, nameserver=nameserver, from_=from_, codec=codec)
+        consumer.subscribe(topic, tags)
+        async with consumer:
+            await _until_signal(_print_messages(consumer, topic, follow, wait, count, as_json))
+
+    _run(work())
+
+
+@main.command(short_help="Run a broker with its name server.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File of settings, NAME=VALUE a line, with RocketMQ's names.",
+)
+@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Directory of the store.")
+@click.option("--host", help="Address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", help="Port of the broker.")
+@click.option(
+    "--nameserver-port", type=click.IntRange(0, 65535), metavar="PORT", help="Port of the name server inside."
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="One setting, which counts before the file. May be repeated.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    help="How to log, on standard error.",
+)
+def serve(
+    config: Path | None,
+    store: Path | None,
+    host: str | None,
+    port: int | None,
+    nameserver_port: int | None,
+    settings: tuple[str, ...],
+    log_format: str,
+) -> None:
+    """Start a broker, with a name server inside, and run it until SIGTERM or Ctrl-C.
+
+    \b
+    duemq serve --store ./data
+    duemq serve --store ./data --set messageDelayLevel='1s 5s 1m 1h' --log-format json
+    """
+    try:
+        from broker.main import serve as run_broker
+    except ModuleNotFoundError as error:
+        fail(f"the broker needs the package {error.name}; install duemq[broker]")
+    for setting in settings:
+        _split_pair(setting)
+    sys.exit(
+        run_broker(
+            config_file=str(config) if config else None,
+            store=str(store) if store else None,
+            host=host,
+            port=port,
+            nameserver_port=nameserver_port,
+            settings=list(settings),
+            log_format=log_format,
+        )
+    )
+
+
+# --- what the commands share --------------------------------------------------------------------------------------
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    logging.basicConfig(level=logging.WARNING, format="duemq: %(message)s")
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(work)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop
+    return new_event_loop
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` until it ends or SIGINT or SIGTERM comes; a second Ctrl-C then interrupts the end as well."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+
+    def stop() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()
+    if not task.cancelled():
+        task.result()
+
+
+async def _print_messages(
+    consumer: PushConsumer, topic: str, follow: bool, wait_ms: int, count: int | None, as_json: bool
+) -> None:
+    printed = 0
+    while count is None or printed < count:
+        message = await _next_message(consumer, follow, wait_ms if not printed else None)
+        if message is None:
+            break
+        line = _format.message_as_json(message) if as_json else _format.message_as_text(message)
+        try:
+            click.echo(line)
+        except BrokenPipeError:
+            # Whoever read us is gone: this message was not seen and is not acknowledged. Python would complain at its
+            # end that it cannot write the rest either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+        await message.ack()
+        printed += 1
+    if not printed and not follow:
+        click.echo(f"duemq: no message in {topic} for this group", err=True)
+
+
+async def _next_message(consumer: PushConsumer, follow: bool, wait_ms: int | None) -> ReceivedMessage | None:
+    """The next message, or None at the end: nothing came for `wait_ms`; or without it, all that was there is read."""
+    if follow:
+        return await consumer.receive()
+    if wait_ms is not None:
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                return await consumer.receive()
+        except TimeoutError:
+            return None
+    message = asyncio.create_task(consumer.receive())
+    end = asyncio.create_task(consumer.caught_up())
+    try:
+        await asyncio.wait([message, end], return_when=asyncio.FIRST_COMPLETED)
+        return message.result() if message.done() else None
+    finally:
+        message.cancel()
+        end.cancel()
+
+
+def _read_body(body: str | None) -> bytes:
+    if body is not None and body != "-":
+        return body.encode()
+    stdin = sys.stdin.buffer
+    if body is None and stdin.isatty():
+        raise click.UsageError("no BODY; give it as an argument, or pipe it in")
+    return stdin.read()
+
+
+def _split_pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.UsageError(f"{text!r} is no NAME=VALUE")
+    return name, value

@@ -1,0 +1,43 @@
+"""Checking a store that is open and at rest: its consume queues have to say exactly what its commitlog says.
+
+For tests after every crash, and for operators who doubt a disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
+from storage.consume_queue import PADDING_SIZE
+from storage.scan import Scanner
+from storage.store import MessageStore
+
+
+def problems(store: MessageStore) -> Iterator[str]:
+    """What is wrong, a sentence each. Reads the whole commitlog, and may take long."""
+    log = store.log
+    if not log.begin <= log.flushed <= log.end <= max(log.allocated_end, log.begin):
+        yield f"commitlog positions out of order: {log.begin}, {log.flushed}, {log.end}, {log.allocated_end}"
+    scanner = Scanner(log, log.begin)
+    expected: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
+    for record in scanner:
+        if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
+            continue
+        topic = record.topic.decode()
+        code = store.tags_code(topic, record.properties.decode("utf-8", "replace"), record.store_timestamp)
+        units = expected.setdefault((topic, record.queue_id), {})
+        units[record.queue_offset] = (record.physical_offset, record.size, code)
+    if scanner.end.physical_offset != log.end:
+        yield f"the commitlog's records end at {scanner.end.physical_offset} ({scanner.end.why}), not at {log.end}"
+    queues = {(queue.topic, queue.queue_id): queue for queue in store.all_queues()}
+    for key in sorted(queues.keys() | expected.keys()):
+        queue, units = queues.get(key), expected.get(key, {})
+        if queue is None:
+            yield f"queue {key} is missing, with {len(units)} messages"
+            continue
+        if units and (queue.min_offset, queue.next_offset) != (min(units), max(units) + 1):
+            yield f"{queue} should have the messages {min(units)} to {max(units)}"
+        for offset in range(queue.min_offset, queue.next_offset):
+            unit = queue.unit(offset)
+            if unit != units.get(offset) and not (unit is not None and unit[1] == PADDING_SIZE):
+                yield f"unit {offset} of {queue} is {unit}, but the commitlog says {units.get(offset)}"

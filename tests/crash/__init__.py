@@ -1,0 +1,1 @@
+"""What a crash leaves behind, simulated and real."""

@@ -1,0 +1,200 @@
+"""Goal: whatever a power cut leaves, the store opens, and keeps its promises.
+
+Method: a scenario runs on a file layer in memory that records every write and sync. At every sync boundary (just
+before and just after it) the disks are built that a cut there could leave; each is opened, checked, written to, closed
+and opened again. The promises: nothing acknowledged under SYNC_FLUSH (an answer goes out when a flush job that began
+after the message was written has run) is missing or changed; the consume queues say what the commitlog says; no
+scheduled message is lost; no exception.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from protocol import properties
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import LevelQueues
+from storage.check import problems
+from storage.clock import ManualClock
+from storage.config_file import ConfigFile
+from storage.store import SCHEDULE_TOPIC, MessageStore, StoreConfig
+from tests.crash.simulated_files import SimulatedFiles, Sync, SyncDirectory
+
+pytestmark = pytest.mark.crash
+
+ROOT = "/store"
+CONFIG = StoreConfig(ROOT, commitlog_segment_size=8192, queue_segment_size=20 * 16, max_message_size=4096)
+LEVELS = DelayLevels("1s 5s")
+HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
+
+
+@dataclass
+class World:
+    """A store on simulated files, and what was promised of it."""
+
+    files: SimulatedFiles
+    clock: ManualClock
+    chance: random.Random
+    acknowledged: list[tuple[int, int, bytes]] = field(default_factory=list)
+    """Number of the operation after which a message was acknowledged, its physical offset, its body."""
+
+    def open(self) -> None:
+        self.store = open_store(self.files, self.clock)
+        self.levels = open_levels(self.store, self.clock)
+        self.unacknowledged: list[tuple[int, bytes]] = []
+
+    def send(self, count: int) -> None:
+        """A batch of sends, some of them delayed."""
+        appender = self.store.appender
+        for _ in range(count):
+            body = self.chance.randbytes(self.chance.choice((0, 1, 30, 200, 900)))
+            if self.chance.random() < 0.3:
+                level = self.chance.choice((1, 2))
+                queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
+                text = f"DELAY\x01{level}\x02REAL_TOPIC\x01later\x02REAL_QID\x010\x02TAGS\x01d"
+                code = LEVELS.deliver_time(level, appender.begin())
+            else:
+                queue = self.store.ensure_queue(self.chance.choice(("a", "b")), self.chance.randrange(2))
+                text, code = "TAGS\x01plain", properties.tags_code("plain")
+            appender.begin()
+            appender.add(queue, body, text.encode(), code, 1, HOST)
+            self.unacknowledged.append((appender.last_physical_offset, body))
+        appender.commit()
+
+    def flush(self) -> None:
+        job = self.store.plan_flush()
+        waiting, self.unacknowledged = self.unacknowledged, []
+        job.run()
+        self.store.note_flushed(job)
+        when = len(self.files.operations)
+        self.acknowledged += [(when, offset, body) for offset, body in waiting]
+
+    def checkpoint(self) -> None:
+        for _ in self.store.write_queues():
+            if self.chance.random() < 0.3:
+                self.send(1)
+        job = self.store.plan_checkpoint()
+        if self.chance.random() < 0.5:
+            self.send(1)
+        job.run()
+        self.store.note_checkpoint(job)
+
+    def deliver(self) -> None:
+        self.levels.step()
+
+    def save_progress(self) -> None:
+        table, position = self.levels.progress()
+        if self.store.log.flushed < position:
+            self.flush()
+        self.levels.save(table)
+
+    def close(self) -> None:
+        self.flush()
+        self.levels.save(self.levels.to_json())
+        self.store.close()
+
+
+def open_store(files: SimulatedFiles, clock: ManualClock) -> MessageStore:
+    store = MessageStore(CONFIG, files, clock, ("127.0.0.1", 10911), LEVELS.deliver_time)
+    store.open()
+    return store
+
+
+def open_levels(store: MessageStore, clock: ManualClock) -> LevelQueues:
+    levels = LevelQueues(store, ConfigFile(store.files, f"{ROOT}/config/delayOffset.json"), clock, LEVELS)
+    levels.load()
+    return levels
+
+
+def run_scenario(seed: int, steps: int) -> World:
+    """A life of a store, with clean restarts and crashes that lose nothing (kill -9)."""
+    chance = random.Random(seed)
+    world = World(SimulatedFiles(), ManualClock(), chance)
+    world.open()
+    for _ in range(steps):
+        action = chance.random()
+        if action < 0.45:
+            world.send(chance.randrange(1, 6))
+        elif action < 0.7:
+            world.flush()
+        elif action < 0.8:
+            world.checkpoint()
+        elif action < 0.9:
+            world.clock.advance(chance.choice((100, 1000, 6000)))
+            world.deliver()
+        elif action < 0.94:
+            world.save_progress()
+        elif action < 0.97:
+            world.close()
+            world.open()
+        else:
+            world.files.locked.clear()
+            world.open()
+    return world
+
+
+def check_image(image: SimulatedFiles, world: World, when: int) -> None:
+    """Open what a crash left, and hold it against the promises."""
+    clock = ManualClock(world.clock.now_ms())
+    store = open_store(image, clock)
+    assert list(problems(store)) == []
+    for acknowledged_at, offset, body in world.acknowledged:
+        if acknowledged_at <= when:
+            message = store.message_at(offset)
+            assert message is not None, f"the message at {offset} is gone"
+            assert message.body == body
+    levels = open_levels(store, clock)
+    check_schedules(store, levels)
+    clock.advance(10_000)
+    while (due := levels.step()) is not None and due <= clock.now_ms():
+        pass
+    appender = store.appender
+    appender.begin()
+    appender.add(store.ensure_queue("a", 0), b"after", b"", 0, 1, HOST)
+    appender.commit()
+    assert list(problems(store)) == []
+    image.locked.clear()
+    again = open_store(image, clock)
+    assert list(problems(again)) == []
+    assert again.log.end == store.log.end
+
+
+def check_schedules(store: MessageStore, levels: LevelQueues) -> None:
+    """Every scheduled message that progress says was delivered is in its topic."""
+    delivered = set()
+    queue = store.queue("later", 0)
+    if queue is not None:
+        for offset in range(queue.min_offset, queue.next_offset):
+            unit = queue.unit(offset)
+            assert unit is not None
+            message = store.message_at(unit[0], unit[1])
+            assert message is not None
+            delivered.add(message.prepared_transaction_offset)
+    for level in levels.levels.values():
+        for offset in range(level.queue.min_offset, level.offset):
+            unit = level.queue.unit(offset)
+            assert unit is not None
+            assert unit[0] in delivered, f"level {level.number} lost its message {offset}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_image_a_crash_leaves_opens_and_keeps_what_was_acknowledged(seed: int) -> None:
+    world = run_scenario(seed, 60)
+    boundaries = [
+        when
+        for number, operation in enumerate(world.files.operations)
+        if isinstance(operation, Sync | SyncDirectory)
+        for when in (number, number + 1)
+    ]
+    chance = random.Random(seed)
+    for when in sorted(set(boundaries)):
+        for style in ("nothing", "everything", "some", "some"):
+            image = world.files.after_crash(when, chance, style)
+            try:
+                check_image(image, world, when)
+            except BaseException as error:
+                error.add_note(f"seed {seed}, before operation {when}, {style}")
+                raise

@@ -1,0 +1,589 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duemq import ArgumentError, ClosedError, ConnectError, MessageQueue, PushConsumer, ReceivedMessage
+from protocol import fastjson
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.headers import OffsetResponse
+from tests.unit.duemq.conftest import RHYTHM
+from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, pulled, success
+
+PULL = RequestCode.PULL_MESSAGE
+COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
+BACK = RequestCode.CONSUMER_SEND_MSG_BACK
+MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+TAGS_A = "TAGS\x01a"
+TAGS_B = "TAGS\x01b"
+RHYTHM_WITHOUT_COMMITS = replace(RHYTHM, commit=3600.0)
+LAST_MEMBER = "\uffff"
+
+
+def make_consumer(broker: FakeBroker, on_message: Any = None, *, tags: str = "*", **options: Any) -> PushConsumer:
+    options = {"from_": "first", "_rhythm": RHYTHM, "_clock": lambda: NOW_MS + 1_000, **options}
+    consumer = PushConsumer("g", on_message, nameserver=broker.address, **options)
+    consumer.subscribe("demo", tags)
+    return consumer
+
+
+async def take(consumer: PushConsumer, count: int) -> list[ReceivedMessage]:
+    async with asyncio.timeout(10):
+        return [await consumer.receive() for _ in range(count)]
+
+
+def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+def pulls(broker: FakeBroker, queue_id: int = 0, topic: str = "demo") -> list[Request]:
+    queue = (topic, str(queue_id))
+    return [each for each in broker.requests_of(PULL) if (each.ext["topic"], each.ext["queueId"]) == queue]
+
+
+# --- receiving ----------------------------------------------------------------------------------------------------
+
+
+async def test_messages_of_all_queues_are_received_and_committed_when_acknowledged(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b", queue_id=0)
+    await broker.store("demo", b"c", queue_id=3)
+    async with make_consumer(broker) as consumer:
+        messages = await take(consumer, 3)
+        assert bodies(messages) == [b"a", b"b", b"c"]
+        assert consumer.queues == {MessageQueue("demo", "broker-a", number) for number in range(4)}
+        for message in messages:
+            await message.ack()
+        await consumer.caught_up()
+        await broker.store("demo", b"d")
+        assert [message.body for message in await take(consumer, 1)] == [b"d"]
+    assert [broker.offsets["g", "demo", number] for number in range(4)] == [2, 0, 0, 1]
+
+
+async def test_what_is_not_acknowledged_comes_again(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b", b"c")
+    async with make_consumer(broker) as consumer:
+        messages = await take(consumer, 3)
+        await messages[0].ack()
+        await messages[2].ack()
+    assert broker.offsets["g", "demo", 0] == 1
+    async with make_consumer(broker) as consumer:
+        assert bodies(await take(consumer, 2)) == [b"b", b"c"]
+
+
+async def test_iterating_ends_when_the_consumer_is_closed(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    seen = []
+    async with make_consumer(broker) as consumer:
+        async for message in consumer:
+            seen.append(message.body)
+            await message.ack()
+            if len(seen) == 2:
+                await consumer.close()
+    assert seen == [b"a", b"b"]
+    with pytest.raises(ClosedError):
+        await consumer.receive()
+
+
+async def test_a_cancelled_receive_loses_no_message(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 4
+    async with make_consumer(broker) as consumer:
+        waiting = asyncio.create_task(consumer.receive())
+        await broker.until(lambda: len(pulls(broker)) == 2)
+        waiting.cancel()
+        await broker.store("demo", b"a")
+        assert bodies(await take(consumer, 1)) == [b"a"]
+
+
+async def test_a_message_knows_what_became_of_it(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", text=f"DELAY\x011\x02DUE_MS\x01{NOW_MS + 900}")
+    async with make_consumer(broker) as consumer:
+        (message,) = await take(consumer, 1)
+        assert (message.lateness_ms, message.settled, message.lost) == (100, False, False)
+        await message.ack()
+        await message.ack()
+        await message.retry()
+        assert message.settled
+    assert not broker.requests_of(BACK)
+
+
+# --- handlers -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_handler_gets_messages_and_its_return_commits(broker: FakeBroker) -> None:
+    await broker.store("demo", *(b"%d" % number for number in range(100)))
+    seen = set()
+
+    async def on_message(message: ReceivedMessage) -> None:
+        await asyncio.sleep(0)
+        seen.add(message.body)
+
+    async with make_consumer(broker, on_message, concurrency=7) as consumer:
+        await consumer.caught_up()
+        with pytest.raises(ClosedError, match="handler"):
+            await consumer.receive()
+    assert len(seen) == 100
+    assert broker.offsets["g", "demo", 0] == 100
+
+
+async def test_a_handler_that_raises_has_the_message_sent_back(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b", text="UNIQ_KEY\x01ID")
+
+    async def on_message(message: ReceivedMessage) -> None:
+        if message.body == b"a":
+            raise ValueError("no")
+
+    async with make_consumer(broker, on_message, max_reconsume_times=3) as consumer:
+        await consumer.caught_up()
+    (back,) = broker.requests_of(BACK)
+    assert back.ext == {
+        "offset": "0",
+        "group": "g",
+        "delayLevel": "0",
+        "originMsgId": "ID",
+        "originTopic": "demo",
+        "unitMode": "false",
+        "maxReconsumeTimes": "3",
+    }
+    assert broker.offsets["g", "demo", 0] == 2
+
+
+async def test_a_retry_comes_through_the_groups_own_topic(broker: FakeBroker) -> None:
+    broker.topics |= {"demo": 1, "%RETRY%g": 1}
+    await broker.store("%RETRY%g", b"again", text="RETRY_TOPIC\x01demo\x02TAGS\x01a", reconsume_times=1)
+    async with make_consumer(broker, tags="a") as consumer:
+        (message,) = await take(consumer, 1)
+        assert (message.topic, message.queue.topic, message.reconsume_times) == ("demo", "%RETRY%g", 1)
+        await message.ack()
+    assert broker.offsets["g", "%RETRY%g", 0] == 1
+
+
+async def test_what_cannot_be_sent_back_is_handled_again_here(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    broker.on(BACK, failure(ResponseCode.SYSTEM_ERROR), success())
+    tries = []
+
+    async def on_message(message: ReceivedMessage) -> None:
+        tries.append(message.body)
+        raise ValueError("no")
+
+    async with make_consumer(broker, on_message) as consumer:
+        await consumer.caught_up()
+    assert len(tries) == 2
+    assert broker.offsets["g", "demo", 0] == 1
+
+
+async def test_a_caller_chooses_when_a_retry_comes(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    async with make_consumer(broker) as consumer:
+        first, second = await take(consumer, 2)
+        await first.retry(5)
+        await second.retry(-1)
+    assert [back.ext["delayLevel"] for back in broker.requests_of(BACK)] == ["5", "-1"]
+
+
+async def test_a_handler_whose_own_wait_was_cancelled_has_failed_and_the_worker_goes_on(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    seen = []
+
+    async def on_message(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if message.body == b"a":
+            raise asyncio.CancelledError
+
+    async with make_consumer(broker, on_message, concurrency=1) as consumer:
+        await consumer.caught_up()
+    assert seen == [b"a", b"b"]
+    assert len(broker.requests_of(BACK)) == 1
+
+
+async def test_closing_waits_for_handlers_and_commits_what_they_did(broker: FakeBroker) -> None:
+    await broker.store("demo", *(b"%d" % number for number in range(10)))
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def on_message(_: ReceivedMessage) -> None:
+        started.set()
+        await go_on.wait()
+
+    consumer = make_consumer(broker, on_message, concurrency=2)
+    await consumer.start()
+    await started.wait()
+    closing = asyncio.create_task(consumer.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    await consumer.close()
+    assert broker.offsets["g", "demo", 0] == 2  # the other eight had not begun
+
+
+async def test_closing_gives_up_on_handlers_that_do_not_end(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    started = asyncio.Event()
+
+    async def on_message(_: ReceivedMessage) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with make_consumer(broker, on_message, close_timeout=0.01):
+        await started.wait()
+    assert broker.offsets["g", "demo", 0] == 0
+
+
+async def test_a_handler_may_close_its_consumer(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+
+    async def on_message(_: ReceivedMessage) -> None:
+        await consumer.close()
+
+    consumer = make_consumer(broker, on_message)
+    async with asyncio.timeout(10), consumer:
+        await consumer.wait_closed()
+
+
+# --- the group ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_member_introduces_itself_before_anything_else(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    async with make_consumer(broker, tags="b||a", from_="last"):
+        await broker.until_requests(PULL)
+    (data,) = fastjson.loads(broker.requests_of(RequestCode.HEART_BEAT)[0].body)["consumerDataSet"]
+    assert (data["groupName"], data["consumeType"], data["messageModel"]) == ("g", "CONSUME_PASSIVELY", "CLUSTERING")
+    assert data["consumeFromWhere"] == "CONSUME_FROM_LAST_OFFSET"
+    subscriptions = {each["topic"]: (each["subString"], each["codeSet"]) for each in data["subscriptionDataSet"]}
+    assert subscriptions == {"demo": ("a || b", [97, 98]), "%RETRY%g": ("*", [])}
+
+
+async def test_queues_are_shared_and_taken_over_when_a_member_leaves(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 4
+    broker.members.append(LAST_MEMBER)
+    async with make_consumer(broker) as consumer:
+        await broker.until(lambda: len(broker.requests_of(PULL)) >= 4)
+        assert {queue.queue_id for queue in consumer.queues} == {0, 1}
+        broker.members.pop(0)
+        broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        await broker.until(lambda: bool(pulls(broker, 3)))
+        assert {queue.queue_id for queue in consumer.queues} == {0, 1, 2, 3}
+
+
+async def test_a_queue_that_goes_to_another_member_is_committed_and_its_messages_are_lost(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 2
+    await broker.store("demo", b"a", b"b", b"c", queue_id=1)
+    async with make_consumer(broker, _rhythm=RHYTHM_WITHOUT_COMMITS) as consumer:
+        first, second = await take(consumer, 2)
+        await first.ack()
+        broker.members.append(LAST_MEMBER)
+        broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        await broker.until(lambda: broker.offsets.get(("g", "demo", 1)) == 1)
+        assert {queue.queue_id for queue in consumer.queues} == {0}
+        assert second.lost
+        broker.offsets["g", "demo", 1] = 3  # what the new owner does
+        await second.ack()
+        await second.retry()
+        await broker.store("demo", b"d", queue_id=0)
+        assert bodies(await take(consumer, 1)) == [b"d"]  # and not c, which was read but belongs to the other now
+    assert broker.offsets["g", "demo", 1] == 3
+    assert not broker.requests_of(BACK)
+
+
+async def test_while_the_group_cannot_be_asked_the_queues_stay(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    async with make_consumer(broker) as consumer:
+        await take(consumer, 1)
+        broker.on(MEMBERS, failure(ResponseCode.SYSTEM_ERROR, "no consumer for this group"))
+        asked = len(broker.requests_of(MEMBERS))
+        broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        await broker.until_requests(MEMBERS, asked + 2)
+        assert len(consumer.queues) == 4
+
+
+async def test_a_member_that_leaves_says_so_after_its_commits(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    async with make_consumer(broker, _rhythm=RHYTHM_WITHOUT_COMMITS) as consumer:
+        await (await take(consumer, 1))[0].ack()
+        assert not broker.requests_of(COMMIT)
+    codes = [request.code for request in broker.requests if request.code in (COMMIT, RequestCode.UNREGISTER_CLIENT)]
+    assert codes == [COMMIT] * 4 + [RequestCode.UNREGISTER_CLIENT]
+    assert broker.requests[-1].ext["consumerGroup"] == "g"
+    assert not broker.members
+
+
+async def test_two_brokers_are_both_told_and_read(broker: FakeBroker) -> None:
+    async with FakeBroker("broker-b") as other:
+        broker.brokers = [broker, other]
+        broker.topics["demo"] = 1
+        other.members = broker.members
+        await broker.store("demo", b"a")
+        await other.store("demo", b"b")
+        async with make_consumer(broker) as consumer:
+            messages = await take(consumer, 2)
+            assert {message.queue.broker: message.body for message in messages} == {"broker-a": b"a", "broker-b": b"b"}
+        assert other.requests_of(RequestCode.HEART_BEAT)
+        assert other.requests_of(RequestCode.UNREGISTER_CLIENT)
+
+
+async def test_a_topic_that_does_not_exist_yet_is_waited_for_and_read_from_its_beginning(broker: FakeBroker) -> None:
+    async with make_consumer(broker, from_="last") as consumer:
+        await broker.until_requests(RequestCode.GET_ROUTEINFO_BY_TOPIC, 3)
+        await broker.store("demo", b"the first of all")
+        assert bodies(await take(consumer, 1)) == [b"the first of all"]
+
+
+async def test_a_subscription_can_be_added_and_changed_later(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", text=TAGS_A)
+    await broker.store("other", b"b", text=TAGS_B)
+    async with make_consumer(broker, tags="a") as consumer:
+        await (await take(consumer, 1))[0].ack()
+        consumer.subscribe("other", "b")
+        assert bodies(await take(consumer, 1)) == [b"b"]
+        beats = [fastjson.loads(beat.body) for beat in broker.requests_of(RequestCode.HEART_BEAT)]
+        assert len(beats[-1]["consumerDataSet"][0]["subscriptionDataSet"]) == 3
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_pull_returns_at_once_and_the_next_are_held(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    async with make_consumer(broker):
+        await broker.until(lambda: len(pulls(broker)) == 2)
+    first, second = (request.ext for request in pulls(broker))
+    assert (first["sysFlag"], second["sysFlag"]) == ("4", "6")
+    assert (second["suspendTimeoutMillis"], second["maxMsgNums"], second["subscription"]) == ("60000", "32", "*")
+
+
+async def test_tags_are_compared_again_here_and_passed_over_messages_are_committed(broker: FakeBroker) -> None:
+    await broker.store("demo", b"1", text=TAGS_A)
+    await broker.store("demo", b"2", text=TAGS_B)
+    await broker.store("demo", b"3")
+    async with make_consumer(broker, tags="a") as consumer:
+        await (await take(consumer, 1))[0].ack()
+        await consumer.caught_up()
+    assert broker.offsets["g", "demo", 0] == 3
+
+
+@pytest.mark.parametrize(
+    ("from_", "code", "offset"),
+    [("first", RequestCode.GET_MIN_OFFSET, 3), ("last", RequestCode.GET_MAX_OFFSET, 7),
+     (1_700_000_000, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, 5)],
+)  # fmt: skip
+async def test_a_new_group_begins_where_it_is_told(
+    broker: FakeBroker, from_: Any, code: RequestCode, offset: int
+) -> None:
+    await broker.store("demo", *(b"%d" % number for number in range(10)))
+    broker.on(code, success(OffsetResponse(offset=offset)))
+    async with make_consumer(broker, from_=from_) as consumer:
+        assert (await take(consumer, 1))[0].queue_offset == offset
+    if isinstance(from_, int):
+        assert broker.requests_of(code)[0].ext["timestamp"] == "1700000000000"
+
+
+async def test_a_known_group_goes_on_where_it_was(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b", b"c")
+    broker.offsets["g", "demo", 0] = 2
+    async with make_consumer(broker, from_="first") as consumer:
+        assert (await take(consumer, 1))[0].body == b"c"
+
+
+async def test_minus_one_of_a_queue_without_a_file_is_its_beginning(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    broker.on(RequestCode.GET_MIN_OFFSET, success(OffsetResponse(offset=-1)))
+    async with make_consumer(broker):
+        await broker.until_requests(PULL)
+    assert pulls(broker)[0].ext["queueOffset"] == "0"
+
+
+async def test_an_offset_that_is_gone_is_corrected_and_committed(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    broker.offsets["g", "demo", 0] = 50
+    async with make_consumer(broker) as consumer:
+        await broker.until(lambda: broker.offsets["g", "demo", 0] == 2)
+        await broker.store("demo", b"c")
+        assert bodies(await take(consumer, 1)) == [b"c"]
+
+
+async def test_pulls_that_fail_are_tried_again(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    broker.on(PULL, failure(ResponseCode.SYSTEM_ERROR), failure(26, "no group"), success(), broker.pull)
+    async with make_consumer(broker) as consumer:
+        assert bodies(await take(consumer, 1)) == [b"a"]
+
+
+async def test_a_broker_that_comes_back_is_read_on(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    async with make_consumer(broker) as consumer:
+        await (await take(consumer, 1))[0].ack()
+        broker.cut()
+        await broker.store("demo", b"b")
+        assert bodies(await take(consumer, 1)) == [b"b"]
+
+
+async def test_a_broken_record_is_passed_over_and_those_around_it_are_not(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"broken", b"c")
+    queue = broker.queues["demo", 0]
+
+    async def break_one(request: Request) -> Command | None:
+        begin = int(request.ext["queueOffset"])
+        if request.ext["queueId"] != "0" or begin >= 3:
+            return await broker.pull(request)
+        answer = pulled(ResponseCode.SUCCESS, 3, 3, queue[begin:])
+        answer.body = bytes(answer.body).replace(b"broken", b"BROKEN")
+        return answer
+
+    broker.on(PULL, break_one)
+    async with make_consumer(broker) as consumer:
+        messages = await take(consumer, 2)
+        assert [message.body for message in messages] == [b"a", b"c"]
+
+
+async def test_messages_of_other_offsets_than_asked_for_are_not_taken(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b")
+    broker.offsets["g", "demo", 0] = 1
+    wrong = pulled(ResponseCode.SUCCESS, 2, 2, broker.queues["demo", 0])
+
+    async def answer(request: Request) -> Command | None:
+        if request.ext["queueId"] == "0" and len(pulls(broker)) == 1:
+            return wrong
+        return await broker.pull(request)
+
+    broker.on(PULL, answer)
+    async with make_consumer(broker) as consumer:
+        assert bodies(await take(consumer, 1)) == [b"b"]
+
+
+async def test_a_replica_is_read_where_the_broker_suggests_it(broker: FakeBroker) -> None:
+    async with FakeBroker() as replica:
+        replica.queues = broker.queues
+        await broker.store("demo", b"a")
+
+        def route(request: Request) -> Command | None:
+            answer = broker.route(request)
+            assert answer is not None
+            both = f'0:"{broker.address}",1:"{replica.address}"'.encode()
+            answer.body = bytes(answer.body).replace(f'0:"{broker.address}"'.encode(), both)
+            return answer
+
+        broker.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, route)
+        broker.on(PULL, lambda request: pulled(ResponseCode.PULL_RETRY_IMMEDIATELY, 0, 0, broker_id=1))
+        async with make_consumer(broker) as consumer:
+            await (await take(consumer, 1))[0].ack()
+        assert broker.offsets["g", "demo", 0] == 1
+        assert replica.requests_of(RequestCode.HEART_BEAT)
+        assert not replica.requests_of(COMMIT)
+
+
+async def test_reading_waits_while_too_much_is_unfinished(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    await broker.store("demo", *(b"%d" % number for number in range(100)))
+    async with make_consumer(broker, max_cached_messages=40) as consumer:
+        messages = await take(consumer, 64)
+        assert len(pulls(broker)) == 2  # 32 each; then there is no room
+        for message in messages[:25]:
+            await message.ack()
+        await broker.until(lambda: len(pulls(broker)) == 3)
+
+
+async def test_commits_that_fail_are_made_again(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a")
+    broker.on(COMMIT, failure(ResponseCode.SYSTEM_ERROR), failure(ResponseCode.SYSTEM_ERROR), broker.update_offset)
+    async with make_consumer(broker) as consumer:
+        await (await take(consumer, 1))[0].ack()
+        await broker.until(lambda: broker.offsets.get(("g", "demo", 0)) == 1)
+
+
+# --- broadcasting -------------------------------------------------------------------------------------------------
+
+
+async def test_each_broadcasting_member_gets_everything(broker: FakeBroker, tmp_path: Path) -> None:
+    await broker.store("demo", b"a", queue_id=0)
+    await broker.store("demo", b"b", queue_id=3)
+    broker.members += ["somebody", "else"]
+    options: dict[str, Any] = {"model": "broadcasting", "offset_file": tmp_path / "offsets"}
+    async with make_consumer(broker, **options) as consumer:
+        first, second = await take(consumer, 2)
+        await first.ack()
+        await second.retry()  # dropped: there are no retries
+        await consumer.caught_up()
+        (data,) = fastjson.loads(broker.requests_of(RequestCode.HEART_BEAT)[0].body)["consumerDataSet"]
+        assert data["messageModel"] == "BROADCASTING"
+        assert [each["topic"] for each in data["subscriptionDataSet"]] == ["demo"]
+    await broker.store("demo", b"c", queue_id=0)
+    async with make_consumer(broker, **options) as consumer:
+        assert bodies(await take(consumer, 1)) == [b"c"]
+    for code in (COMMIT, BACK, MEMBERS, RequestCode.QUERY_CONSUMER_OFFSET):
+        assert not broker.requests_of(code)
+
+
+# --- options and life ---------------------------------------------------------------------------------------------
+
+
+async def async_handler(_: ReceivedMessage) -> None:
+    pass
+
+
+class Handler:
+    async def __call__(self, _: ReceivedMessage) -> None:
+        pass
+
+
+@pytest.mark.parametrize("handler", [None, async_handler, Handler()])
+def test_handlers_are_async(handler: Callable[..., Any] | None) -> None:
+    PushConsumer("g", handler)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group": "a b"},
+        {"on_message": lambda message: None},
+        {"model": "both"},
+        {"concurrency": 0},
+        {"concurrency": 1001},
+        {"offset_file": "x"},
+        {"from_": "middle"},
+        {"from_": -1},
+        {"codec": "xml"},
+        {"nameserver": ""},
+    ],
+)
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        PushConsumer(**{"group": "g", **options})
+
+
+async def test_a_consumer_is_started_once_and_before_its_use(broker: FakeBroker) -> None:
+    consumer = make_consumer(broker)
+    with pytest.raises(ClosedError, match="start the consumer first"):
+        await consumer.receive()
+    async with consumer:
+        with pytest.raises(ClosedError, match="only once"):
+            await consumer.start()
+    with pytest.raises(ClosedError):
+        await consumer.caught_up()
+
+
+async def test_without_a_name_server_the_start_fails() -> None:
+    async with FakeBroker() as gone:
+        pass
+    with pytest.raises(ConnectError):
+        await make_consumer(gone).start()
+
+
+async def test_a_consumer_that_was_never_started_closes(broker: FakeBroker) -> None:
+    await make_consumer(broker).close()
+    assert not broker.requests
+
+
+async def test_after_a_failure_the_first_pull_is_not_held(broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+    broker.topics["demo"] = 1
+    async with make_consumer(broker):
+        await broker.until(lambda: len(pulls(broker)) == 2)
+        broker.cut()
+        await broker.until(lambda: len(pulls(broker)) == 4)
+    assert [request.ext["sysFlag"] for request in pulls(broker)] == ["4", "6", "4", "6"]
+    assert caplog.messages[-1] == "reading demo@broker-a:0: going on"

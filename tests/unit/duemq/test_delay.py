@@ -1,0 +1,134 @@
+"""Never early: whatever a broker has, a wish is kept to the millisecond or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duemq import ArgumentError, DelayError
+from duemq._delay import Delays, Wish, make_plan, read_delays, read_wish
+from protocol.command import Command
+
+NOW = 1_800_000_000_000
+OLD = Delays((1_000, 5_000, 60_000))
+TIMERS = Delays((1_000, 5_000, 60_000), timers=True)
+
+
+def config(text: str, language: str = "JAVA", version: int = 407) -> Delays:
+    return read_delays(Command(code=0, language=language, version=version, body=text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "version", "timers"),
+    [
+        ("messageDelayLevel=1s 5s 1m\n", "JAVA", 407, False),
+        ("messageDelayLevel=1s 5s 1m\ntimerWheelEnable=true\n", "JAVA", 479, True),
+        ("messageDelayLevel=1s 5s 1m\ntimerWheelEnable=false\n", "JAVA", 479, False),
+        # A 4.9 broker with the setting in its file shows it and ignores it all the same.
+        ("messageDelayLevel=1s 5s 1m\ntimerWheelEnable=true\n", "JAVA", 407, False),
+        ("a=b=c\n#x\n\ntimerWheelEnable = TRUE\r\nmessageDelayLevel = 1s 5s  1m\r\n", "PYTHON", 407, True),
+        ("messageDelayLevel=1s 5s 1m\n", "PYTHON", 407, False),
+    ],
+)
+def test_the_brokers_settings_tell_its_delays(text: str, language: str, version: int, timers: bool) -> None:
+    assert config(text, language, version) == Delays((1_000, 5_000, 60_000), timers)
+
+
+@pytest.mark.parametrize("text", ["", "\xff", "messageDelayLevel=", "messageDelayLevel=1s soon"])
+def test_a_broker_that_does_not_tell_has_none(text: str) -> None:
+    assert config(text, "JAVA", 479) == Delays()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wish"),
+    [
+        ((None, None, None), Wish()),
+        ((3, None, None), Wish(level=3)),
+        ((None, 5, None), Wish(delay_ms=5_000, time_ms=NOW + 5_000)),
+        ((None, "1m", None), Wish(delay_ms=60_000, time_ms=NOW + 60_000)),
+        ((None, 0, None), Wish()),
+        ((None, None, 5.0), Wish(time_ms=5_000)),
+    ],
+)
+def test_a_wish_is_read(arguments: tuple[Any, Any, Any], wish: Wish) -> None:
+    assert read_wish(*arguments, NOW) == wish
+
+
+@pytest.mark.parametrize("arguments", [(0, None, None), (-1, None, None), (True, None, None), ("3", None, None),
+                                       (3, 5, None), (None, 5, 5.0), (3, None, 5.0), (None, -5, None)])  # fmt: skip
+def test_a_wish_that_makes_no_sense_is_refused(arguments: tuple[Any, Any, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        read_wish(*arguments, NOW)
+
+
+def planned(wish: Wish, delays: Delays, now_ms: int = NOW) -> tuple[dict[str, str], int | None]:
+    plan = make_plan(wish, delays, now_ms, "h:1")
+    return plan.properties, plan.due_time_ms
+
+
+def delay(milliseconds: int) -> Wish:
+    return Wish(delay_ms=milliseconds, time_ms=NOW + milliseconds)
+
+
+def test_at_once_needs_nothing() -> None:
+    assert planned(Wish(), Delays()) == ({}, None)
+
+
+@pytest.mark.parametrize("delays", [OLD, TIMERS])
+def test_a_delay_that_equals_a_level_is_sent_as_that_level(delays: Delays) -> None:
+    assert planned(delay(5_000), delays) == ({"DELAY": "2", "DUE_MS": str(NOW + 5_000)}, NOW + 5_000)
+
+
+def test_any_other_delay_is_sent_as_a_timer() -> None:
+    assert planned(delay(5_001), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW + 5_001)}, NOW + 5_001)
+    assert planned(Wish(time_ms=NOW + 5_000), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW + 5_000)}, NOW + 5_000)
+
+
+def test_a_retried_send_keeps_its_first_due_time() -> None:
+    assert planned(delay(5_001), TIMERS, NOW + 700)[1] == NOW + 5_001
+    # And once that has passed, it is not forgotten that the message was to be delayed.
+    assert planned(delay(5_001), TIMERS, NOW + 9_000)[0] == {"TIMER_DELIVER_MS": str(NOW + 5_001)}
+
+
+def test_without_timers_the_error_names_the_levels() -> None:
+    with pytest.raises(
+        DelayError, match=r"the broker h:1 cannot keep a delay of 7s: .* delay levels 1s 5s 1m$"
+    ) as caught:
+        planned(delay(7_000), OLD)
+    assert caught.value.levels_ms == OLD.levels_ms
+    with pytest.raises(DelayError, match="cannot keep a time of delivery"):
+        planned(Wish(time_ms=NOW + 5_000), OLD)
+    with pytest.raises(DelayError, match="delay levels none"):
+        planned(delay(5_000), Delays())
+
+
+def test_a_time_that_has_passed_is_at_once_at_any_broker() -> None:
+    for delays in (OLD, TIMERS, Delays()):
+        assert planned(Wish(time_ms=NOW), delays) == ({"DUE_MS": str(NOW)}, NOW)
+
+
+def test_a_level_is_checked_against_the_table_since_brokers_take_the_last_one_instead() -> None:
+    assert planned(Wish(level=3), OLD) == ({"DELAY": "3", "DUE_MS": str(NOW + 60_000)}, NOW + 60_000)
+    with pytest.raises(DelayError, match="has no delay level 4, only 3: 1s 5s 1m"):
+        planned(Wish(level=4), OLD)
+
+
+def test_a_level_is_trusted_where_the_broker_does_not_tell_its_table() -> None:
+    assert planned(Wish(level=4), Delays()) == ({"DELAY": "4"}, None)
+
+
+@given(st.integers(1, 10**9), st.booleans(), st.lists(st.integers(1, 10**7), unique=True, max_size=18))
+def test_no_plan_is_early(milliseconds: int, timers: bool, levels: list[int]) -> None:
+    delays = Delays(tuple(levels), timers)
+    try:
+        properties, due = planned(delay(milliseconds), delays)
+    except DelayError:
+        assert not timers
+        assert milliseconds not in levels
+        return
+    kept = levels[int(properties["DELAY"]) - 1] if "DELAY" in properties else int(properties["TIMER_DELIVER_MS"]) - NOW
+    assert kept == milliseconds
+    assert due == NOW + milliseconds

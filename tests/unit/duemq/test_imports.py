@@ -1,0 +1,34 @@
+"""The client works where only its own few dependencies are installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import duemq
+
+ALLOWED = {"click", "msgpack", "msgspec", "zlib_ng", "duemq", "protocol"}
+THEIRS = {"typing_extensions", "cython_runtime"}
+"""What those bring along."""
+
+PROBE = """
+import importlib, pkgutil, sys
+before = set(sys.modules)
+import duemq
+for module in pkgutil.iter_modules(duemq.__path__):
+    importlib.import_module("duemq." + module.name)
+tops = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(*sorted(name for name in tops if name not in sys.stdlib_module_names and not name.startswith("_")))
+"""
+
+
+def test_importing_the_client_needs_nothing_of_the_broker() -> None:
+    root = Path(duemq.__file__).parent.parent
+    found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True, cwd=root).stdout
+    assert set(found.split()) <= ALLOWED | THEIRS
+
+
+def test_all_that_is_public_is_there_and_documented() -> None:
+    for name in duemq.__all__:
+        assert getattr(duemq, name).__doc__

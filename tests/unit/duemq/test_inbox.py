@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import asyncio
+
+from duemq import ReceivedMessage
+from duemq._inbox import Inbox
+from tests.unit.duemq.test_message import QUEUE, Settled
+from tests.unit.duemq.test_message import received as make_message
+
+
+def lost_message() -> ReceivedMessage:
+    settled = Settled()
+    settled.dropped = True
+    message = make_message()
+    return ReceivedMessage(message._stored, QUEUE, 0, settled)
+
+
+async def test_messages_come_out_as_they_went_in() -> None:
+    inbox = Inbox(10, 10_000)
+    first, second = make_message(), make_message()
+    inbox.put([first, second])
+    assert [await inbox.get(), await inbox.get()] == [first, second]
+
+
+async def test_it_is_full_by_messages_until_one_is_released() -> None:
+    inbox, message = Inbox(2, 10_000), make_message()
+    inbox.put([message])
+    await inbox.wait_for_room()
+    inbox.put([make_message(), make_message()])  # one pull may pass the bound
+    waiting = asyncio.ensure_future(inbox.wait_for_room())
+    await asyncio.sleep(0)
+    inbox.release(message)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    inbox.release(message)
+    await waiting
+    assert (inbox.messages, inbox.bytes) == (1, message.stored_size)
+
+
+async def test_it_is_full_by_bytes() -> None:
+    inbox, message = Inbox(10, 200), make_message()
+    inbox.put([message])
+    waiting = asyncio.ensure_future(inbox.wait_for_room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    inbox.release(message)
+    await waiting
+
+
+async def test_messages_of_a_lost_queue_are_passed_over() -> None:
+    inbox, message = Inbox(10, 10_000), make_message()
+    inbox.put([lost_message(), message])
+    assert await inbox.get() is message
+    assert inbox.messages == 1
+
+
+async def test_closed_it_drops_what_waits_and_tells_everybody() -> None:
+    inbox = Inbox(10, 10_000)
+    waiting = [asyncio.ensure_future(inbox.get()) for _ in range(3)]
+    await asyncio.sleep(0)
+    inbox.close()
+    inbox.put([make_message()])
+    inbox.put_again(make_message())
+    assert await asyncio.gather(*waiting) == [None, None, None]
+    assert await inbox.get() is None

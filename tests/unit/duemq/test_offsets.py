@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duemq import ArgumentError, MessageQueue
+from duemq._offsets import LocalOffsets, OffsetTracker
+
+QUEUE = MessageQueue("demo", "broker-a", 3)
+
+
+def test_an_empty_queue_commits_where_it_reads_on() -> None:
+    tracker = OffsetTracker(7)
+    assert (tracker.committable, len(tracker)) == (7, 0)
+    tracker.read([], 12)  # all of them filtered out
+    assert tracker.committable == 12
+
+
+def test_the_lowest_unfinished_offset_is_committed() -> None:
+    tracker = OffsetTracker(0)
+    tracker.read([0, 1, 4], 5)
+    tracker.finish(1)
+    assert (tracker.committable, len(tracker)) == (0, 2)
+    tracker.finish(0)
+    assert tracker.committable == 4
+    tracker.finish(4)
+    assert (tracker.committable, len(tracker)) == (5, 0)
+
+
+def test_what_is_finished_twice_or_was_never_read_changes_nothing() -> None:
+    tracker = OffsetTracker(0)
+    tracker.read([0, 2], 3)
+    for offset in (5, 1, 2, 2):
+        tracker.finish(offset)
+    assert (tracker.committable, len(tracker)) == (0, 1)
+
+
+def test_after_a_reset_nothing_of_before_counts() -> None:
+    tracker = OffsetTracker(50)
+    tracker.read([50, 51], 52)
+    tracker.reset(10)
+    tracker.finish(50)
+    assert (tracker.committable, tracker.next_offset, len(tracker)) == (10, 10, 0)
+
+
+@given(st.lists(st.integers(1, 3), max_size=30), st.randoms(use_true_random=False))
+def test_no_unfinished_message_is_ever_passed(gaps: list[int], random: object) -> None:
+    """Read and finish in any order beside a model: the set of what is unfinished."""
+    tracker, model, next_offset = OffsetTracker(0), set[int](), 0
+    waiting = list(gaps)
+    while waiting or model:
+        if waiting and (not model or random.random() < 0.5):  # type: ignore[attr-defined]
+            offset = next_offset + waiting.pop() - 1
+            next_offset = offset + 1
+            tracker.read([offset], next_offset)
+            model.add(offset)
+        else:
+            offset = random.choice(sorted(model))  # type: ignore[attr-defined]
+            tracker.finish(offset)
+            model.remove(offset)
+        assert tracker.committable == min(model, default=next_offset)
+        assert len(tracker) == len(model)
+
+
+async def test_offsets_without_a_file_are_kept_in_memory() -> None:
+    offsets = LocalOffsets()
+    assert await offsets.load(QUEUE) is None
+    await offsets.save({QUEUE: 5})
+    assert await offsets.load(QUEUE) == 5
+
+
+async def test_offsets_in_a_file_outlive_the_consumer(tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    other = MessageQueue("%RETRY%g", "b:1", 0)
+    await LocalOffsets(path).save({QUEUE: 5, other: 1})
+    again = LocalOffsets(path)
+    assert (await again.load(QUEUE), await again.load(other)) == (5, 1)
+    await again.save({QUEUE: 6})
+    assert await LocalOffsets(path).load(other) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["offsets.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"t":{"b:x":1}}', '{"t":{"3":1}}', '{"t":{"b:3":"1"}}'])
+def test_another_file_is_not_taken_for_offsets(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "offsets.json"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match="is no file of offsets"):
+        LocalOffsets(path)

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from duemq import (
+    ArgumentError,
+    BrokerError,
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    DelayError,
+    Message,
+    MessageQueue,
+    NoRouteError,
+    PeerError,
+    Producer,
+    RequestTimeoutError,
+    SendStatus,
+)
+from protocol import bodies, fastjson
+from protocol.codes import RequestCode, ResponseCode
+from protocol.frame import JSON, MSGPACK
+from protocol.properties import java_hash
+from tests.unit.duemq.conftest import RHYTHM
+from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, sent, success
+
+SEND = RequestCode.SEND_MESSAGE_V2
+CONFIG = RequestCode.GET_BROKER_CONFIG
+
+
+def make_producer(broker: FakeBroker, **options: Any) -> Producer:
+    return Producer(broker.address, _rhythm=RHYTHM, _clock=lambda: NOW_MS, **options)
+
+
+@pytest.fixture
+async def producer(broker: FakeBroker) -> AsyncIterator[Producer]:
+    async with make_producer(broker) as producer:
+        yield producer
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[FakeBroker, FakeBroker]]:
+    """Two brokers, the first also being the name server, with one queue of the topic each."""
+    async with FakeBroker("a", topics={"demo": 1}) as first, FakeBroker("b", topics={"demo": 1}) as second:
+        first.brokers = [first, second]
+        yield first, second
+
+
+def sends(*brokers: FakeBroker) -> list[Request]:
+    return [request for broker in brokers for request in broker.requests_of(SEND)]
+
+
+async def test_a_message_is_sent_and_its_place_told(broker: FakeBroker, producer: Producer) -> None:
+    result = await producer.send("demo", "hallo", tags="a", keys=["k1", "k2"], properties={"own": "v"})
+    (request,) = sends(broker)
+    header = request.send_header()
+    assert (header.topic, header.producer_group, header.default_topic) == ("demo", "duemq", "TBW102")
+    assert (header.default_topic_queue_nums, header.sys_flag, header.born_timestamp) == (4, 0, NOW_MS)
+    assert request.body == b"hallo"
+    assert request.properties() == {"TAGS": "a", "KEYS": "k1 k2", "own": "v", "UNIQ_KEY": result.message_id}
+    assert result.status is SendStatus.SEND_OK
+    assert result.queue == MessageQueue("demo", "broker-a", header.queue_id)
+    assert result.offset_message_id == broker.queues["demo", header.queue_id][0].offset_message_id
+    assert (result.queue_offset, result.due_time_ms, len(result.message_id)) == (0, None, 32)
+
+
+async def test_queues_take_turns(broker: FakeBroker, producer: Producer) -> None:
+    results = [await producer.send("demo", b"x") for _ in range(8)]
+    assert sorted(result.queue.queue_id for result in results) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+async def test_a_heartbeat_is_the_first_a_broker_hears(broker: FakeBroker, producer: Producer) -> None:
+    await producer.send("demo", b"x")
+    beat = broker.requests_of(RequestCode.HEART_BEAT)[0]
+    assert broker.requests.index(beat) < broker.requests.index(sends(broker)[0])
+    data = fastjson.loads(beat.body)
+    assert data["producerDataSet"] == [{"groupName": "duemq"}]
+    assert data["consumerDataSet"] == []
+
+
+async def test_messages_go_to_duemq_in_messagepack_and_to_apache_in_json(broker: FakeBroker) -> None:
+    async with FakeBroker(language="PYTHON") as own:
+        for each, codec in ((broker, JSON), (own, MSGPACK)):
+            async with make_producer(each) as producer:
+                await producer.send("demo", b"x")
+            assert [request.codec for request in sends(each)] == [codec]
+
+
+async def test_a_large_body_is_compressed(broker: FakeBroker, producer: Producer) -> None:
+    await producer.send("demo", b"x" * 4096)
+    (request,) = sends(broker)
+    assert request.send_header().sys_flag == 1
+    assert bodies.decompress(request.body, 4096) == b"x" * 4096
+
+
+async def test_compression_can_be_turned_off(broker: FakeBroker) -> None:
+    async with make_producer(broker, compress_from_bytes=None) as producer:
+        await producer.send("demo", b"x" * 4096)
+    assert sends(broker)[0].send_header().sys_flag == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(10, "FLUSH_DISK_TIMEOUT"), (11, "SLAVE_NOT_AVAILABLE"), (12, "FLUSH_SLAVE_TIMEOUT")],
+)
+async def test_stored_but_not_quite_safe_is_a_status(
+    broker: FakeBroker, producer: Producer, code: int, status: str
+) -> None:
+    broker.on(SEND, sent("ID", 0, 0, code))
+    assert (await producer.send("demo", b"x")).status == status
+
+
+# --- when ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "properties", "due"),
+    [
+        ({"level": 2}, {"DELAY": "2"}, 5_000),
+        ({"delay": 5}, {"DELAY": "2"}, 5_000),
+        ({"delay": "1m"}, {"DELAY": "5"}, 60_000),
+        ({"delay": timedelta(seconds=1)}, {"DELAY": "1"}, 1_000),
+        ({"deliver_at": datetime(2020, 1, 1, tzinfo=UTC)}, {}, 1_577_836_800_000 - NOW_MS),
+        ({"delay": 0}, {}, None),
+    ],
+)
+async def test_delays_that_every_broker_has(
+    broker: FakeBroker, producer: Producer, arguments: dict[str, Any], properties: dict[str, str], due: int | None
+) -> None:
+    result = await producer.send("demo", b"x", **arguments)
+    expected = properties | ({} if due is None else {"DUE_MS": str(NOW_MS + due)})
+    assert {name: text for name, text in sends(broker)[0].properties().items() if name != "UNIQ_KEY"} == expected
+    assert result.due_time_ms == (None if due is None else NOW_MS + due)
+
+
+@pytest.mark.parametrize("arguments", [{"delay": 7}, {"deliver_at": NOW_MS / 1000 + 5}, {"level": 7}])
+async def test_what_an_old_broker_would_deliver_early_is_not_sent(
+    broker: FakeBroker, producer: Producer, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(DelayError, match="1s 5s 10s 30s 1m 2m"):
+        await producer.send("demo", b"x", **arguments)
+    assert not sends(broker)
+
+
+async def test_a_broker_with_timers_gets_the_time() -> None:
+    async with FakeBroker(version=479, config="timerWheelEnable=true\nmessageDelayLevel=1s 5s\n") as broker:
+        async with make_producer(broker) as producer:
+            await producer.send("demo", b"x", delay="7s250ms")
+            await producer.send("demo", b"x", deliver_at=NOW_MS / 1000 + 5)
+        times = [request.properties()["TIMER_DELIVER_MS"] for request in sends(broker)]
+        assert times == [str(NOW_MS + 7_250), str(NOW_MS + 5_000)]
+
+
+async def test_a_broker_is_asked_for_its_delays_once_per_connection(broker: FakeBroker, producer: Producer) -> None:
+    await producer.send("demo", b"x")
+    assert not broker.requests_of(CONFIG)
+    for _ in range(2):
+        await producer.send("demo", b"x", delay=5)
+        await producer.send("demo", b"x", delay=5)
+        broker.cut()
+    assert len(broker.requests_of(CONFIG)) == 2
+
+
+async def test_without_its_settings_a_broker_gets_levels_only(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(CONFIG, failure(ResponseCode.NO_PERMISSION))
+    with pytest.raises(BrokerError, match="permission denied"):
+        await producer.send("demo", b"x", delay=5, timeout=5)
+    result = await producer.send("demo", b"x", level=2)
+    assert sends(broker)[0].properties()["DELAY"] == "2"
+    assert result.due_time_ms is None
+
+
+# --- where --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sharding_key_is_always_in_the_queue_that_java_would_choose(
+    broker: FakeBroker, producer: Producer
+) -> None:
+    for key in ("order-17", "order-18", "polygenelubricants"):  # the last one hashes to Integer.MIN_VALUE
+        for _ in range(2):
+            await producer.send("demo", b"x", sharding_key=key)
+            request = sends(broker)[-1]
+            assert request.properties()["__SHARDINGKEY"] == key
+            assert request.send_header().queue_id == abs(java_hash(key)) % 4
+
+
+async def test_a_queue_can_be_chosen(broker: FakeBroker, producer: Producer) -> None:
+    queue = MessageQueue("demo", "broker-a", 2)
+    assert (await producer.send("demo", b"x", queue=queue)).queue == queue
+    for wrong in ({"queue": queue._replace(topic="other")}, {"queue": queue, "sharding_key": "k"}):
+        with pytest.raises(ArgumentError):
+            await producer.send("demo", b"x", **wrong)
+    with pytest.raises(NoRouteError, match="the broker nobody has no primary"):
+        await producer.send("demo", b"x", queue=queue._replace(broker="nobody"))
+
+
+# --- failures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [1, 2, 14, 16, 17])
+async def test_a_failure_that_may_pass_is_tried_again_with_the_same_id(
+    broker: FakeBroker, producer: Producer, code: int
+) -> None:
+    broker.on(SEND, failure(code), failure(code), sent("ID", 0, 5))
+    result = await producer.send("demo", b"x")
+    assert result.queue_offset == 5
+    assert [request.properties()["UNIQ_KEY"] for request in sends(broker)] == [result.message_id] * 3
+
+
+async def test_after_all_tries_the_last_failure_is_raised(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(SEND, failure(2), failure(14, "disk full"))
+    with pytest.raises(BrokerError, match="disk full"):
+        await producer.send("demo", b"x")
+    assert len(sends(broker)) == 3
+
+
+async def test_a_message_that_is_refused_for_good_is_not_tried_again(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(SEND, failure(ResponseCode.MESSAGE_ILLEGAL, "too large"))
+    with pytest.raises(BrokerError, match="too large"):
+        await producer.send("demo", b"x")
+    assert len(sends(broker)) == 1
+
+
+async def test_the_next_try_goes_to_another_broker(pair: tuple[FakeBroker, FakeBroker]) -> None:
+    first, second = pair
+    first.on(SEND, failure(2))
+    async with make_producer(first) as producer:
+        results = [await producer.send("demo", b"x") for _ in range(4)]
+    assert {result.queue.broker for result in results} == {"b"}
+    assert len(sends(second)) == 4
+
+
+async def test_a_broker_that_is_gone_is_passed_over(pair: tuple[FakeBroker, FakeBroker]) -> None:
+    first, second = pair
+    second.server.close()
+    async with make_producer(first) as producer:
+        for _ in range(4):
+            assert (await producer.send("demo", b"x")).queue.broker == "a"
+
+
+async def test_a_fixed_queue_is_tried_again_at_its_broker(pair: tuple[FakeBroker, FakeBroker]) -> None:
+    first, second = pair
+    first.on(SEND, failure(2), sent("ID", 0, 0))
+    async with make_producer(first) as producer:
+        await producer.send("demo", b"x", queue=MessageQueue("demo", "a", 0))
+    assert (len(sends(first)), len(sends(second))) == (2, 0)
+
+
+async def test_a_lost_connection_is_opened_anew(broker: FakeBroker, producer: Producer) -> None:
+    def lose(request: Request) -> None:
+        broker.cut()
+
+    broker.on(SEND, lose, sent("ID", 0, 1))
+    assert (await producer.send("demo", b"x")).queue_offset == 1
+
+
+async def test_no_retries_at_all_can_be_asked_for(broker: FakeBroker) -> None:
+    broker.on(SEND, lambda request: broker.cut())
+    async with make_producer(broker, retries=0) as producer:
+        with pytest.raises(ConnectionLostError):
+            await producer.send("demo", b"x")
+    assert len(sends(broker)) == 1
+
+
+async def test_the_timeout_is_for_all_tries_together(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(SEND, None)
+    with pytest.raises(RequestTimeoutError) as caught:
+        await producer.send("demo", b"x", timeout=0.05)
+    assert caught.value.address == broker.address
+    assert len(sends(broker)) == 1
+
+
+async def test_a_callers_own_timeout_is_not_taken_for_the_sends(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(SEND, None)
+    with pytest.raises(TimeoutError) as caught:
+        async with asyncio.timeout(0.01):
+            await producer.send("demo", b"x")
+    assert not isinstance(caught.value, RequestTimeoutError)
+
+
+async def test_an_answer_without_its_fields_is_the_brokers_fault(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(SEND, success())
+    with pytest.raises(PeerError, match="msgId: is missing"):
+        await producer.send("demo", b"x")
+
+
+async def test_arguments_are_checked_before_anything_is_sent(broker: FakeBroker, producer: Producer) -> None:
+    for arguments in ({"body": b""}, {"body": bytes(4 * 1024 * 1024 + 1)}, {"topic": "de mo"}, {"tags": "a||b"}):
+        with pytest.raises(ArgumentError):
+            await producer.send(**{"topic": "demo", "body": b"x", **arguments})  # type: ignore[arg-type]
+    assert not broker.requests
+
+
+async def test_what_no_frame_can_hold_is_refused(broker: FakeBroker) -> None:
+    async with make_producer(broker, max_body_bytes=2**30, compress_from_bytes=None) as producer:
+        with pytest.raises(ArgumentError, match="the largest has 16777216"):
+            await producer.send("demo", bytes(2**24))
+        await producer.send("demo", b"x")
+
+
+# --- one-way and batch --------------------------------------------------------------------------------------------
+
+
+async def test_a_one_way_message_has_no_answer(broker: FakeBroker, producer: Producer) -> None:
+    message_id = await producer.send_oneway("demo", b"x", level=2, tags="a")
+    (request,) = await broker.until_requests(SEND)
+    assert request.command.is_oneway
+    assert request.properties()["UNIQ_KEY"] == message_id
+    assert request.properties()["DELAY"] == "2"
+
+
+async def test_a_batch_is_one_request_and_a_result_for_each(broker: FakeBroker, producer: Producer) -> None:
+    messages = [Message("demo", f"m{number}", tags="a", properties={"n": str(number)}) for number in range(3)]
+    results = await producer.send_batch(messages, queue=MessageQueue("demo", "broker-a", 1))
+    (request,) = broker.requests_of(RequestCode.SEND_BATCH_MESSAGE)
+    assert request.send_header().batch is True
+    stored = broker.queues["demo", 1]
+    assert [(message.body, message.properties["n"]) for message in stored] == [(b"m0", "0"), (b"m1", "1"), (b"m2", "2")]
+    assert [result.message_id for result in results] == [message.properties["UNIQ_KEY"] for message in stored]
+    assert [result.offset_message_id for result in results] == [message.offset_message_id for message in stored]
+    assert [result.queue_offset for result in results] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [Message("a", b"x"), Message("b", b"x")], [Message("a", bytes(3_000_000)) for _ in range(2)]]
+)
+async def test_a_batch_is_of_one_topic_and_not_too_large(producer: Producer, messages: list[Message]) -> None:
+    with pytest.raises(ArgumentError):
+        await producer.send_batch(messages)
+
+
+# --- life ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_producer_says_goodbye(broker: FakeBroker) -> None:
+    async with make_producer(broker, group="mine") as producer:
+        await producer.send("demo", b"x")
+    (goodbye,) = broker.requests_of(RequestCode.UNREGISTER_CLIENT)
+    assert goodbye.ext["producerGroup"] == "mine"
+    assert goodbye.ext["clientID"] == fastjson.loads(broker.requests_of(RequestCode.HEART_BEAT)[0].body)["clientID"]
+    await broker.until(lambda: not broker.connections)
+    await producer.close()
+    with pytest.raises(ClosedError):
+        await producer.send("demo", b"x")
+
+
+async def test_a_producer_has_to_be_started(broker: FakeBroker) -> None:
+    with pytest.raises(ClosedError, match="start the producer first"):
+        await make_producer(broker).send("demo", b"x")
+
+
+async def test_without_a_name_server_the_start_fails() -> None:
+    async with FakeBroker() as gone:
+        pass
+    with pytest.raises(ConnectError):
+        await make_producer(gone).start()
+
+
+async def test_closing_fails_what_is_under_way(broker: FakeBroker) -> None:
+    broker.on(SEND, None)
+    producer = make_producer(broker, retries=0)
+    await producer.start()
+    sending = asyncio.create_task(producer.send("demo", b"x"))
+    await broker.until_requests(SEND)
+    await producer.close()
+    with pytest.raises(ConnectionLostError, match="closed by this client"):
+        await sending
+
+
+@pytest.mark.parametrize("options", [{"group": "a b"}, {"codec": "xml"}])
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        Producer("h:1", **options)
