@@ -10,7 +10,7 @@ UNKNOWN_LEVEL_DELAY_MS: Final = 1000
 """What RocketMQ takes for a level that is not in the table, found in an older store."""
 
 _UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_LEVEL: Final = re.compile(r"(\d{1,9})([smhd])")
+_LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])")
 
 
 class DelayLevels:

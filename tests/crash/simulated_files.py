@@ -67,6 +67,7 @@ class SimulatedFiles:
     used: float = 0.1
     room: int | None = None
     """Bytes that may still be written before the disk is full."""
+    write_error: OSError | None = None
     fail_syncs: bool = False
 
     # --- storage.files.Files
@@ -133,16 +134,18 @@ class SimulatedFiles:
     # --- what files do
 
     def write(self, node: Node, offset: int, data: bytes) -> None:
+        if self.write_error is not None:
+            raise self.write_error
         if self.room is not None and len(data) > self.room:
             data = data[: self.room]
-            self._write(node, offset, data)
+            self.overwrite(node, offset, data)
             self.room = 0
             raise OSError(errno.ENOSPC, "No space left on device")
         if self.room is not None:
             self.room -= len(data)
-        self._write(node, offset, data)
+        self.overwrite(node, offset, data)
 
-    def _write(self, node: Node, offset: int, data: bytes) -> None:
+    def overwrite(self, node: Node, offset: int, data: bytes) -> None:
         if len(node.data) < offset + len(data):
             node.data.extend(bytes(offset + len(data) - len(node.data)))
         node.data[offset : offset + len(data)] = data
@@ -234,8 +237,8 @@ class SimulatedFile:
 
     def clear(self, offset: int) -> None:
         end = len(self._node.data.rstrip(b"\0"))
-        if end > offset:
-            self._files.write(self._node, offset, bytes(end - offset))
+        if end > offset:  # over bytes that have their place on the disk already: it cannot be full
+            self._files.overwrite(self._node, offset, bytes(end - offset))
 
     def sync(self) -> None:
         self._files.sync(self._node)

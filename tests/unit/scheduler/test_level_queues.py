@@ -1,0 +1,274 @@
+"""Level queues on a store in memory, with a clock that the tests move."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from protocol import properties
+from protocol.record import StoredMessage
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import LevelQueues
+from storage.clock import ManualClock
+from storage.config_file import ConfigFile
+from storage.errors import StoreFull
+from storage.store import SCHEDULE_TOPIC, MessageStore, StoreConfig
+from tests.crash.simulated_files import SimulatedFiles
+
+HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
+TABLE = DelayLevels("1s 5s 30s")
+
+
+class World:
+    """A store with level queues."""
+
+    def __init__(self, files: SimulatedFiles | None = None, clock: ManualClock | None = None) -> None:
+        self.files = files or SimulatedFiles()
+        self.clock = clock or ManualClock(1_000_000)
+        self.wakes = 0
+        self.open()
+
+    def open(self, table: DelayLevels = TABLE) -> None:
+        self.files.locked.clear()
+        self.table = table
+        config = StoreConfig("/s", commitlog_segment_size=1 << 20, queue_segment_size=2000)
+        self.store = MessageStore(config, self.files, self.clock, ("127.0.0.1", 10911), table.deliver_time)
+        self.store.open()
+        self.levels = LevelQueues(self.store, ConfigFile(self.files, "/s/config/delayOffset.json"), self.clock, table)
+        self.levels.load()
+        self.levels.on_earlier = self.wake
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def schedule(
+        self, level: int, body: bytes = b"x", text: str = "TAGS\x01t\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    ) -> int:
+        """Put a message into a level's queue, as the send handler does; gives when it is due."""
+        appender = self.store.appender
+        due = self.table.deliver_time(level, appender.begin())
+        queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
+        appender.add(queue, body, f"DELAY\x01{level}\x02{text}".encode(), due, 7, HOST, 8, 1, 2)
+        appender.commit()
+        return due
+
+    def delivered(self, topic: str = "orders", queue_id: int = 3) -> list[StoredMessage]:
+        queue = self.store.queue(topic, queue_id)
+        if queue is None:
+            return []
+        units = [queue.unit(offset) for offset in range(queue.next_offset)]
+        messages = [self.store.message_at(unit[0], unit[1]) for unit in units if unit is not None]
+        return [message for message in messages if message is not None]
+
+    def run(self) -> int | None:
+        """Step until nothing more is due."""
+        while (due := self.levels.step()) is not None and due <= self.clock.now_ms():
+            pass
+        return due
+
+    def save(self) -> None:
+        self.levels.save(self.levels.to_json())
+
+
+def test_a_message_is_delivered_at_its_time_and_not_before() -> None:
+    world = World()
+    due = world.schedule(2)
+    assert world.levels.next_due_ms == due == 1_005_000
+    world.clock.advance(4_999)
+    assert world.levels.step() == due
+    assert world.delivered() == []
+    world.clock.advance(1)
+    assert world.levels.step() is None
+    assert [message.store_timestamp for message in world.delivered()] == [due]
+
+
+def test_what_is_delivered_is_the_message_as_it_was_sent() -> None:
+    world = World()
+    world.schedule(1, b"body")
+    world.clock.advance(1000)
+    world.run()
+    (message,) = world.delivered()
+    assert (message.topic, message.queue_id, message.queue_offset, message.body) == ("orders", 3, 0, b"body")
+    assert (message.born_timestamp, message.born_host, message.flag, message.sys_flag) == (7, HOST, 8, 1)
+    assert message.reconsume_times == 2
+    assert message.properties_text == "DELAY\x011\x02TAGS\x01t\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    assert message.prepared_transaction_offset == 0, "names the record that scheduled it"
+    unit = world.store.ensure_queue("orders", 3).unit(0)
+    assert unit is not None
+    assert unit[2] == properties.tags_code("t"), "consumers filter by tags again"
+
+
+def test_an_empty_level_waits_for_a_message_and_is_woken_by_it() -> None:
+    world = World()
+    assert world.levels.step() is None
+    world.schedule(3)
+    assert world.wakes == 1
+    world.schedule(3)
+    assert world.wakes == 1, "a second message cannot be due before the first of its level"
+    world.schedule(1)
+    assert world.wakes == 2
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3000)), max_size=40), st.integers(1, 1500))
+def test_never_early_never_lost_in_order_within_a_level(sends: list[tuple[int, int]], step_ms: int) -> None:
+    # Goal: the model is a list of (due, number); method: time passes in steps, and what arrived is compared after each.
+    world = World()
+    expected: list[tuple[int, bytes]] = []
+    for number, (level, pause) in enumerate(sends):
+        expected.append((world.schedule(level, b"%d %d" % (level, number)), b"%d %d" % (level, number)))
+        world.clock.advance(pause)
+        world.run()
+    while True:
+        now = world.clock.now_ms()
+        arrived = [message.body for message in world.delivered()]
+        assert sorted(arrived) == sorted(body for due, body in expected if due <= now)
+        for name in (b"1", b"2", b"3"):
+            numbers = [int(body.split()[1]) for body in arrived if body.startswith(name)]
+            assert numbers == sorted(numbers)
+        if len(arrived) == len(expected):
+            return
+        world.clock.advance(step_ms)
+        world.run()
+
+
+def test_a_backlog_is_delivered_in_slices_and_no_level_starves() -> None:
+    world = World()
+    for number in range(1000):
+        world.schedule(1, bytes(8000))
+        if number < 3:
+            world.schedule(2, b"few")
+    world.clock.advance(60_000)
+    for _ in range(2):
+        assert world.levels.step() == world.clock.now_ms()
+    bodies = [message.body for message in world.delivered()]
+    assert len(bodies) < 1003
+    assert bodies.count(b"few") == 3, "the second level had its turn before the first was done"
+    world.run()
+    assert len(world.delivered()) == 1003
+
+
+def test_progress_survives_a_restart_and_nothing_comes_twice() -> None:
+    world = World()
+    for level in (1, 1, 2):
+        world.schedule(level)
+    world.clock.advance(1000)
+    world.run()
+    world.save()
+    world.store.close()
+    world.open()
+    world.clock.advance(10_000)
+    world.run()
+    assert len(world.delivered()) == 3
+    assert world.levels.to_json() == {"offsetTable": {"1": 2, "2": 1, "3": 0}}
+
+
+def test_what_came_due_while_the_broker_was_down_is_delivered_at_start() -> None:
+    world = World()
+    world.schedule(2)
+    world.store.close()
+    world.clock.advance(100_000)
+    world.open()
+    assert world.levels.step() is None
+    assert len(world.delivered()) == 1
+
+
+def test_rocketmqs_progress_file_is_read_and_its_other_fields_are_kept() -> None:
+    files = SimulatedFiles()
+    files.write_whole("/s/config/delayOffset.json", b'{"dataVersion":{"counter":5},"offsetTable":{1:0,2:0}}')
+    world = World(files)
+    assert world.levels.to_json() == {
+        "dataVersion": {"counter": 5},
+        "offsetTable": {"1": 0, "2": 0, "3": 0},
+    }
+
+
+def test_progress_outside_a_queue_is_moved_into_it_and_said() -> None:
+    world = World()
+    for _ in range(3):
+        world.schedule(1)
+    world.store.close()
+    for wrong, right in ((-5, 0), (99, 3)):
+        world.files.write_whole("/s/config/delayOffset.json", b'{"offsetTable":{"1":%d}}' % wrong)
+        with capture_logs() as logs:
+            world.open()
+        assert world.levels.levels[1].offset == right
+        assert [line["corrected"] for line in logs if line["event"] == "level_offset_corrected"] == [right]
+        world.store.close()
+
+
+def test_a_time_beyond_the_levels_delay_is_due_now_as_in_rocketmq() -> None:
+    # The table was shortened: level 3 was 30 s and is 2 s.
+    world = World()
+    world.schedule(3)
+    world.store.close()
+    world.open(DelayLevels("1s 1s 2s"))
+    world.run()
+    assert len(world.delivered()) == 1
+
+
+def test_messages_of_levels_that_the_table_has_no_more_still_arrive() -> None:
+    world = World()
+    world.schedule(3)
+    world.store.close()
+    world.open(DelayLevels("1s"))
+    world.clock.advance(30_000)
+    world.run()
+    assert len(world.delivered()) == 1
+
+
+def test_a_message_that_cannot_be_delivered_does_not_hold_up_its_level() -> None:
+    world = World()
+    for text in (
+        "TAGS\x01no topic",
+        "REAL_TOPIC\x01orders",
+        "REAL_TOPIC\x01orders\x02REAL_QID\x01x",
+        "REAL_TOPIC\x01orders\x02REAL_QID\x0199999999999",
+        "REAL_TOPIC\x01../up\x02REAL_QID\x010",
+        "REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010",
+    ):
+        world.schedule(1, text=text)
+    world.schedule(1, b"good")
+    world.clock.advance(1000)
+    with capture_logs() as logs:
+        world.run()
+    assert [message.body for message in world.delivered()] == [b"good"]
+    assert world.levels.levels[1].skipped == 6
+    assert len([line for line in logs if line["event"] == "scheduled_message_undeliverable"]) == 6
+
+
+def test_a_missing_record_is_counted_and_passed() -> None:
+    world = World()
+    world.schedule(1, b"gone")
+    world.schedule(1, b"there")
+    first = world.store.ensure_queue(SCHEDULE_TOPIC, 0).unit(0)
+    assert first is not None
+    world.files.names[f"/s/commitlog/{0:020}"].data[first[0] + 4] ^= 0xFF
+    world.clock.advance(1000)
+    with capture_logs() as logs:
+        world.run()
+    assert [message.body for message in world.delivered()] == [b"there"]
+    assert [line["event"] for line in logs] == ["scheduled_message_missing"]
+
+
+def test_a_store_that_takes_nothing_delays_but_loses_nothing() -> None:
+    world = World()
+    world.schedule(1)
+    world.clock.advance(1000)
+    world.store.appender.refuse(StoreFull("full"))
+    assert world.levels.step() == world.clock.now_ms() + 100
+    assert world.levels.levels[1].offset == 0
+    world.store.appender.accept()
+    world.run()
+    assert len(world.delivered()) == 1
+
+
+def test_progress_names_the_position_that_has_to_be_durable_first() -> None:
+    world = World()
+    world.schedule(1)
+    world.clock.advance(1000)
+    world.run()
+    table, position = world.levels.progress()
+    assert table["offsetTable"]["1"] == 1
+    assert position == world.store.log.end

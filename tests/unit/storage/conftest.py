@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from scheduler.delay_levels import DelayLevels
+from storage.clock import ManualClock
+from storage.files import Files, OsFiles
+from storage.store import MessageStore, StoreConfig
+
+GOLDEN = Path(__file__).parent / "golden"
+HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
+LEVELS = DelayLevels()
+
+
+def make_store(
+    root: Path | str,
+    files: Files | None = None,
+    clock: ManualClock | None = None,
+    *,
+    segment_size: int = 65536,
+    queue_size: int = 400,
+    host: str = "127.0.0.1",
+) -> MessageStore:
+    config = StoreConfig(
+        str(root),
+        commitlog_segment_size=segment_size,
+        queue_segment_size=queue_size,
+        max_message_size=16384,
+    )
+    return MessageStore(config, files or OsFiles(), clock or ManualClock(), (host, 10911), LEVELS.deliver_time)
+
+
+def append(store: MessageStore, topic: str, queue_id: int, *bodies: bytes, properties: bytes = b"") -> list[int]:
+    """Append messages in one batch; gives their physical offsets."""
+    offsets = []
+    code = store.tags_code(topic, properties.decode(), store.appender.begin())
+    for body in bodies:
+        store.appender.add(store.ensure_queue(topic, queue_id), body, properties, code, 1, HOST)
+        offsets.append(store.appender.last_physical_offset)
+    store.appender.commit()
+    return offsets
+
+
+@pytest.fixture(params=["4.9.7", "5.3.3"])
+def apache_store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The directory of a store that Apache's broker of a version wrote."""
+    with tarfile.open(GOLDEN / f"apache-{request.param}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path

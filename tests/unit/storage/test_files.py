@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.errors import StoreLocked
+from storage.files import OsFiles
+
+
+def test_a_new_file_is_sparse_and_has_its_size_from_the_start(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 1 << 30)
+    assert file.size() == 1 << 30
+    assert (tmp_path / "f").stat().st_blocks == 0
+    assert file.read(12345, 4) == bytes(4)
+
+
+def test_writing_and_reading_anywhere(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 10_000)
+    file.write(4090, b"across a page")
+    assert file.read(4090, 13) == b"across a page"
+    assert file.read_apart(4090, 13) == b"across a page"
+    assert file.read_cached(4090, 13) in (b"across a page", None)
+    assert file.read(9_998, 10) == bytes(2)
+
+
+def test_clear_zeroes_the_rest_and_keeps_holes(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 1 << 20)
+    file.write(100, b"x" * 200)
+    file.write(500_000, b"y" * 100)
+    blocks = (tmp_path / "f").stat().st_blocks
+    file.clear(200)
+    assert file.read(0, 1 << 20) == bytes(100) + b"x" * 100 + bytes((1 << 20) - 200)
+    assert (tmp_path / "f").stat().st_blocks <= blocks
+
+
+def test_more_files_than_descriptors_are_opened_in_turn(tmp_path: Path) -> None:
+    files = OsFiles(max_open=3)
+    many = [files.create(str(tmp_path / str(number)), 100) for number in range(10)]
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for number, file in enumerate(many):
+            file.write(0, b"%d" % number)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    assert [file.read(0, 1) for file in many] == [b"%d" % number for number in range(10)]
+
+
+def test_a_small_file_is_replaced_as_a_whole_and_keeps_its_old_edition(tmp_path: Path) -> None:
+    files, path = OsFiles(), str(tmp_path / "t.json")
+    files.write_whole(path, b"one")
+    files.copy(path, f"{path}.bak")
+    files.write_whole(path, b"two")
+    assert files.read_whole(path) == b"two"
+    assert files.read_whole(f"{path}.bak") == b"one"
+    assert files.list(str(tmp_path)) == ["t.json", "t.json.bak"]
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    files = OsFiles()
+    assert files.read_whole(str(tmp_path / "no")) is None
+    assert files.list(str(tmp_path / "no")) == []
+    assert not files.exists(str(tmp_path / "no"))
+    files.remove(str(tmp_path / "no"))
+    files.remove_tree(str(tmp_path / "no"))
+
+
+def test_a_lock_is_seen_by_another_process(tmp_path: Path) -> None:
+    # POSIX record locks do not exclude their own process, so a child tries.
+    lock = OsFiles().lock(str(tmp_path / "lock"))
+    child = os.fork()
+    if child == 0:
+        try:
+            OsFiles().lock(str(tmp_path / "lock"))
+        except StoreLocked:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    lock.release()
+    OsFiles().lock(str(tmp_path / "lock")).release()
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+
+
+def test_used_ratio_is_a_ratio(tmp_path: Path) -> None:
+    assert 0 < OsFiles().used_ratio(str(tmp_path)) < 1
+
+
+def test_a_file_that_vanished_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 100)
+    (tmp_path / "f").unlink()
+    with pytest.raises(FileNotFoundError):
+        file.read(0, 1)

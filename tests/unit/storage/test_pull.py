@@ -1,0 +1,115 @@
+"""Finding messages against a model: a plain list of tags codes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.record import decode_all
+from storage.pull import ColdRead, PullStatus, find, read_cached
+from storage.store import MessageStore
+from tests.crash.simulated_files import SimulatedFiles
+from tests.unit.storage.conftest import HOST, append, make_store
+
+
+def store_with(codes: list[int], size: int = 10) -> MessageStore:
+    store = make_store("/s", SimulatedFiles(), segment_size=4096)
+    store.open()
+    for number, code in enumerate(codes):
+        store.appender.begin()
+        store.appender.add(store.ensure_queue("t", 0), b"%d" % number * size, b"", code, 1, HOST)
+        store.appender.add(store.ensure_queue("other", 0), b"between", b"", 0, 1, HOST)
+        store.appender.commit()
+    return store
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=30),
+    st.integers(0, 29),
+    st.integers(1, 10),
+    st.one_of(st.none(), st.frozensets(st.integers(1, 3), min_size=1)),
+    st.booleans(),
+)
+def test_a_pull_finds_what_a_list_has(
+    codes: list[int], start: int, count: int, wanted: frozenset[int] | None, in_files: bool
+) -> None:
+    start = min(start, len(codes) - 1)
+    store = store_with(codes)
+    if in_files:
+        for _ in store.write_queues():
+            pass
+    found = find(store.queue("t", 0), start, count, 1 << 20, wanted, 0)
+    expected = [n for n in range(start, len(codes)) if wanted is None or codes[n] in wanted][:count]
+    body = read_cached(store.log, found.ranges) or b""
+    assert [message.queue_offset for message in decode_all(body)] == expected
+    assert found.count == len(expected)
+    assert found.size == len(body)
+    assert body == (ColdRead(store.log, found.ranges).run() if found.ranges else b"")
+    assert found.status is (PullStatus.FOUND if expected else PullStatus.NO_MATCHED_MESSAGE)
+    between = [n for n in range(start, found.next_offset) if wanted is None or codes[n] in wanted]
+    assert between == expected, "the next pull neither misses a message nor gets one twice"
+
+
+def test_a_pull_is_bounded_in_bytes_but_gives_one_message_at_least() -> None:
+    store = store_with([1] * 5, size=1000)
+    found = find(store.queue("t", 0), 0, 32, 2500, None, 0)
+    assert (found.count, found.next_offset) == (2, 2)
+    found = find(store.queue("t", 0), 0, 32, 10, None, 0)
+    assert (found.count, found.next_offset) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "moved_to"),
+    [
+        (-5, PullStatus.OFFSET_TOO_SMALL, 0),
+        (3, PullStatus.OFFSET_OVERFLOW_ONE, 3),
+        (4, PullStatus.OFFSET_OVERFLOW_BADLY, 3),
+        (2**62, PullStatus.OFFSET_OVERFLOW_BADLY, 3),
+    ],
+)
+def test_offsets_outside_a_queue(offset: int, status: PullStatus, moved_to: int) -> None:
+    found = find(store_with([1, 1, 1]).queue("t", 0), offset, 32, 1000, None, 0)
+    assert (found.status, found.next_offset, found.min_offset, found.max_offset) == (status, moved_to, 0, 3)
+
+
+def test_a_queue_that_is_not_there_or_empty() -> None:
+    store = store_with([])
+    assert find(None, 7, 32, 1000, None, 0).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
+    assert find(store.ensure_queue("t", 0), 0, 32, 1000, None, 0).status is PullStatus.NO_MESSAGE_IN_QUEUE
+
+
+def test_messages_that_are_deleted_are_stepped_over() -> None:
+    store = store_with([1, 1, 1])
+    third = store.queue("t", 0).unit(2)  # type: ignore[union-attr]
+    assert third is not None
+    found = find(store.queue("t", 0), 0, 32, 1000, None, third[0])
+    assert (found.status, found.count, found.next_offset) == (PullStatus.FOUND, 1, 3)
+    found = find(store.queue("t", 0), 0, 2, 1000, None, third[0])
+    assert (found.status, found.next_offset) == (PullStatus.MESSAGE_WAS_REMOVING, 2)
+
+
+def test_an_address_in_the_extension_file_is_left_to_the_consumer() -> None:
+    store = store_with([-(2**31) - 5])
+    assert find(store.queue("t", 0), 0, 32, 1000, frozenset({1}), 0).status is PullStatus.FOUND
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(-2, 60))
+def test_searching_by_time(steps: list[int], at: int) -> None:
+    from storage.clock import ManualClock
+
+    clock = ManualClock(0)
+    store = make_store("/s", SimulatedFiles(), clock)
+    store.open()
+    times = []
+    for step in steps:
+        clock.advance(step)
+        append(store, "t", 0, b"x")
+        times.append(clock.now_ms())
+    queue = store.ensure_queue("t", 0)
+    expected = next((n for n, time in enumerate(times) if time >= at), len(times))
+    assert store.offset_by_time(queue, at) == expected
+    last = max((n for n, time in enumerate(times) if time <= at), default=0)
+    assert store.offset_by_time(queue, at, upper=True) == last

@@ -1,0 +1,291 @@
+"""Opening stores: our own and Apache's, after clean and unclean ends, whole and damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from protocol import record
+from storage.check import problems
+from storage.clock import ManualClock
+from storage.errors import StoreFormatError, StoreLocked
+from storage.files import OsFiles
+from storage.store import MessageStore
+from tests.crash.simulated_files import SimulatedFiles
+from tests.unit.storage.conftest import HOST, append, make_store
+
+
+def filled(root: Path | str, files: SimulatedFiles | None = None, count: int = 60) -> MessageStore:
+    """An open store with messages over several files of each kind."""
+    store = make_store(root, files, segment_size=8192)
+    store.open()
+    for number in range(count):
+        append(store, "a", number % 2, b"%d" % number * 100, properties=b"TAGS\x01t")
+        append(store, "b", 0, b"")
+    return store
+
+
+def checkpoint(store: MessageStore) -> None:
+    for _ in store.write_queues():
+        pass
+    job = store.plan_checkpoint()
+    job.run()
+    store.note_checkpoint(job)
+
+
+def reopened(files: SimulatedFiles) -> MessageStore:
+    files.locked.clear()
+    store = make_store("/s", files, segment_size=8192)
+    store.open()
+    return store
+
+
+# --- Apache's stores
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for directory in ("commitlog", "consumequeue")
+        for path in (root / directory).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_apaches_store_after_a_clean_stop(apache_store: Path) -> None:
+    before = files_of(apache_store)
+    store = make_store(apache_store)
+    recovered = store.open()
+    assert (recovered.records, recovered.torn, recovered.rebuilt) == (0, None, False)
+    assert list(problems(store)) == []
+    assert sum(queue.next_offset for queue in store.queues["gold"].values()) == 172
+    delayed = store.queues["SCHEDULE_TOPIC_XXXX"][17]
+    assert delayed.next_offset == 10
+    store.close()
+    assert files_of(apache_store) == before, "opening and closing changes no byte of theirs"
+
+
+def test_apaches_store_after_a_kill(apache_store: Path) -> None:
+    before = files_of(apache_store)
+    (apache_store / "abort").touch()
+    store = make_store(apache_store)
+    recovered = store.open()
+    assert recovered.records > 80, "by RocketMQ's rule: from the start of a file that its checkpoint covers"
+    assert list(problems(store)) == []
+    store.close()
+    assert files_of(apache_store) == before
+
+
+def test_apaches_consume_queues_are_made_again_byte_for_byte(apache_store: Path) -> None:
+    before = files_of(apache_store)
+    shutil.rmtree(apache_store / "consumequeue")
+    store = make_store(apache_store)
+    assert store.open().records == 183
+    store.close()
+    assert files_of(apache_store) == before
+
+
+def test_apaches_records_are_encoded_again_to_the_same_bytes(apache_store: Path) -> None:
+    store = make_store(apache_store)
+    store.open()
+    for queue in store.all_queues():
+        for offset in range(queue.next_offset):
+            unit = queue.unit(offset)
+            assert unit is not None
+            message = store.message_at(unit[0], unit[1])
+            assert message is not None
+            assert record.encode(message) == store.log.read(unit[0], unit[1])
+
+
+def test_what_is_appended_to_apaches_store_follows_on(apache_store: Path) -> None:
+    store = make_store(apache_store)
+    store.open()
+    end, offset = store.log.end, store.ensure_queue("gold", 1).next_offset
+    assert append(store, "gold", 1, b"ours") == [end]
+    assert store.ensure_queue("gold", 1).next_offset == offset + 1
+    store.close()
+    again = make_store(apache_store)
+    again.open()
+    assert list(problems(again)) == []
+
+
+# --- our own
+
+
+def test_after_a_clean_stop_nothing_is_read() -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    end, last = store.log.end, store.appender.last_store_timestamp
+    store.close()
+    assert not files.exists("/s/abort")
+    store = make_store("/s", files, segment_size=8192)
+    recovered = store.open()
+    assert (recovered.records, recovered.end, recovered.last_store_timestamp) == (0, end, last)
+    assert list(problems(store)) == []
+
+
+def test_after_a_kill_only_what_the_checkpoint_does_not_cover_is_read() -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    append(store, "a", 0, b"1", b"2")
+    files.locked.clear()
+    again = make_store("/s", files, segment_size=8192)
+    recovered = again.open()
+    assert (recovered.records, recovered.end) == (2, store.log.end)
+    assert list(problems(again)) == []
+
+
+def test_units_of_messages_that_came_while_queues_were_written_are_not_lost() -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    for number, _ in enumerate(store.write_queues()):
+        append(store, "a", number % 2, b"meanwhile")
+    job = store.plan_checkpoint()
+    append(store, "b", 0, b"later")
+    job.run()
+    store.note_checkpoint(job)
+    assert list(problems(reopened(files))) == []
+
+
+def test_a_torn_record_is_cut_off_and_nothing_of_it_comes_back() -> None:
+    # Goal: bytes behind a cut must not be taken for records later. Two records of one size: the first is torn, the
+    # second whole; after the cut a new record of the same size takes the first one's place.
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    first, second = append(store, "a", 0, b"x" * 50, b"y" * 50)
+    node = files.names[f"/s/commitlog/{first // 8192 * 8192:020}"]
+    node.data[first % 8192 + 100] ^= 0xFF
+    again = reopened(files)
+    assert again.log.end == first
+    assert list(problems(again)) == []
+    assert append(again, "a", 0, b"z" * 50) == [first]
+    once_more = reopened(files)
+    assert once_more.log.end == second
+    assert list(problems(once_more)) == []
+
+
+@pytest.mark.parametrize("lost", ["/s/consumequeue/a/0", "/s/consumequeue/a", "/s/consumequeue"])
+def test_lost_consume_queues_are_made_again(lost: str) -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    store.close()
+    store = reopened(files)
+    append(store, "a", 0, b"so that a record follows on the lost unit")
+    files.remove_tree(lost)
+    again = reopened(files)
+    assert list(problems(again)) == []
+    assert again.ensure_queue("a", 0).next_offset == 31
+
+
+def test_a_lost_consume_queue_file_is_made_again() -> None:
+    files = SimulatedFiles()
+    filled("/s", files).close()
+    files.remove("/s/consumequeue/b/0/" + f"{400:020}")
+    assert list(problems(reopened(files))) == []
+
+
+def test_a_lost_or_foreign_checkpoint_is_no_harm() -> None:
+    for data in (None, b"", b"short", bytes(4096), b"\xff" * 4096):
+        files = SimulatedFiles()
+        filled("/s", files)
+        if data is None:
+            files.names.pop("/s/checkpoint", None)
+        else:
+            files.write_whole("/s/checkpoint", data)
+        assert list(problems(reopened(files))) == []
+
+
+def test_a_checkpoint_beyond_the_commitlog_is_not_believed() -> None:
+    files = SimulatedFiles()
+    filled("/s", files).close()
+    for name in files.list("/s/commitlog")[1:]:
+        files.remove(f"/s/commitlog/{name}")
+    again = reopened(files)
+    assert 0 < again.log.end <= 8192
+    assert list(problems(again)) == []
+
+
+def test_a_missing_commitlog_file_stops_the_start_and_is_named() -> None:
+    files = SimulatedFiles()
+    filled("/s", files).close()
+    files.remove("/s/commitlog/" + f"{8192:020}")
+    with pytest.raises(StoreFormatError, match=f"{8192:020}"):
+        reopened(files)
+
+
+def test_a_changed_file_size_stops_the_start() -> None:
+    files = SimulatedFiles()
+    filled("/s", files).close()
+    with pytest.raises(StoreFormatError, match="8192 bytes, but the configured file size is 65536"):
+        make_store("/s", files).open()
+    assert "/s/lock" not in files.locked, "the failed start gives the lock back"
+
+
+def test_the_head_of_the_log_may_be_gone() -> None:
+    # What retention deleted: queues start late, and are made again from what is left.
+    files = SimulatedFiles()
+    filled("/s", files).close()
+    for name in files.list("/s/commitlog")[:2]:
+        files.remove(f"/s/commitlog/{name}")
+    again = reopened(files)
+    assert again.ensure_queue("a", 0).min_offset > 0
+    assert list(problems(again)) == []
+    again.close()
+    files.remove_tree("/s/consumequeue")
+    assert list(problems(reopened(files))) == []
+
+
+def test_a_topic_deleted_and_made_again_has_its_new_messages_only() -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    for queue in store.remove_topic("a"):
+        queue.remove()
+    append(store, "a", 0, b"new")
+    files.remove_tree("/s/consumequeue")
+    queue = reopened(files).ensure_queue("a", 0)
+    assert (queue.min_offset, queue.next_offset) == (0, 1)
+
+
+def test_records_of_half_messages_have_no_unit() -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    store.appender.begin()
+    queue = store.ensure_queue("half", 0)
+    store.appender.add(queue, b"prepared", b"", 0, 1, HOST, 0, record.TRANSACTION_PREPARED)
+    store.appender.commit()
+    assert reopened(files).ensure_queue("half", 0).next_offset == 0
+
+
+def test_a_store_is_open_once(tmp_path: Path) -> None:
+    files = SimulatedFiles()
+    store = make_store("/s", files)
+    store.open()
+    with pytest.raises(StoreLocked, match="/s/lock"):
+        make_store("/s", files).open()
+    store.close()
+    make_store("/s", files).open()
+
+
+def test_the_abort_file_is_there_while_the_store_is_open(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    store.open()
+    assert (tmp_path / "abort").exists()
+    assert OsFiles().exists(str(tmp_path / "lock"))
+    store.close()
+    assert not (tmp_path / "abort").exists()
+
+
+def test_store_times_survive_for_the_checkpoint() -> None:
+    files = SimulatedFiles()
+    clock = ManualClock(5_000_000)
+    store = make_store("/s", files, clock)
+    store.open()
+    append(store, "a", 0, b"x")
+    store.close()
+    data = files.read_whole("/s/checkpoint")
+    assert data is not None
+    assert int.from_bytes(data[:8], "big") == int.from_bytes(data[8:16], "big") == 5_000_000

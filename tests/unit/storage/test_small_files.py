@@ -1,0 +1,173 @@
+"""checkpoint, config files, retention."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import checkpoint
+from storage.checkpoint import Checkpoint
+from storage.clock import ManualClock
+from storage.config_file import ConfigFile
+from storage.errors import StoreFormatError, StoreFull
+from storage.retention import RetentionConfig
+from storage.store import MessageStore, StoreConfig
+from tests.crash.simulated_files import SimulatedFiles
+from tests.unit.storage.conftest import LEVELS, append
+
+HOUR_MS = 3_600_000
+TIMES = st.integers(0, 2**62)
+
+
+@given(TIMES, TIMES, TIMES, TIMES)
+def test_a_checkpoint_comes_back(physic: int, logic: int, index: int, offset: int) -> None:
+    files = SimulatedFiles()
+    checkpoint.save(files, "/c", Checkpoint(physic, logic, index, offset))
+    assert checkpoint.load(files, "/c") == Checkpoint(physic, logic, index, offset)
+    assert len(files.read_whole("/c") or b"") == 4096
+
+
+def test_our_part_counts_only_as_long_as_rocketmq_left_the_rest_alone() -> None:
+    files = SimulatedFiles()
+    checkpoint.save(files, "/c", Checkpoint(10, 20, 0, 77))
+    data = bytearray(files.read_whole("/c") or b"")
+    data[0:8] = (11).to_bytes(8, "big")
+    files.write_whole("/c", bytes(data))
+    assert checkpoint.load(files, "/c") == Checkpoint(11, 20, 0, None, is_foreign=True)
+
+
+def test_what_rocketmq_5_keeps_in_the_file_stays() -> None:
+    files = SimulatedFiles()
+    files.write_whole("/c", bytes(24) + b"theirs, 16 bytes" + bytes(4056))
+    checkpoint.save(files, "/c", Checkpoint(1, 2, 3, 4))
+    assert (files.read_whole("/c") or b"")[24:40] == b"theirs, 16 bytes"
+
+
+def test_a_damaged_checkpoint_is_no_checkpoint() -> None:
+    files = SimulatedFiles()
+    checkpoint.save(files, "/c", Checkpoint(10, 20, 0, 77))
+    data = bytearray(files.read_whole("/c") or b"")
+    data[2060] ^= 1
+    files.write_whole("/c", bytes(data))
+    assert checkpoint.load(files, "/c").recovery_offset is None
+
+
+def test_a_table_is_written_with_its_edition_before_beside_it() -> None:
+    files = SimulatedFiles()
+    table = ConfigFile(files, "/config/t.json")
+    assert table.read() == {}
+    table.write({"a": 1})
+    table.write({"a": 2})
+    assert table.read() == {"a": 2}
+    assert ConfigFile(files, "/config/t.json.bak").read() == {"a": 1}
+
+
+def test_rocketmqs_own_text_is_read() -> None:
+    files = SimulatedFiles()
+    files.write_whole("/t.json", b'{\n\t"offsetTable":{"gold@g":{0:38,1:38\n\t\t}\n\t}\n}')
+    assert ConfigFile(files, "/t.json").read() == {"offsetTable": {"gold@g": {"0": 38, "1": 38}}}
+
+
+@pytest.mark.parametrize("damaged", [None, b"", b"  \n", b"{broken", b"[1]"])
+def test_the_backup_stands_in_for_a_damaged_table(damaged: bytes | None) -> None:
+    files = SimulatedFiles()
+    files.write_whole("/t.json.bak", b'{"a":1}')
+    if damaged is not None:
+        files.write_whole("/t.json", damaged)
+    assert ConfigFile(files, "/t.json").read() == {"a": 1}
+
+
+def test_a_table_that_cannot_be_read_stops_the_start() -> None:
+    files = SimulatedFiles()
+    files.write_whole("/t.json", b"{broken")
+    with pytest.raises(StoreFormatError, match=r"/t\.json: JSON"):
+        ConfigFile(files, "/t.json").read()
+
+
+# --- retention
+
+
+def aged_store(hours: int, used: float, **settings: object) -> tuple[MessageStore, SimulatedFiles, ManualClock]:
+    """A store with a file of messages an hour, looked at at 12 o'clock."""
+    noon = int(time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1)) * 1000)
+    clock = ManualClock(noon - hours * HOUR_MS)
+    files = SimulatedFiles()
+    retention = RetentionConfig(**settings)  # type: ignore[arg-type]
+    config = StoreConfig("/s", commitlog_segment_size=4096, queue_segment_size=400, retention=retention)
+    store = MessageStore(config, files, clock, ("127.0.0.1", 10911), LEVELS.deliver_time)
+    store.open()
+    for number in range(hours):
+        append(store, "t", number % 2, bytes(3000))
+        clock.advance(HOUR_MS)
+    files.used = used
+    return store, files, clock
+
+
+def expire(store: MessageStore) -> list[str]:
+    paths = [path for step in store.expire() for path in step]
+    for path in paths:
+        store.files.remove(path)
+    return paths
+
+
+def test_files_go_when_their_youngest_message_is_too_old_but_only_at_the_hour() -> None:
+    store, files, clock = aged_store(10, 0.3, reserved_hours=4)
+    assert expire(store) == []
+    clock.advance(16 * HOUR_MS)
+    clock.set_wall(clock.now_ms() - 16 * HOUR_MS)
+    store, files, clock = aged_store(10, 0.3, reserved_hours=4, delete_when="04;12")
+    expire(store)
+    assert store.log.begin == 4096 * 5, "the sixth file's first message is 5 hours old, the one after it 4"
+    assert len(files.list("/s/commitlog")) == 5
+
+
+def test_a_fuller_disk_makes_them_go_at_any_hour() -> None:
+    store, _, _ = aged_store(10, 0.76, reserved_hours=4)
+    expire(store)
+    assert store.log.begin == 4096 * 5
+    assert store.appender.refusal is None
+
+
+def test_a_still_fuller_disk_takes_younger_files_one_at_a_time() -> None:
+    store, _, _ = aged_store(10, 0.86, reserved_hours=72)
+    expire(store)
+    assert store.log.begin == 4096
+    expire(store)
+    assert store.log.begin == 8192
+    store, _, _ = aged_store(10, 0.86, reserved_hours=72, clean_forcibly=False)
+    expire(store)
+    assert store.log.begin == 0
+
+
+def test_a_full_disk_refuses_messages_until_there_is_room() -> None:
+    store, files, _ = aged_store(3, 0.91)
+    expire(store)
+    with pytest.raises(StoreFull, match="91% full"):
+        append(store, "t", 0, b"x")
+    files.used = 0.5
+    expire(store)
+    append(store, "t", 0, b"x")
+
+
+def test_the_file_being_written_stays_whatever_happens() -> None:
+    store, _, _ = aged_store(3, 0.95, reserved_hours=0)
+    for _ in range(10):
+        expire(store)
+    assert store.log.begin <= store.log.end - 1
+    assert store.message_at(store.log.begin) is not None
+
+
+def test_queues_forget_what_the_commitlog_forgot() -> None:
+    store, files, _ = aged_store(60, 0.76, reserved_hours=4)
+    for _ in store.write_queues():
+        pass
+    for _ in range(10):
+        expire(store)
+    queue = store.ensure_queue("t", 0)
+    unit = queue.unit(queue.min_offset)
+    assert unit is not None
+    assert unit[0] >= store.log.begin
+    assert files.list("/s/consumequeue/t/0")[0] == f"{400:020}"
