@@ -292,6 +292,7 @@ def _check(config: BrokerConfig) -> BrokerConfig:
             f"maxMessageSize={config.max_message_size} does not fit into commitlog files of "
             f"mappedFileSizeCommitLog={config.commitlog_segment_size} bytes"
         )
+    parse_addresses(config.nameserver_addresses)
     hours = config.delete_when.split(";")
     if not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
         raise ConfigError(f"deleteWhen={config.delete_when}: write hours of two digits, such as 04 or 04;16")

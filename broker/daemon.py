@@ -93,6 +93,7 @@ class Broker:
             self._assemble(loop)
         except BaseException:
             self._close_sockets()
+            self.store.close()
             raise
         for bound in self._sockets:
             self._servers.append(await loop.create_server(self._connect, sock=bound, backlog=BACKLOG))
