@@ -246,15 +246,13 @@ def receive(
 @main.command(short_help="Run a broker with its name server.")
 @click.option(
     "--config",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=click.Path(path_type=Path),
     help="File of settings, NAME=VALUE a line, with RocketMQ's names.",
 )
-@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Directory of the store.")
-@click.option("--host", help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", help="Port of the broker.")
-@click.option(
-    "--nameserver-port", type=click.IntRange(0, 65535), metavar="PORT", help="Port of the name server inside."
-)
+@click.option("--store", type=click.Path(path_type=Path), help="Directory of the store; ./data by default.")
+@click.option("--host", help="Address to listen on; 127.0.0.1 by default.")
+@click.option("--port", type=int, metavar="PORT", help="Port of the broker, and the VIP port two below; 10911.")
+@click.option("--nameserver-port", type=int, metavar="PORT", help="Port of the name server inside; 9876.")
 @click.option(
     "--set",
     "settings",
@@ -288,8 +286,6 @@ def serve(
         from broker.main import serve as run_broker
     except ModuleNotFoundError as error:
         fail(f"the broker needs the package {error.name}; install duemq[broker]")
-    for setting in settings:
-        _split_pair(setting)
     sys.exit(
         run_broker(
             config_file=str(config) if config else None,

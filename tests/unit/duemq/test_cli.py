@@ -132,7 +132,6 @@ def test_send_for_programs(run: Callable[..., Result]) -> None:
         (["send", "demo", "x", "--nameserver", "h:x"], "is no address"),
         (["receive", "demo", "--from", "middle"], "is no time"),
         (["receive", "demo", "--tag", "||"], "write * for all"),
-        (["serve", "--set", "novalue"], "is no NAME=VALUE"),
     ],
 )
 def test_wrong_usage_has_exit_code_2(run: Callable[..., Result], arguments: list[str], complaint: str) -> None:
