@@ -176,7 +176,7 @@ class Broker:
         for handlers in (
             SendHandlers(config, store, topics, groups, levels, flusher, router),
             self._pulls,
-            OffsetHandlers(config, store, offsets, levels),
+            OffsetHandlers(store, offsets, levels),
             ClientHandlers(topics, groups, clients, locks),
             AdminHandlers(
                 config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
@@ -252,6 +252,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         commitlog_segment_size=config.commitlog_segment_size,
         queue_segment_size=config.queue_segment_size,
         max_message_size=config.max_message_size,
+        cached_size=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * config.memory_ratio // 100,
         retention=RetentionConfig(
             reserved_hours=config.file_reserved_hours,
             delete_when=config.delete_when,

@@ -14,12 +14,22 @@ import fcntl
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from storage.errors import StoreLocked
 
 _ZEROS: Final = bytes(1 << 20)
 _DEFAULT_OPEN_FILES: Final = 512
+_MAX_GAP: Final = 16 * 1024
+"""Copying so much costs about as much as another call."""
+_MAX_BUFFERS: Final = 1000
+"""The system takes 1024."""
+_VOID: Final = memoryview(bytearray(_MAX_GAP))
+
+
+Ranges = Sequence[tuple[int, int]]
+"""Offsets and sizes, ascending."""
 
 
 class File(Protocol):
@@ -30,8 +40,11 @@ class File(Protocol):
     def read(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes; fewer at the end of the file. May wait for the disk."""
 
-    def read_cached(self, offset: int, size: int) -> bytes | None:
-        """As `read`, or None where that would have to wait for the disk."""
+    def read_ranges(self, ranges: Ranges) -> bytes:
+        """The bytes of ranges, joined. May wait for the disk."""
+
+    def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
+        """The bytes of ranges, joined, or None where they cannot all be had without waiting for the disk."""
 
     def read_apart(self, offset: int, size: int) -> bytes:
         """As `read`, from any thread."""
@@ -116,21 +129,48 @@ class OsFile:
         """See File."""
         return os.pread(self._descriptor(), size, offset)
 
-    def read_cached(self, offset: int, size: int) -> bytes | None:
-        """See File. Where the file system cannot tell, it reads and waits."""
+    def read_ranges(self, ranges: Ranges) -> bytes:
+        """See File."""
+        fd, pread = self._descriptor(), os.pread
+        return b"".join([pread(fd, size, offset) for offset, size in ranges])
+
+    def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
+        """See File. Where the file system cannot tell, it reads and waits.
+
+        Ranges that lie close together cost one call, which also reads what is between them, into the void: messages
+        of one queue usually lie between those of others.
+        """
         if not self._owner.can_tell_cached:
-            return self.read(offset, size)
-        buffer = bytearray(size)
+            return self.read_ranges(ranges)
+        result = bytearray(sum([size for _, size in ranges]))
+        view = memoryview(result)
+        start = end = ranges[0][0]
+        buffers: list[memoryview] = []
+        filled = 0
+        for offset, size in ranges:
+            gap = offset - end
+            if gap > _MAX_GAP or len(buffers) > _MAX_BUFFERS:
+                if not self._fill_cached(buffers, start, end):
+                    return None
+                buffers, start = [], offset
+            elif gap:
+                buffers.append(_VOID[:gap])
+            buffers.append(view[filled : filled + size])
+            filled += size
+            end = offset + size
+        return result if self._fill_cached(buffers, start, end) else None
+
+    def _fill_cached(self, buffers: list[memoryview], start: int, end: int) -> bool:
+        """Read a range of the file into buffers, if that needs no disk."""
         try:
-            count = os.preadv(self._descriptor(), (buffer,), offset, os.RWF_NOWAIT)
+            return os.preadv(self._descriptor(), buffers, start, os.RWF_NOWAIT) == end - start
         except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return None
-            if error.errno != errno.EOPNOTSUPP:
+            if error.errno == errno.EOPNOTSUPP:
+                self._owner.can_tell_cached = False
+                return os.preadv(self._descriptor(), buffers, start) == end - start
+            if error.errno != errno.EAGAIN:
                 raise
-            self._owner.can_tell_cached = False
-            return self.read(offset, size)
-        return bytes(buffer) if count == size else None
+            return False
 
     def read_apart(self, offset: int, size: int) -> bytes:
         """See File. Opens the file anew: the owner may close its descriptor meanwhile."""

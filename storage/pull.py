@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from protocol.command import Body
 from storage.commitlog import Commitlog
 from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
 from storage.files import File
@@ -105,12 +106,25 @@ def _select(
     result.size = size
 
 
-def read_cached(log: Commitlog, ranges: list[Range]) -> bytes | None:
-    """The records of some ranges, or None where that would have to wait for the disk."""
-    pieces = []
-    for offset, size in ranges:
-        place = log.locate(offset, size)
-        piece = place[0].read_cached(place[1], size) if place is not None else b""
+def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
+    """The records of some ranges, or None where they cannot be had without waiting for the disk.
+
+    Records from `hot_from` on were written not long ago and are taken to be in the page cache: reading them without
+    asking costs half as much.
+    """
+    pieces: list[Body] = []
+    number = 0
+    while number < len(ranges):
+        base = ranges[number][0] // log.segment_size * log.segment_size
+        place = log.locate(*ranges[number])
+        if place is None:
+            return None
+        within = []
+        while number < len(ranges) and ranges[number][0] < base + log.segment_size:
+            within.append((ranges[number][0] - base, ranges[number][1]))
+            number += 1
+        is_hot = ranges[number - 1][0] >= hot_from and base + within[0][0] >= hot_from
+        piece = place[0].read_ranges(within) if is_hot else place[0].read_cached(within)
         if piece is None:
             return None
         pieces.append(piece)

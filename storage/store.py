@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from protocol import properties, record
+from protocol.command import Body
 from protocol.errors import RecordError
 from protocol.record import StoredMessage
 from storage import checkpoint, pull
@@ -53,6 +54,8 @@ class StoreConfig:
     """As above; rounded down to whole units."""
     max_message_size: int = 4 * 1024 * 1024
     """Largest body taken."""
+    cached_size: int = 1 << 30
+    """How much of the newest messages is taken to be in the page cache."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
 
@@ -84,6 +87,8 @@ class MessageStore:
         """Topic to queue id to queue."""
         self._dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those start."""
+        self._opened_at = 0
+        """Where the commitlog ended when it was opened: what was there before may not be in the page cache."""
         self._checkpoint = Checkpoint()
         self._queues_written = (0, 0)
         """Commitlog end and store time when the queues were last put into their files."""
@@ -108,6 +113,7 @@ class MessageStore:
             self._lock = None
             raise
         self._dirty = {queue: queue.min_offset for queue in self.all_queues()}
+        self._opened_at = recovered.end
         self.appender.open(recovered.last_store_timestamp)
         return recovered
 
@@ -176,6 +182,10 @@ class MessageStore:
     ) -> pull.Pulled:
         """See `pull.find`."""
         return pull.find(self.queue(topic, queue_id), offset, max_count, max_size, codes, self.log.begin)
+
+    def read(self, ranges: list[pull.Range]) -> Body | None:
+        """See `pull.read`."""
+        return pull.read(self.log, ranges, max(self._opened_at, self.log.end - self.config.cached_size))
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """The bytes of the record at a physical offset, or None where there is none. May wait for the disk."""

@@ -174,7 +174,7 @@ class AdminHandlers:
 
     async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Make or change a consumer group."""
-        group = bodies.decode(request.body, SubscriptionGroupConfig)
+        group = bodies.decode(request.body, SubscriptionGroupConfig, strict=True)
         check_name(group.group_name)
         self._groups.put(group)
         await self._groups.save()

@@ -44,7 +44,7 @@ class ClientHandlers:
 
     def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
         """Note which groups a client is in. The retry topic of a consumer group is there from its first heartbeat."""
-        data = bodies.decode(request.body, HeartbeatData)
+        data = bodies.decode(request.body, HeartbeatData, strict=True)
         connection.last_codec = request.codec
         quiet = []
         for consumer in data.consumer_data_set or ():
@@ -73,7 +73,7 @@ class ClientHandlers:
 
     def check_config(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Say whether a subscription can be served: by tags only."""
-        subscription = bodies.decode(request.body, _ClientConfig).subscription_data
+        subscription = bodies.decode(request.body, _ClientConfig, strict=True).subscription_data
         if subscription is not None and subscription.expression_type not in (None, "", "TAG"):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -90,12 +90,12 @@ class ClientHandlers:
 
     def lock(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Lock queues for a client; tells which it holds."""
-        body = bodies.decode(request.body, LockBatch)
+        body = bodies.decode(request.body, LockBatch, strict=True)
         held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set or ())
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))
 
     def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Unlock queues."""
-        body = bodies.decode(request.body, LockBatch)
+        body = bodies.decode(request.body, LockBatch, strict=True)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set or ())
         return response(ResponseCode.SUCCESS)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
-from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.offsets import ConsumerOffsets
@@ -30,14 +27,10 @@ from storage.store import MessageStore
 class OffsetHandlers:
     """Answers where queues, groups and levels are."""
 
-    def __init__(
-        self, config: BrokerConfig, store: MessageStore, offsets: ConsumerOffsets, levels: LevelQueues
-    ) -> None:
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, levels: LevelQueues) -> None:
         self._store = store
         self._offsets = offsets
         self._levels = levels
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._memory_bytes = memory * config.memory_ratio // 100
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -69,7 +62,7 @@ class OffsetHandlers:
         unit = queue.unit(0) if queue.min_offset == 0 else None
         if unit is None:
             return queue.min_offset == 0
-        return self._store.log.end - unit[0] <= self._memory_bytes
+        return self._store.log.end - unit[0] <= self._store.config.cached_size
 
     def update(self, _: Connection, request: Request[UpdateConsumerOffset]) -> Answer:
         """Note how far a group is."""

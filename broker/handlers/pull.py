@@ -31,7 +31,7 @@ from protocol.headers import (
     Request,
     response,
 )
-from storage.pull import ColdRead, Pulled, PullStatus, read_cached
+from storage.pull import ColdRead, Pulled, PullStatus
 from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -190,7 +190,7 @@ class PullHandlers:
                     moved_to=found.next_offset,
                 )
             return self._encode(request, found, code, b"")
-        body = read_cached(self._store.log, found.ranges)
+        body = self._store.read(found.ranges)
         if body is None:
             self._router.spawn(connection, request, self._answer_cold(request, found))
             return None

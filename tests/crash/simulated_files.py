@@ -15,6 +15,7 @@ import random
 from dataclasses import dataclass, field
 
 from storage.errors import StoreLocked
+from storage.files import Ranges
 
 SECTOR = 512
 
@@ -229,7 +230,12 @@ class SimulatedFile:
     def read(self, offset: int, size: int) -> bytes:
         return bytes(self._node.data[offset : offset + size])
 
-    read_cached = read_apart = read
+    read_apart = read
+
+    def read_ranges(self, ranges: Ranges) -> bytes:
+        return b"".join(self.read(offset, size) for offset, size in ranges)
+
+    read_cached = read_ranges
 
     def write(self, offset: int, data: bytes) -> None:
         assert offset + len(data) <= len(self._node.data), "a file of fixed size does not grow"

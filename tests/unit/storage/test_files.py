@@ -21,7 +21,7 @@ def test_writing_and_reading_anywhere(tmp_path: Path) -> None:
     file.write(4090, b"across a page")
     assert file.read(4090, 13) == b"across a page"
     assert file.read_apart(4090, 13) == b"across a page"
-    assert file.read_cached(4090, 13) in (b"across a page", None)
+    assert file.read_cached([(4090, 13)]) in (b"across a page", None)
     assert file.read(9_998, 10) == bytes(2)
 
 
@@ -90,3 +90,26 @@ def test_a_file_that_vanished_is_an_error_not_a_crash(tmp_path: Path) -> None:
     (tmp_path / "f").unlink()
     with pytest.raises(FileNotFoundError):
         file.read(0, 1)
+
+
+def test_ranges_are_read_together_and_joined(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 1 << 20)
+    content = bytes(number % 251 for number in range(1 << 18))
+    file.write(0, content)
+    many = [(number * 100, number % 50 + 1) for number in range(2000)]
+    far = [(0, 10), (200_000, 10), (200_020, 5), (250_000, 7)]
+    for ranges in (many, far, [(5, 1)]):
+        joined = b"".join(content[offset : offset + size] for offset, size in ranges)
+        assert file.read_ranges(ranges) == file.read_cached(ranges) == joined
+
+
+def test_what_is_not_in_the_page_cache_is_not_waited_for(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 1 << 20)
+    file.write(0, b"x" * (1 << 20))
+    file.sync()
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    assert file.read_cached([(500_000, 100)]) in (None, b"x" * 100), "some file systems cannot drop their cache"
+    assert file.read_apart(500_000, 100) == b"x" * 100
+    assert file.read_cached([(500_000, 100)]) == b"x" * 100

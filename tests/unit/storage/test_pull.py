@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.record import decode_all
-from storage.pull import ColdRead, PullStatus, find, read_cached
+from storage.pull import ColdRead, PullStatus, find, read
 from storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, append, make_store
@@ -42,7 +42,9 @@ def test_a_pull_finds_what_a_list_has(
             pass
     found = find(store.queue("t", 0), start, count, 1 << 20, wanted, 0)
     expected = [n for n in range(start, len(codes)) if wanted is None or codes[n] in wanted][:count]
-    body = read_cached(store.log, found.ranges) or b""
+    body = bytes(read(store.log, found.ranges, 0) or b"")
+    assert bytes(read(store.log, found.ranges, store.log.end // 2) or b"") == body
+    assert bytes(read(store.log, found.ranges, store.log.end) or b"") == body
     assert [message.queue_offset for message in decode_all(body)] == expected
     assert found.count == len(expected)
     assert found.size == len(body)

@@ -1,0 +1,130 @@
+"""Fixtures of the interop tests: the broker under test, the clients, and brokers of a test's own.
+
+`--target duemq` (the default) tests our broker. `--target apache-4.9.7` and `--target apache-5.3.3` run the same tests
+on Apache's, which shows that they state RocketMQ's behaviour and not ours.
+
+All tests and fixtures share one event loop, since broker and clients live for the session.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.interop.environment import TARGETS, BrokerFactory, ClientPool, SharedBroker, Together
+from tests.peers.admin import Admin
+from tests.peers.broker import Broker
+from tests.peers.capabilities import CLIENTS
+from tests.peers.clients import Client, JavaClient, unique
+
+_HERE = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--target", choices=TARGETS, default="duemq", help="the broker that the interop tests test")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest) -> str:
+    """Which broker is under test."""
+    return str(request.config.getoption("--target", default="duemq"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_broker(target: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedBroker]:
+    """The broker of the session, not necessarily running."""
+    shared = SharedBroker(target, tmp_path_factory.mktemp("broker"))
+    yield shared
+    await shared.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def broker(shared_broker: SharedBroker) -> Broker:
+    """The broker of the session, running."""
+    return await shared_broker.running()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def brokers(shared_broker: SharedBroker, tmp_path: Path) -> AsyncIterator[BrokerFactory]:
+    """Brokers of this test's own."""
+    await shared_broker.make_room()
+    factory = BrokerFactory(shared_broker.target, tmp_path)
+    yield factory
+    await factory.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ClientPool]:
+    """The client processes, each started when it is first wanted."""
+    pool = ClientPool(tmp_path_factory.mktemp("clients"))
+    yield pool
+    await pool.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=CLIENTS)
+async def client(clients: ClientPool, request: pytest.FixtureRequest) -> Client:
+    """Each client in turn."""
+    return await clients.get(str(request.param))
+
+
+@pytest.fixture(params=CLIENTS)
+def client_name(request: pytest.FixtureRequest) -> str:
+    """Each client's name in turn, for tests whose scenarios run together."""
+    return str(request.param)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def java(clients: ClientPool) -> JavaClient:
+    """The Java client 4.9.7, for looking at a broker from outside."""
+    return await clients.java("4.9.7")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def admin(java: JavaClient, broker: Broker) -> Admin:
+    """The admin API of the broker of the session."""
+    return java.admin(broker.nameserver)
+
+
+@pytest.fixture
+def new_topic(admin: Admin, broker: Broker) -> Callable[[int], Awaitable[str]]:
+    """Make a topic with so many queues."""
+
+    async def create(queues: int = 4) -> str:
+        topic = unique("topic")
+        await admin.create_topic(broker.address, topic, queues)
+        return topic
+
+    return create
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def topic(new_topic: Callable[[int], Awaitable[str]]) -> str:
+    """A topic of this test's own, with four queues."""
+    return await new_topic(4)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def together(request: pytest.FixtureRequest) -> AsyncIterator[Together]:
+    """Scenarios that run for all clients at once; see Together."""
+    names = {str(item.callspec.params["client_name"]) for item in _items_of(request)}
+    run = Together([name for name in CLIENTS if name in names])
+    yield run
+    await run.close()
+
+
+def _items_of(request: pytest.FixtureRequest) -> list[pytest.Function]:
+    return [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and "client_name" in getattr(getattr(item, "callspec", None), "params", {})
+    ]

@@ -1,0 +1,158 @@
+"""The brokers and clients that the fixtures hand out."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from pathlib import Path
+
+from tests.peers import ports
+from tests.peers.apache import ApacheBroker
+from tests.peers.broker import Broker
+from tests.peers.clients import Client, JavaClient, make_client
+from tests.peers.duemq_broker import DuemqBroker
+
+TARGETS = ("duemq", "apache-4.9.7", "apache-5.3.3")
+
+# One table for all tests that wait: levels 1 and 2 for delayed messages, 3 and on for retries, whose first is level 3.
+# Six levels, so that a higher one is out of range.
+LEVELS = "1s 2s 1s 1s 1s 3s"
+LEVEL_MS = (1000, 2000, 1000, 1000, 1000, 3000)
+_SHARED_PROPERTIES = {"messageDelayLevel": LEVELS, "flushConsumerOffsetInterval": "1000"}
+
+
+def make_broker(
+    target: str,
+    directory: Path,
+    properties: Mapping[str, object],
+    *,
+    store: Path | None = None,
+    port: int | None = None,
+    nameserver_port: int | None = None,
+    nameserver: str | None = None,
+) -> Broker:
+    """Return a broker of one of the TARGETS, not started."""
+    if target == "duemq":
+        return DuemqBroker(
+            directory, properties, store=store, port=port, nameserver_port=nameserver_port, nameserver=nameserver
+        )
+    return ApacheBroker(
+        target.removeprefix("apache-"),
+        directory,
+        properties,
+        store=store,
+        port=port,
+        nameserver_port=nameserver_port,
+        nameserver=nameserver,
+    )
+
+
+class SharedBroker:
+    """The one broker that most tests use: started when first wanted, and again after something stopped it."""
+
+    def __init__(self, target: str, directory: Path) -> None:
+        self.target = target
+        self._broker = make_broker(target, directory, _SHARED_PROPERTIES)
+
+    async def running(self) -> Broker:
+        """Return the broker, running."""
+        if not self._broker.running:
+            await self._broker.start()
+        return self._broker
+
+    async def make_room(self) -> None:
+        """Stop it if it is a JVM, since a test is about to start brokers of its own and two are too much."""
+        if self.target != "duemq" and self._broker.running:
+            await self._broker.stop()
+
+    async def close(self) -> None:
+        """End it at the end of the session. Nobody will read what it stored."""
+        if self._broker.running:
+            await self._broker.kill()
+
+
+class BrokerFactory:
+    """Brokers of one test, which are ended with it. All have the same ports, as one follows the other."""
+
+    def __init__(self, target: str, directory: Path) -> None:
+        self.target = target
+        self.directory = directory
+        self.port = ports.free_broker_port()
+        self.nameserver_port = ports.free_port()
+        self._made: list[Broker] = []
+
+    def make(self, target: str, properties: Mapping[str, object], *, nameserver: str | None = None) -> Broker:
+        """Return a broker, not started. All of one factory have the same store, so only one may run at a time."""
+        made = make_broker(
+            target,
+            self.directory / f"{len(self._made)}-{target}",
+            properties,
+            store=self.directory / "store",
+            port=self.port,
+            nameserver_port=self.nameserver_port,
+            nameserver=nameserver,
+        )
+        self._made.append(made)
+        return made
+
+    async def close(self) -> None:
+        """End those that still run."""
+        for made in self._made:
+            if made.running:
+                await made.kill()
+
+
+class ClientPool:
+    """The client processes of the session."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._clients: dict[str, Client] = {}
+        self._starting = asyncio.Lock()
+
+    async def get(self, name: str) -> Client:
+        """Return a client by its name, started if need be."""
+        async with self._starting:
+            if name not in self._clients:
+                client = make_client(name, self._directory / name)
+                await client.start()
+                self._clients[name] = client
+            return self._clients[name]
+
+    async def java(self, version: str) -> JavaClient:
+        """Return the Java client of a version."""
+        client = await self.get(f"java-{version}")
+        assert isinstance(client, JavaClient)
+        return client
+
+    async def close(self) -> None:
+        """End all client processes."""
+        await asyncio.gather(*(client.stop() for client in self._clients.values()))
+
+
+class Together:
+    """Runs a scenario for all clients at the same time, and tells each test how its own client did.
+
+    The libraries have timers of tens of seconds (routes, heartbeats, rebalancing) that cannot be set everywhere. Four
+    clients that wait one after the other would make the suite minutes longer. The first test that asks starts the
+    scenario for every client that has a test; each test then awaits, and fails with, its own.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+        self._tasks: dict[Hashable, dict[str, asyncio.Task[None]]] = {}
+
+    async def run(self, key: Hashable, name: str, scenario: Callable[[str], Awaitable[None]]) -> None:
+        """Run the scenario for all clients, if that has not begun, and await the one of this client."""
+
+        async def one(client: str) -> None:
+            await scenario(client)
+
+        if key not in self._tasks:
+            self._tasks[key] = {client: asyncio.create_task(one(client)) for client in self._names}
+        await self._tasks[key][name]
+
+    async def close(self) -> None:
+        """Wait for scenarios whose tests were not run, so that they do not outlive their brokers."""
+        tasks = [task for tasks in self._tasks.values() for task in tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

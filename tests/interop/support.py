@@ -1,0 +1,128 @@
+"""What several interop tests do: numbered messages, sharing of queues, and the check that nothing came twice."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.peers.broker import Broker
+from tests.peers.capabilities import Can, gap
+from tests.peers.clients import Client, Producer, PushConsumer, until
+from tests.peers.errors import CallError
+from tests.peers.messages import Outgoing
+
+T = TypeVar("T")
+
+
+def need(client: Client | str, *abilities: Can) -> None:
+    """Skip the test for a client library that cannot do what it is about, with the reason from the table."""
+    name = client if isinstance(client, str) else client.name
+    for ability in abilities:
+        reason = gap(name, ability)
+        if reason is not None:
+            pytest.skip(f"{name} cannot {ability.value}: {reason}")
+
+
+def not_on(broker: Broker, kind: str, reason: str) -> None:
+    """Skip the test on a broker of Apache's that is known not to pass it."""
+    if broker.kind == kind:
+        pytest.skip(f"not on {kind}: {reason}")
+
+
+def numbered(prefix: str, count: int, tags: str | None = None) -> list[Outgoing]:
+    """Return messages with the bodies prefix-0, prefix-1, ..."""
+    return [Outgoing(f"{prefix}-{n}".encode(), tags=tags) for n in range(count)]
+
+
+async def eventually(attempt: Callable[[], Awaitable[T]], right: Callable[[T], bool] = bool, timeout: float = 20) -> T:
+    """Repeat a question until the answer is right, for what a broker does soon after it has answered.
+
+    A refusal counts as a wrong answer.
+    """
+    problem: object = None
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    answer = await attempt()
+                except CallError as error:
+                    problem = error
+                else:
+                    if right(answer):
+                        return answer
+                    problem = answer
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise TimeoutError(f"still not so after {timeout:.0f} s: {problem!r}") from None
+
+
+async def stored_offset(broker: Broker, topic: str, group: str, total: int) -> None:
+    """Wait until the offsets of a group, over all queues, stand in the broker's file, where a crash leaves them."""
+    await _in_file(broker.store / "config" / "consumerOffset.json", f"{topic}@{group}", total)
+
+
+async def delivered_offset(broker: Broker, level: int, offset: int) -> None:
+    """Wait until the broker's file says that a delay level was delivered up to this offset."""
+    path = broker.store / "config" / "delayOffset.json"
+
+    async def value() -> int:
+        text = path.read_text() if path.exists() else ""
+        found = re.search(rf"\b{level}\"?\s*:\s*(\d+)", text)
+        return int(found[1]) if found else -1
+
+    await eventually(value, lambda found: found >= offset)
+
+
+async def _in_file(path: Path, name: str, total: int) -> None:
+    async def value() -> int:
+        text = path.read_text() if path.exists() else ""
+        # fastjson does not quote numbers as keys, so this is not JSON: "topic@group":{0:5,1:4}
+        found = re.search(re.escape(f'"{name}"') + r"\s*:\s*\{([^}]*)\}", text)
+        return sum(int(offset) for offset in re.findall(r":\s*(\d+)", found[1])) if found else -1
+
+    await eventually(value, lambda found: found >= total)
+
+
+async def share_queues(producer: Producer, topic: str, queues: int, consumers: Sequence[PushConsumer]) -> None:
+    """Return when each of the consumers has its share of the queues, and all queues are being read.
+
+    Seen by probes: one message to each queue, again and again, until it is spread evenly. While the queues change
+    hands a probe may come twice; what is sent after this may not.
+    """
+    share = queues // len(consumers)
+    for attempt in range(400):
+        probes = [f"probe-{attempt}-{queue}".encode() for queue in range(queues)]
+        for queue, probe in enumerate(probes):
+            await producer.send(topic, [Outgoing(probe)], queue_id=queue)
+        wanted = set(probes)
+
+        def arrived(wanted: set[bytes] = wanted) -> bool:
+            return wanted <= {body for consumer in consumers for body in consumer.bodies}
+
+        await until(arrived, consumers)
+        counts = [sum(body in wanted for body in consumer.bodies) for consumer in consumers]
+        if counts == [share] * len(consumers):
+            return
+        await asyncio.sleep(0.25)  # the library says nothing when it rebalances: there is no event to wait for
+    raise TimeoutError(f"the {queues} queues of {topic} were never shared evenly")
+
+
+async def each_once(
+    producer: Producer, topic: str, queues: int, consumers: Sequence[PushConsumer], bodies: Sequence[bytes]
+) -> None:
+    """Assert that each of the bodies came exactly once to the consumers together.
+
+    A last message in each queue follows them; when that has come, a second copy of the others would have come too.
+    """
+    ends = [f"end-{producer.handle}-{queue}".encode() for queue in range(queues)]
+    await until(lambda: set(bodies) <= {body for consumer in consumers for body in consumer.bodies}, consumers)
+    for queue, end in enumerate(ends):
+        await producer.send(topic, [Outgoing(end)], queue_id=queue)
+    await until(lambda: set(ends) <= {body for consumer in consumers for body in consumer.bodies}, consumers)
+    wanted = set(bodies)
+    counts = Counter(body for consumer in consumers for body in consumer.bodies if body in wanted)
+    assert {body: count for body, count in counts.items() if count != 1} == {}

@@ -1,0 +1,214 @@
+"""mqadmin of both versions: what it prints about the broker under test.
+
+A run of mqadmin takes four to seven seconds, nearly all of it waiting for a thread of its own to end. So the commands
+that do not depend on each other run at the same time, for both versions, before the first test looks at the output.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+
+from tests.interop.environment import ClientPool, SharedBroker
+from tests.interop.support import not_on, numbered
+from tests.peers.apache import AdminOutput, mqadmin
+from tests.peers.broker import BROKER, CLUSTER, Broker
+from tests.peers.clients import unique
+
+VERSIONS = ("4.9.7", "5.3.3")
+QUEUES = 6
+COUNT = 24
+_AT_ONCE = asyncio.Semaphore(6)
+_NEEDS_351 = "mqadmin 5.3.3 asks the broker for the topic's configuration (code 351), which came with 5.0"
+
+
+@dataclass
+class Outputs:
+    """What one version of mqadmin printed, by the name of the command, in the order of a topic's life."""
+
+    version: str
+    broker: Broker
+    topic: str = field(default_factory=lambda: unique("made_by_mqadmin"))
+    group: str = field(default_factory=lambda: unique("group"))
+    other_group: str = field(default_factory=lambda: unique("other"))
+    producers: str = field(default_factory=lambda: unique("producers"))
+    of: dict[str, AdminOutput] = field(default_factory=dict)
+
+    async def run(self, name: str, *arguments: str) -> None:
+        """Run a command and keep its output under a name."""
+        async with _AT_ONCE:
+            self.of[name] = await mqadmin(self.version, *arguments, nameserver=self.broker.nameserver)
+
+    def text(self, name: str) -> str:
+        """Return what a command printed; fail with it if it is a stack trace."""
+        text = self.of[name].output
+        assert "SubCommandException" not in text, text
+        return text
+
+    def rows(self, name: str) -> list[list[str]]:
+        """Return what a command printed as a table, without its head."""
+        self.text(name)
+        return self.of[name].rows()
+
+    async def run_all(self, clients: ClientPool) -> None:
+        """Make a topic and a group, use them, look at them from all sides, delete them, look again."""
+        topic, group, address = self.topic, self.group, self.broker.address
+        queues = ["-r", str(QUEUES), "-w", str(QUEUES)]
+        await asyncio.gather(
+            self.run("updateTopic", "updateTopic", "-b", address, "-t", topic, *queues, "-p", "6"),
+            self.run("updateSubGroup", "updateSubGroup", "-b", address, "-g", self.other_group, "-r", "3", "-q", "2"),
+        )
+        java = await clients.java("4.9.7")
+        async with (
+            await java.producer(self.broker.nameserver, self.producers) as producer,
+            await java.consumer(self.broker.nameserver, group, topic) as consumer,
+        ):
+            await producer.send(topic, numbered("message", COUNT))
+            await consumer.receive(COUNT)
+            await asyncio.gather(
+                self.run("topicList", "topicList"),
+                self.run("topicRoute", "topicRoute", "-t", topic),
+                self.run("topicStatus", "topicStatus", "-t", topic),
+                self.run("clusterList", "clusterList"),
+                self.run("brokerStatus", "brokerStatus", "-b", address),
+                self.run("consumerConnection", "consumerConnection", "-g", group),
+                self.run("producerConnection", "producerConnection", "-g", self.producers, "-t", topic),
+                self.run("getBrokerConfig", "getBrokerConfig", "-b", address),
+            )
+        await asyncio.gather(
+            self.run("consumerProgress", "consumerProgress", "-g", group),
+            self.run("consumerProgress of all", "consumerProgress"),
+        )
+        await self.run("sendMessage", "sendMessage", "-t", topic, "-p", "from mqadmin")
+        await asyncio.gather(
+            self.run("deleteTopic", "deleteTopic", "-c", CLUSTER, "-t", topic),
+            self.run("deleteSubGroup", "deleteSubGroup", "-b", address, "-g", self.other_group),
+        )
+        await asyncio.gather(
+            self.run("topicRoute after", "topicRoute", "-t", topic), self.run("topicList after", "topicList")
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def outputs_by_version(shared_broker: SharedBroker, clients: ClientPool) -> AsyncIterator[dict[str, Outputs]]:
+    broker = await shared_broker.running()
+    made = {version: Outputs(version, broker) for version in VERSIONS}
+    await asyncio.gather(*(outputs.run_all(clients) for outputs in made.values()))
+    yield made
+
+
+@pytest.fixture(params=VERSIONS)
+def outputs(outputs_by_version: dict[str, Outputs], request: pytest.FixtureRequest) -> Outputs:
+    return outputs_by_version[request.param]
+
+
+async def test_update_topic(outputs: Outputs) -> None:
+    text = outputs.text("updateTopic")
+    assert f"create topic to {outputs.broker.address} success." in text
+    assert f"topicName={outputs.topic}, readQueueNums={QUEUES}, writeQueueNums={QUEUES}, perm=RW-" in text
+
+
+async def test_update_sub_group(outputs: Outputs) -> None:
+    text = outputs.text("updateSubGroup")
+    assert f"create subscription group to {outputs.broker.address} success." in text
+    assert "retryQueueNums=2, retryMaxTimes=3" in text
+
+
+async def test_topic_list(outputs: Outputs) -> None:
+    topics = outputs.text("topicList").split()
+    expected = {outputs.topic, f"%RETRY%{outputs.group}", "TBW102", "SELF_TEST_TOPIC", "SCHEDULE_TOPIC_XXXX"}
+    assert expected | {CLUSTER, BROKER} <= set(topics)
+    assert len(topics) == len(set(topics))
+
+
+async def test_topic_route(outputs: Outputs) -> None:
+    words = "".join(outputs.text("topicRoute").split())
+    assert f'"brokerAddrs":{{0:"{outputs.broker.address}"}},"brokerName":"{BROKER}","cluster":"{CLUSTER}"' in words
+    assert f'"perm":6,"readQueueNums":{QUEUES},"topicSysFlag":0,"writeQueueNums":{QUEUES}' in words
+
+
+async def test_topic_status(outputs: Outputs) -> None:
+    if outputs.version == "5.3.3":
+        not_on(outputs.broker, "apache-4.9.7", _NEEDS_351)
+    rows = [row for row in outputs.rows("topicStatus") if row[0] == BROKER]  # 5.3.3 adds a line with the rate
+    assert [(row[0], int(row[1]), int(row[2])) for row in rows] == [(BROKER, queue, 0) for queue in range(QUEUES)]
+    assert sum(int(row[3]) for row in rows) == COUNT
+
+
+async def test_cluster_list(outputs: Outputs) -> None:
+    if outputs.version == "4.9.7":
+        not_on(outputs.broker, "apache-5.3.3", "mqadmin 4.9.7 wants getTransferedTps, which 5.x spells correctly")
+    (row,) = outputs.rows("clusterList")
+    assert row[:4] == [CLUSTER, BROKER, "0", outputs.broker.address]
+    assert row[4].startswith("V")
+
+
+async def test_broker_status(outputs: Outputs) -> None:
+    lines = [line.partition(":") for line in outputs.text("brokerStatus").splitlines() if ":" in line]
+    table = {name.strip(): value.strip() for name, _, value in lines}
+    assert int(table["msgPutTotalTodayNow"]) >= COUNT
+    assert int(table["commitLogMaxOffset"]) > 0
+    assert {"brokerVersionDesc", "putTps", "getTotalTps", "runtime", "bootTimestamp"} <= set(table)
+
+
+async def test_consumer_progress(outputs: Outputs) -> None:
+    if outputs.version == "5.3.3":
+        not_on(outputs.broker, "apache-4.9.7", _NEEDS_351)
+    rows = [row for row in outputs.rows("consumerProgress") if row[0] == outputs.topic]
+    assert [row[1] for row in rows] == [BROKER] * QUEUES
+    assert sorted(int(row[2]) for row in rows) == list(range(QUEUES))
+    for row in rows:
+        at_broker, of_consumer, behind = row[3:6]
+        assert (at_broker, behind) == (of_consumer, "0")
+    assert sum(int(row[3]) for row in rows) == COUNT
+    assert "Diff Total: 0" in outputs.text("consumerProgress")
+
+
+async def test_consumer_progress_of_all_groups(outputs: Outputs) -> None:
+    rows = [row for row in outputs.rows("consumerProgress of all") if row[0] == outputs.group]
+    assert [row[:3] for row in rows] == [[outputs.group, "0", "OFFLINE"]]
+
+
+async def test_consumer_connection(outputs: Outputs) -> None:
+    text = outputs.text("consumerConnection")
+    assert "JAVA" in text
+    assert "V4_9_7" in text
+    assert f"{outputs.topic} " in text
+    assert (
+        "ConsumeType: CONSUME_PASSIVELY\nMessageModel: CLUSTERING\nConsumeFromWhere: CONSUME_FROM_FIRST_OFFSET" in text
+    )
+
+
+async def test_producer_connection(outputs: Outputs) -> None:
+    (row,) = outputs.rows("producerConnection")
+    assert row[0] == "0001"
+    assert row[-2:] == ["JAVA", "V4_9_7"]
+
+
+async def test_get_broker_config(outputs: Outputs) -> None:
+    lines = [line.partition("=") for line in outputs.text("getBrokerConfig").splitlines()]
+    table = {name.strip(): value.strip() for name, _, value in lines}
+    assert table["brokerName"] == BROKER
+    assert table["listenPort"] == str(outputs.broker.port)
+
+
+async def test_send_message(outputs: Outputs) -> None:
+    (row,) = outputs.rows("sendMessage")
+    assert (row[0], row[2]) == (BROKER, "SEND_OK")
+
+
+async def test_delete_topic(outputs: Outputs) -> None:
+    text = outputs.text("deleteTopic")
+    assert f"delete topic [{outputs.topic}] from cluster [{CLUSTER}] success." in text
+    assert f"delete topic [{outputs.topic}] from NameServer success." in text
+    assert f"CODE: 17  DESC: No topic route info in name server for the topic: {outputs.topic}" in (
+        outputs.of["topicRoute after"].output
+    )
+    assert outputs.topic not in outputs.text("topicList after").split()
+
+
+async def test_delete_sub_group(outputs: Outputs) -> None:
+    text = outputs.text("deleteSubGroup")
+    assert f"delete subscription group [{outputs.other_group}] from broker [{outputs.broker.address}] success." in text

@@ -1,0 +1,146 @@
+"""The broker goes away in the middle of sending and consuming, and comes back on the same store.
+
+Nothing that was acknowledged may be lost, and a group goes on where it was. Once with a clean stop and once with
+SIGKILL; all clients go through the same restart at the same time, since the Go and the C++ client notice only with
+their next heartbeat, up to half a minute later, that the broker does not know them any more.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+import pytest_asyncio
+
+from tests.interop.environment import ClientPool, SharedBroker
+from tests.interop.support import numbered, stored_offset
+from tests.peers.broker import Broker
+from tests.peers.capabilities import CLIENTS
+from tests.peers.clients import Client, PushConsumer, unique
+from tests.peers.errors import PeerError
+from tests.peers.messages import Outgoing
+
+ENOUGH = 40
+BEFORE = 30
+HOWS = ("stop", "kill")
+
+
+@dataclass
+class Witness:
+    """What one client sent and received around a restart."""
+
+    client: Client
+    broker: Broker
+    topic: str = field(default_factory=lambda: unique("topic"))
+    steady_group: str = field(default_factory=lambda: unique("steady"))
+    paused_group: str = field(default_factory=lambda: unique("paused"))
+    acknowledged: list[bytes] = field(default_factory=list)
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    steady: PushConsumer | None = None
+    paused: PushConsumer | None = None
+
+    @property
+    def before(self) -> list[bytes]:
+        """What the paused group has consumed before the restart."""
+        return [message.body for message in numbered("before", BEFORE)]
+
+    async def prepare(self) -> None:
+        """Let one group consume the first messages and leave, and another stay."""
+        nameserver = self.broker.nameserver
+        async with await self.client.producer(nameserver) as producer:
+            await producer.send(self.topic, numbered("before", BEFORE))
+        async with await self.client.consumer(nameserver, self.paused_group, self.topic) as consumer:
+            await consumer.receive_bodies(self.before)
+        # SIGKILL keeps what is in files: the offsets are written to theirs every second.
+        await stored_offset(self.broker, self.topic, self.paused_group, BEFORE)
+        self.steady = await self.client.consumer(nameserver, self.steady_group, self.topic)
+
+    async def keep_sending(self) -> None:
+        """Send one message after the other, whatever happens, and note those that were acknowledged."""
+        async with await self.client.producer(self.broker.nameserver, retries=0, timeout_ms=3000) as producer:
+            number = 0
+            while not self.finished.is_set():
+                number += 1
+                body = f"message-{number}".encode()
+                try:
+                    (result,) = await producer.send(self.topic, [Outgoing(body)], check=False)
+                except PeerError:
+                    continue
+                if result.stored:
+                    self.acknowledged.append(body)
+                    self.progress.set()
+                await asyncio.sleep(0.01)  # a stream, not a flood: what counts is that the restart is in its middle
+
+    async def sends_more(self) -> None:
+        """Wait until some more messages were acknowledged."""
+        goal = len(self.acknowledged) + ENOUGH
+        while len(self.acknowledged) < goal:
+            self.progress.clear()
+            await self.progress.wait()
+
+    async def receive_all(self) -> None:
+        """Stop sending, and wait until both groups have everything that was acknowledged."""
+        assert self.steady is not None
+        await self.steady.receive_bodies(self.acknowledged)
+        self.paused = await self.client.consumer(self.broker.nameserver, self.paused_group, self.topic)
+        await self.paused.receive_bodies(self.acknowledged)
+
+    async def leave(self) -> None:
+        """Stop the consumers."""
+        for consumer in (self.steady, self.paused):
+            if consumer is not None:
+                await consumer.stop()
+
+
+async def _restart(shared: SharedBroker, clients: ClientPool, how: str) -> dict[str, "Witness | BaseException"]:
+    broker = await shared.running()
+    admin = (await clients.java("4.9.7")).admin(broker.nameserver)
+    witnesses = [Witness(await clients.get(name), broker) for name in CLIENTS]
+    for witness in witnesses:
+        await admin.create_topic(broker.address, witness.topic, 4)
+    await asyncio.gather(*(witness.prepare() for witness in witnesses))
+    sending = [asyncio.create_task(witness.keep_sending()) for witness in witnesses]
+    try:
+        await asyncio.gather(*(witness.sends_more() for witness in witnesses))
+        await (broker.stop() if how == "stop" else broker.kill())
+        await broker.start()
+        async with asyncio.timeout(90):
+            await asyncio.gather(*(witness.sends_more() for witness in witnesses))
+    finally:
+        for witness in witnesses:
+            witness.finished.set()
+        await asyncio.gather(*sending)
+    outcomes = await asyncio.gather(*(witness.receive_all() for witness in witnesses), return_exceptions=True)
+    await asyncio.gather(*(witness.leave() for witness in witnesses))
+    return {
+        witness.client.name: outcome if isinstance(outcome, BaseException) else witness
+        for witness, outcome in zip(witnesses, outcomes, strict=True)
+    }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=HOWS)
+async def outcomes(
+    request: pytest.FixtureRequest, shared_broker: SharedBroker, clients: ClientPool
+) -> AsyncIterator[dict[str, "Witness | BaseException"]]:
+    yield await _restart(shared_broker, clients, request.param)
+
+
+@pytest.fixture
+def witness(outcomes: dict[str, "Witness | BaseException"], client_name: str) -> Witness:
+    outcome = outcomes[client_name]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+async def test_nothing_acknowledged_is_lost(witness: Witness) -> None:
+    assert witness.steady is not None
+    assert len(witness.acknowledged) >= 2 * ENOUGH
+    assert set(witness.acknowledged) | set(witness.before) <= set(witness.steady.bodies)
+
+
+async def test_group_goes_on_where_it_was_before_the_restart(witness: Witness) -> None:
+    assert witness.paused is not None
+    assert set(witness.acknowledged) <= set(witness.paused.bodies)
+    assert set(witness.before) & set(witness.paused.bodies) == set()

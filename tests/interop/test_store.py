@@ -1,0 +1,126 @@
+"""A store changes hands: what RocketMQ's broker wrote the broker under test goes on with, and the other way round.
+
+Each test fills a store with one broker (plain messages, a group that consumed part of them, delayed messages that
+were delivered, that come due while no broker runs, and that are still waiting), ends that broker cleanly or with
+SIGKILL, starts the other on the same files and looks at everything from outside.
+"""
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from tests.interop.environment import BrokerFactory
+from tests.interop.support import delivered_offset, each_once, eventually, numbered, stored_offset
+from tests.peers.broker import Broker
+from tests.peers.clients import JavaClient, unique
+from tests.peers.messages import Outgoing, Received
+
+QUEUES = 3
+OLD, NEW = 60, 40
+# Level 1 is delivered before the hand-over, level 2 comes due during it, level 3 after it (two JVMs take 12 s).
+LEVELS = "1s 4s 20s 1s 1s"
+PASSED, OVERDUE, WAITING = 1, 2, 3
+WAITING_MS = 20_000
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+# Offsets go to their files soon, so that a test need not wait for that before it kills the broker.
+PROPERTIES = {"messageDelayLevel": LEVELS, "flushConsumerOffsetInterval": "300", "flushDelayOffsetInterval": "300"}
+
+
+@dataclass
+class Content:
+    """What the first broker was left with, as seen from outside."""
+
+    topic: str = field(default_factory=lambda: unique("topic"))
+    group: str = field(default_factory=lambda: unique("group"))
+    queues: list[list[Received]] = field(default_factory=list)
+    waiting_since: int = 0
+    key: str = field(default_factory=lambda: unique("key"))
+
+    @property
+    def unread(self) -> list[bytes]:
+        """What the group has still to get."""
+        return [message.body for message in numbered("new", NEW)] + [b"overdue", b"waiting"]
+
+
+async def _fill(broker: Broker, java: JavaClient) -> Content:
+    content = Content()
+    admin = java.admin(broker.nameserver)
+    await admin.create_topic(broker.address, content.topic, QUEUES)
+    # 5.3.3 answers "boot success" before its name server has it.
+    await eventually(partial(admin.route, content.topic))
+    await admin.create_group(broker.address, content.group, retry_max_times=7)
+    async with await java.producer(broker.nameserver) as producer:
+        await producer.send(content.topic, numbered("old", OLD))
+        await producer.send(content.topic, [Outgoing(b"passed", level=PASSED)])
+        async with await java.consumer(broker.nameserver, content.group, content.topic) as consumer:
+            await consumer.receive_bodies([*(message.body for message in numbered("old", OLD)), b"passed"])
+        await stored_offset(broker, content.topic, content.group, OLD + 1)
+        await delivered_offset(broker, PASSED, 1)
+        await producer.send(
+            content.topic, [*numbered("new", NEW - 1), Outgoing(f"new-{NEW - 1}".encode(), keys=content.key)]
+        )
+        (waiting,) = await producer.send(content.topic, [Outgoing(b"waiting", level=WAITING)])
+        await producer.send(content.topic, [Outgoing(b"overdue", level=OVERDUE)])
+    assert waiting.queue_offset is not None
+    (record,) = (await java.pull(broker.nameserver, SCHEDULE, WAITING - 1, waiting.queue_offset, count=1)).messages
+    content.waiting_since = record.store_time
+    content.queues = [await java.pull_all(broker.nameserver, content.topic, queue) for queue in range(QUEUES)]
+    assert sum(len(queue) for queue in content.queues) == OLD + 1 + NEW
+    return content
+
+
+def _same(found: list[Received], written: list[Received]) -> None:
+    names = ("body", "msg_id", "offset_msg_id", "queue_offset", "born_time", "store_time", "commitlog_offset", "keys")
+    for now, then in zip(found, written, strict=True):
+        assert [getattr(now, name) for name in names] == [getattr(then, name) for name in names]
+
+
+async def _check(broker: Broker, java: JavaClient, content: Content, ended: int) -> None:
+    admin = java.admin(broker.nameserver)
+    topic, group = content.topic, content.group
+    (queues,) = (await admin.route(topic)).queues
+    assert (queues.read, queues.write, queues.perm) == (QUEUES, QUEUES, 6)
+    async with (
+        await java.producer(broker.nameserver) as producer,
+        await java.consumer(broker.nameserver, group, topic) as consumer,
+    ):
+        received = {message.body: message for message in await consumer.receive_bodies(content.unread)}
+        assert received[b"waiting"].store_time >= max(content.waiting_since + WAITING_MS, ended)
+        await each_once(producer, topic, QUEUES, [consumer], content.unread)
+        old = {message.body for message in numbered("old", OLD)} | {b"passed"}
+        assert set(consumer.bodies) & old == set()
+    for queue, written in enumerate(content.queues):
+        found = await java.pull_all(broker.nameserver, topic, queue)
+        _same(found[: len(written)], written)
+        # What came since follows without a gap.
+        assert [message.queue_offset for message in found] == list(range(len(found)))
+    assert group in await admin.who_consumes(topic)
+
+
+DIRECTIONS = {"from RocketMQ": ("apache-4.9.7", None), "to RocketMQ": (None, "apache-4.9.7")}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+async def test_store_changes_hands(
+    brokers: BrokerFactory, target: str, java: JavaClient, direction: str, end: str
+) -> None:
+    writer_kind, reader_kind = (kind or target for kind in DIRECTIONS[direction])
+    writer = brokers.make(writer_kind, PROPERTIES)
+    await writer.start()
+    content = await _fill(writer, java)
+    await (writer.stop() if end == "stop" else writer.kill())
+    ended = time.time_ns() // 1_000_000
+    assert (writer.store / "abort").exists() == (end == "kill")
+    reader = brokers.make(reader_kind, PROPERTIES)
+    await reader.start()
+    assert (reader.store / "abort").exists()
+    await _check(reader, java, content, ended)
+    if end == "stop":
+        # RocketMQ drops index files that were not full when it died; after a clean stop all keys are found.
+        found = await eventually(partial(java.admin(reader.nameserver).query_by_key, content.topic, content.key))
+        assert [message.body for message in found] == [f"new-{NEW - 1}".encode()]
+    await reader.stop()
+    assert not (reader.store / "abort").exists()

@@ -1,0 +1,34 @@
+"""Command line: `python -m tests.peers install` makes what is missing or stale; `path` prints where it is."""
+
+import argparse
+import sys
+import time
+
+from tests.peers import install
+from tests.peers.cache import cache_directory, install_lock
+from tests.peers.errors import PeerError
+
+
+def main() -> int:
+    """Run the command line and return the exit code: 0, or 1 with one message on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
+    parser.add_argument("command", choices=["install", "path"])
+    if parser.parse_args().command == "path":
+        print(cache_directory())
+        return 0
+    try:
+        with install_lock():
+            for artefact in install.everything():
+                if not artefact.is_current():
+                    print(f"peers: building {artefact.name} ...", flush=True)
+                    start = time.monotonic()
+                    artefact.install()
+                    print(f"peers: {artefact.name} is ready ({time.monotonic() - start:.0f} s)", flush=True)
+    except PeerError as error:
+        print(f"peers: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""Apache's own broker, name server and mqadmin, from the jars of Maven Central."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.peers import install, ports, tools
+from tests.peers.broker import BROKER, CLUSTER, HOST
+from tests.peers.cache import cache_directory
+from tests.peers.errors import PeerError
+from tests.peers.process import Process
+
+# Netty and the mapped files reach into the JDK; Java 17 wants that said.
+_OPENS = [
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/java.util=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+]
+# Both print "... boot success. serializeType=JSON" as the last step of their start.
+_UP = "boot success"
+_LOGBACK = """<configuration>
+<appender name="file" class="ch.qos.logback.core.FileAppender">
+<file>{file}</file><encoder><pattern>%d %p %logger{{0}} %m%n</pattern></encoder>
+</appender>
+<root level="WARN"><appender-ref ref="file"/></root>
+</configuration>
+"""
+_SILENT = '<configuration><root level="OFF"/></configuration>\n'
+
+
+def _home(directory: Path, log: Path) -> Path:
+    """Make a ROCKETMQ_HOME: all that the start classes want of it is the log configuration."""
+    conf = directory / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    for program in ("broker", "namesrv"):
+        (conf / f"logback_{program}.xml").write_text(_LOGBACK.format(file=log))
+    return directory
+
+
+def _write_properties(path: Path, properties: Mapping[str, object]) -> None:
+    path.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+
+
+class ApacheNameServer:
+    """Apache's name server alone."""
+
+    def __init__(self, version: str, directory: Path, port: int | None = None) -> None:
+        self.version = version
+        self.directory = directory
+        self.port = port or ports.free_port()
+        home = _home(directory / "namesrv", directory / "namesrv.log")
+        conf = home / "conf" / "namesrv.conf"
+        _write_properties(
+            conf,
+            {
+                "listenPort": self.port,
+                "kvConfigPath": home / "kvConfig.json",
+                "configStorePath": home / "namesrv.properties",
+            },
+        )
+        jars = install.apache(version).require() / "lib"
+        self._process = Process(
+            f"Apache's name server {version}",
+            [
+                tools.find("java"),
+                f"-Duser.home={directory}",
+                "-Xmx256m",
+                "-XX:+UseSerialGC",
+                *_OPENS,
+                "-cp",
+                f"{jars}/*",
+                "org.apache.rocketmq.namesrv.NamesrvStartup",
+                "-c",
+                str(conf),
+            ],
+            directory / "namesrv.out",
+            {"ROCKETMQ_HOME": str(home)},
+        )
+
+    @property
+    def address(self) -> str:
+        """What clients and brokers are given."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process.running
+
+    async def start(self) -> None:
+        """Start it; returns when it accepts connections."""
+        await self._process.start(_UP)
+
+    async def stop(self) -> None:
+        """Stop it cleanly."""
+        await self._process.stop()
+
+    async def kill(self) -> None:
+        """End it with SIGKILL."""
+        await self._process.kill()
+
+
+class ApacheBroker:
+    """Apache's broker, with a name server of its own unless it is given the address of another."""
+
+    def __init__(
+        self,
+        version: str,
+        directory: Path,
+        properties: Mapping[str, object] | None = None,
+        *,
+        store: Path | None = None,
+        port: int | None = None,
+        nameserver_port: int | None = None,
+        nameserver: str | None = None,
+        heap: str = "1g",
+    ) -> None:
+        self.version = version
+        self.kind = f"apache-{version}"
+        self.directory = directory
+        self.store = store or directory / "store"
+        self.port = port or ports.free_broker_port()
+        self._own_nameserver = None if nameserver else ApacheNameServer(version, directory, nameserver_port)
+        self.nameserver = nameserver or (self._own_nameserver.address if self._own_nameserver else "")
+        home = _home(directory / "broker", directory / "broker.log")
+        conf = home / "conf" / "broker.conf"
+        settings: dict[str, object] = {
+            "brokerClusterName": CLUSTER,
+            "brokerName": BROKER,
+            "brokerId": 0,
+            "brokerIP1": HOST,
+            "listenPort": self.port,
+            "namesrvAddr": self.nameserver,
+            "storePathRootDir": self.store,
+            "storePathCommitLog": self.store / "commitlog",
+            "autoCreateTopicEnable": "true",
+            "diskMaxUsedSpaceRatio": 98,
+        }
+        _write_properties(conf, settings | dict(properties or {}))
+        jars = install.apache(version).require() / "lib"
+        self._process = Process(
+            f"Apache's broker {version}",
+            [
+                tools.find("java"),
+                f"-Duser.home={directory}",
+                f"-Xms{heap}",
+                f"-Xmx{heap}",
+                "-XX:MaxDirectMemorySize=4g",
+                *_OPENS,
+                "-cp",
+                f"{jars}/*",
+                "org.apache.rocketmq.broker.BrokerStartup",
+                "-c",
+                str(conf),
+            ],
+            directory / "broker.out",
+            {"ROCKETMQ_HOME": str(home)},
+        )
+
+    @property
+    def address(self) -> str:
+        """The broker's address, as it stands in routes."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the broker, not of its name server."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the broker process is there."""
+        return self._process.running
+
+    async def start(self) -> None:
+        """Start name server and broker; returns when the broker has registered and accepts connections."""
+        if self._own_nameserver is not None and not self._own_nameserver.running:
+            await self._own_nameserver.start()
+        await self._process.start(_UP)
+
+    async def stop(self) -> None:
+        """Stop the broker cleanly, and then its name server, which has nothing to lose and takes seconds to say so."""
+        try:
+            await self._process.stop()
+        finally:
+            if self._own_nameserver is not None and self._own_nameserver.running:
+                await self._own_nameserver.kill()
+
+    async def kill(self) -> None:
+        """End both with SIGKILL."""
+        await self._process.kill()
+        if self._own_nameserver is not None and self._own_nameserver.running:
+            await self._own_nameserver.kill()
+
+
+@dataclass(frozen=True)
+class AdminOutput:
+    """What one run of mqadmin gave. The exit code is 0 even for many failures: look at the output."""
+
+    returncode: int
+    output: str
+
+    def rows(self) -> list[list[str]]:
+        """Return the non-empty lines split at blanks, without the header line (it begins with `#`)."""
+        return [line.split() for line in self.output.splitlines() if line.strip() and not line.startswith("#")]
+
+
+async def mqadmin(version: str, *arguments: str, nameserver: str, timeout: float = 60) -> AdminOutput:
+    """Run mqadmin of one version against a name server."""
+    home = cache_directory() / "mqadmin"
+    conf = home / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    (conf / "logback_tools.xml").write_text(_SILENT)
+    classes = install.java_program(version).require() / "classes"  # for its log configurations, which are silent
+    jars = install.apache(version).require() / "lib"
+    child = await asyncio.create_subprocess_exec(
+        tools.find("java"),
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Xshare:auto",
+        "-Xmx512m",
+        f"-Duser.home={home}",
+        f"-Drocketmq.client.logRoot={home / 'logs'}",
+        "-Drocketmq.client.logLevel=ERROR",
+        "-cp",
+        f"{classes}:{jars}/*",
+        "org.apache.rocketmq.tools.command.MQAdminStartup",
+        *arguments,
+        "-n",
+        nameserver,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | {"ROCKETMQ_HOME": str(home)},
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            output, _ = await child.communicate()
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        raise PeerError(f"mqadmin {' '.join(arguments)} did not end within {timeout:.0f} s") from None
+    assert child.returncode is not None
+    return AdminOutput(child.returncode, output.decode(errors="replace"))

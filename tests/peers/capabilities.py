@@ -1,0 +1,69 @@
+"""What each client library cannot do, with the reason.
+
+A test that needs one of these is skipped for that client, and pytest's summary shows the reason; nothing is left out
+without an entry here.
+"""
+
+from enum import Enum
+
+CLIENTS = ("java-4.9.7", "java-5.3.3", "go", "cpp")
+
+
+class Can(Enum):
+    """Something that not every client library can do."""
+
+    ASYNC_TO_QUEUE = "send asynchronously to a chosen queue"
+    BATCH = "send a batch"
+    BATCH_TO_QUEUE = "send a batch to a chosen queue"
+    BINARY_BODY = "tell a received body that has a zero byte in it"
+    CONSUME_FROM = "choose where a new group begins"
+    CONSUMER_OFFSET = "tell the offset that the broker has for a group"
+    LIST_PROPERTIES = "tell the properties of a message without knowing their names"
+    MAX_RECONSUME_TIMES = "set how many times a message is tried again"
+    OFFSET_MSG_ID = "tell the broker's own message id"
+    OFFSETS = "ask for the first, the last and the offset at a time"
+    PRODUCER_KNOWN = "be known to the broker as a producer from the first message on"
+    RESET_OFFSET = "be told by an admin of another language to go back"
+    RESULT_QUEUE = "tell the queue in a send result"
+    RESPONSE_CODE = "tell the broker's response code as a number"
+    COMPRESS = "choose the size from which bodies are compressed"
+
+
+_BINDING = "the C functions of librocketmq (wheel rocketmq 0.4.4)"
+
+GAPS: dict[str, dict[Can, str]] = {
+    "java-4.9.7": {},
+    "java-5.3.3": {},
+    "go": {
+        Can.OFFSETS: "rocketmq-client-go v2.1.2 keeps these requests to itself",
+        Can.RESPONSE_CODE: "rocketmq-client-go v2.1.2 has the code only in the text of its errors",
+    },
+    "cpp": {
+        Can.ASYNC_TO_QUEUE: "the wheel's binding has no asynchronous ordered send",
+        Can.BATCH: (
+            "librocketmq sends a batch as code 10 with batch=1, and RocketMQ's brokers take only `true` for yes: they "
+            "store one message whose body is the encoded batch"
+        ),
+        Can.BATCH_TO_QUEUE: f"{_BINDING} have no queue argument for a batch",
+        Can.BINARY_BODY: f"{_BINDING} give a body as a C string",
+        Can.CONSUME_FROM: f"{_BINDING} do not set consumeFromWhere; it is always CONSUME_FROM_LAST_OFFSET",
+        Can.CONSUMER_OFFSET: f"{_BINDING} have no offset query",
+        Can.LIST_PROPERTIES: f"{_BINDING} give a property by name and cannot list them",
+        Can.MAX_RECONSUME_TIMES: f"{_BINDING} do not set it; the group's retryMaxTimes counts",
+        Can.OFFSET_MSG_ID: f"{_BINDING} give one id only, the client's",
+        Can.OFFSETS: f"{_BINDING} have no offset query",
+        Can.PRODUCER_KNOWN: "librocketmq sends its first heartbeat before it has a route, the next 30 s later",
+        Can.RESET_OFFSET: (
+            "librocketmq wants the offsets of code 220 as a list, which RocketMQ's brokers send only when the admin is "
+            "a C++ client as well"
+        ),
+        Can.RESULT_QUEUE: f"{_BINDING} give status, id and offset of a sent message only",
+        Can.RESPONSE_CODE: f"{_BINDING} have the code only in the text of the errors",
+        Can.COMPRESS: f"{_BINDING} set a level, not a size",
+    },
+}
+
+
+def gap(client: str, can: Can) -> str | None:
+    """Return why a client cannot do something, or None if it can."""
+    return GAPS[client].get(can)

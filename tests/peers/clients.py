@@ -1,0 +1,383 @@
+"""Apache's clients for tests: the same producers and consumers over the Java, the Go and the C++ library.
+
+    client = make_client("go", directory)
+    await client.start()
+    async with (
+        await client.producer(broker.nameserver) as producer,
+        await client.consumer(broker.nameserver, "group", "topic") as consumer,
+    ):
+        await producer.send("topic", [Outgoing(b"hello")])
+        await consumer.receive(1)
+
+What a library cannot do is listed in capabilities.py.
+"""
+
+import asyncio
+import itertools
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from tests.peers import install, tools
+from tests.peers.admin import Admin
+from tests.peers.capabilities import CLIENTS
+from tests.peers.messages import Json, Outgoing, Pulled, Received, Sent
+from tests.peers.program import Program
+
+Mode = Literal["sync", "async", "oneway", "batch"]
+MODES: tuple[Mode, ...] = ("sync", "async", "oneway", "batch")
+
+_numbers = itertools.count(1)
+
+
+def unique(prefix: str) -> str:
+    """Return a name for a topic or group that no other test uses."""
+    return f"{prefix}_{uuid.uuid4().hex[:10]}"
+
+
+def _handle(prefix: str) -> str:
+    """Name a client instance; it is part of its client id, which must be unique at a broker."""
+    return f"{prefix}-{os.getpid()}-{next(_numbers)}"
+
+
+class _Member:
+    """What producers and consumers share: they belong to a client and can be stopped once."""
+
+    _stop_op: str
+
+    def __init__(self, client: "Client", handle: str) -> None:
+        self.client = client
+        self.handle = handle
+        self._stopped = False
+
+    async def stop(self) -> None:
+        """Stop it; does nothing the second time."""
+        if self._stopped:
+            return
+        self._stopped = True
+        await self.client.program.call(self._stop_op, handle=self.handle)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class Producer(_Member):
+    """A started producer."""
+
+    _stop_op = "producer_stop"
+
+    async def send(
+        self,
+        topic: str,
+        messages: Sequence[Outgoing],
+        mode: Mode = "sync",
+        *,
+        queue_id: int | None = None,
+        check: bool = True,
+        timeout: float = 60,
+    ) -> list[Sent]:
+        """Send messages, one after the other or all at once as the mode says, and return what the library told.
+
+        With `check` the first error is raised instead.
+        """
+        reply = await self.client.program.call(
+            "send",
+            handle=self.handle,
+            topic=topic,
+            mode=mode,
+            messages=[message.to_json() for message in messages],
+            queue_id=queue_id,
+            timeout=timeout,
+        )
+        results = [Sent.from_json(result) for result in reply["results"]]
+        if check:
+            for result in results:
+                if result.error is not None:
+                    raise result.error
+        return results
+
+
+class PushConsumer(_Member):
+    """A started push consumer. `messages` has everything it got so far, in the order in which it got it."""
+
+    _stop_op = "consumer_stop"
+
+    def __init__(self, client: "Client", handle: str, group: str) -> None:
+        super().__init__(client, handle)
+        self.group = group
+        self.messages: list[Received] = []
+        self.watchers: set[asyncio.Event] = set()  # set with each message; see until()
+
+    def take(self, message: Received) -> None:
+        """Add a message; called by the client for each event."""
+        self.messages.append(message)
+        for watcher in self.watchers:
+            watcher.set()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The bodies of all messages so far."""
+        return [message.body for message in self.messages]
+
+    async def until(self, done: Callable[[list[Received]], bool], timeout: float = 90) -> list[Received]:
+        """Wait until what was received satisfies a condition, and return it."""
+        await until(lambda: done(self.messages), [self], timeout)
+        return self.messages
+
+    async def receive(self, count: int, timeout: float = 90) -> list[Received]:
+        """Wait until so many messages came, and return all that did."""
+        return await self.until(lambda messages: len(messages) >= count, timeout)
+
+    async def receive_bodies(self, bodies: Sequence[bytes], timeout: float = 90) -> list[Received]:
+        """Wait until each of these bodies came, and return all messages so far."""
+        wanted = set(bodies)
+        return await self.until(lambda messages: wanted <= {message.body for message in messages}, timeout)
+
+
+async def until(done: Callable[[], bool], consumers: Sequence[PushConsumer], timeout: float = 90) -> None:
+    """Wait until a condition on what these consumers received holds; it is looked at with each message."""
+    news = asyncio.Event()
+    for consumer in consumers:
+        consumer.watchers.add(news)
+    try:
+        async with asyncio.timeout(timeout):
+            while not done():
+                news.clear()
+                await news.wait()
+    except TimeoutError:
+        got = "; ".join(
+            f"{consumer.client.name} in {consumer.group} has {len(consumer.messages)} messages, "
+            f"the last {consumer.messages[-2:]}"
+            for consumer in consumers
+        )
+        raise TimeoutError(f"still waiting after {timeout:.0f} s: {got}") from None
+    finally:
+        for consumer in consumers:
+            consumer.watchers.discard(news)
+
+
+class Client:
+    """One client library in a process of its own, used by many tests."""
+
+    def __init__(self, name: str, command: list[str], directory: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.program = Program(name, command, directory, env or {}, self._event)
+        self._consumers: dict[str, PushConsumer] = {}
+
+    async def start(self) -> None:
+        """Start the process."""
+        await self.program.start()
+
+    async def stop(self) -> None:
+        """End the process."""
+        await self.program.stop()
+
+    def _event(self, event: Json) -> None:
+        self._consumers[event["consumer"]].take(Received.from_json(event["message"]))
+
+    async def producer(
+        self,
+        nameserver: str,
+        group: str | None = None,
+        *,
+        timeout_ms: int | None = None,
+        retries: int | None = None,
+        compress_over: int | None = None,
+        vip: bool | None = None,
+    ) -> Producer:
+        """Start a producer."""
+        producer = Producer(self, _handle("p"))
+        await self.program.call(
+            "producer_start",
+            handle=producer.handle,
+            nameserver=nameserver,
+            group=group or unique("pg"),
+            timeout_ms=timeout_ms,
+            retries=retries,
+            compress_over=compress_over,
+            vip=vip,
+        )
+        return producer
+
+    async def consumer(
+        self,
+        nameserver: str,
+        group: str,
+        topics: str | Mapping[str, str],
+        *,
+        model: Literal["cluster", "broadcast"] = "cluster",
+        orderly: bool = False,
+        begin: Literal["first", "last"] = "first",
+        fail_first: int = 0,
+        max_reconsume_times: int | None = None,
+        property_names: Sequence[str] = (),
+        handle: str | None = None,
+    ) -> PushConsumer:
+        """Start a push consumer of a topic, or of topics with a tag expression each.
+
+        It answers "again later" to a message until that was consumed again `fail_first` times. `property_names` are
+        the properties that matter, for the client that cannot list them. `handle` is the instance name, for a
+        consumer that must come back as the one it was.
+        """
+        subscriptions = {topics: "*"} if isinstance(topics, str) else topics
+        consumer = PushConsumer(self, handle or _handle("c"), group)
+        self._consumers[consumer.handle] = consumer
+        await self.program.call(
+            "consumer_start",
+            handle=consumer.handle,
+            nameserver=nameserver,
+            group=group,
+            subscriptions=[{"topic": topic, "expression": text} for topic, text in subscriptions.items()],
+            model=model,
+            orderly=orderly,
+            fail_first=fail_first,
+            max_reconsume_times=max_reconsume_times,
+            property_names=list(property_names),
+            begin=begin,
+        )
+        return consumer
+
+    async def pull(
+        self,
+        nameserver: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        group: str = "peer_pull",
+        expression: str = "*",
+        count: int = 32,
+        property_names: Sequence[str] = (),
+    ) -> Pulled:
+        """Read one queue from an offset on, once."""
+        reply = await self.program.call(
+            "pull",
+            nameserver=nameserver,
+            group=group,
+            topic=topic,
+            queue_id=queue_id,
+            offset=offset,
+            expression=expression,
+            count=count,
+            property_names=list(property_names),
+        )
+        messages = [Received.from_json(message) for message in reply.pop("messages")]
+        return Pulled(messages=messages, **reply)
+
+    async def pull_all(
+        self, nameserver: str, topic: str, queue_id: int, offset: int = 0, *, expression: str = "*"
+    ) -> list[Received]:
+        """Read one queue from an offset to its end (and not beyond: some libraries then wait for news)."""
+        messages: list[Received] = []
+        while True:
+            pulled = await self.pull(nameserver, topic, queue_id, offset, expression=expression)
+            messages += pulled.messages
+            if pulled.next_offset >= pulled.max_offset or pulled.next_offset == offset:
+                return messages
+            offset = pulled.next_offset
+
+    async def consumer_offset(self, nameserver: str, group: str, topic: str, queue_id: int) -> int:
+        """Return the offset that the broker has stored for a group, -1 if none."""
+        reply = await self.program.call(
+            "consumer_offset", nameserver=nameserver, group=group, topic=topic, queue_id=queue_id
+        )
+        return int(reply["offset"])
+
+    async def queues(self, nameserver: str, topic: str) -> list[int]:
+        """Return the ids of a topic's queues in the route that the library got."""
+        reply = await self.program.call("queues", nameserver=nameserver, topic=topic)
+        ids: list[int] = reply["queues"]
+        return ids
+
+
+class JavaClient(Client):
+    """The Java client, which also has the admin API and the offset queries."""
+
+    def admin(self, nameserver: str) -> Admin:
+        """Return the admin API of the brokers that a name server knows."""
+
+        async def call(name: str, **fields: Any) -> Json:
+            return await self.program.call("admin", call=name, nameserver=nameserver, **fields)
+
+        return Admin(call)
+
+    async def offset(
+        self,
+        nameserver: str,
+        topic: str,
+        queue_id: int,
+        which: Literal["min", "max", "earliest", "search"],
+        timestamp: int | None = None,
+    ) -> int:
+        """Ask for an offset of a queue, or for the store time of its earliest message."""
+        reply = await self.program.call(
+            "offset", nameserver=nameserver, topic=topic, queue_id=queue_id, which=which, timestamp=timestamp
+        )
+        return int(reply["offset"])
+
+    async def lite_pull(
+        self, nameserver: str, group: str, topic: str, count: int, *, expression: str = "*", timeout: float = 60
+    ) -> list[Received]:
+        """Receive so many messages with the lite pull consumer, commit, and leave."""
+        reply = await self.program.call(
+            "lite_pull",
+            nameserver=nameserver,
+            group=group,
+            topic=topic,
+            expression=expression,
+            count=count,
+            timeout_ms=int(timeout * 1000),
+            timeout=timeout + 10,
+        )
+        return [Received.from_json(message) for message in reply["messages"]]
+
+
+def make_client(name: str, directory: Path) -> Client:
+    """Return a client by its name in capabilities.CLIENTS, not started; `directory` is its home."""
+    if name == "go":
+        return Client(
+            name,
+            [str(install.go_program().require() / "peer")],
+            directory,
+            {"rocketmq.client.localOffsetStoreDir": str(directory / "offsets")},
+        )
+    if name == "cpp":
+        site = install.cpp_library().require() / "site"
+        return Client(
+            name, [sys.executable, str(install.HERE / "cpp" / "program.py")], directory, {"PYTHONPATH": str(site)}
+        )
+    if name in CLIENTS:
+        return java_client(name.removeprefix("java-"), directory)
+    raise ValueError(f"no client {name}; there are {', '.join(CLIENTS)}")
+
+
+def java_client(version: str, directory: Path) -> JavaClient:
+    """Return the Java client of one version, not started."""
+    classes = install.java_program(version).require() / "classes"
+    jars = install.apache(version).require() / "lib"
+    command = [
+        tools.find("java"),
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Xmx512m",
+        f"-Duser.home={directory}",
+        f"-Drocketmq.client.logRoot={directory / 'logs'}",
+        "-Drocketmq.client.logLevel=WARN",
+        f"-Drocketmq.client.localOffsetStoreDir={directory / 'offsets'}",
+        # A queue or a lock that is not there yet is asked for again after a second, not after twenty.
+        "-Drocketmq.client.rebalance.waitInterval=1000",
+        "-Drocketmq.client.rebalance.minInterval=200",
+        "-cp",
+        f"{classes}:{jars}/*",
+        "duemq.peer.Main",
+    ]
+    return JavaClient(f"java-{version}", command, directory)

@@ -1,0 +1,108 @@
+"""What is fetched and built, and from what.
+
+apache-<version>   the jars of Apache's broker, name server, client and tools
+java-<version>     tests/peers/java compiled against them
+go                 tests/peers/go as a binary, with the Go client library
+cpp                the C++ client: a wheel that brings librocketmq.so and a ctypes binding; no Debian package needed
+"""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from tests.peers import tools
+from tests.peers.cache import Artefact, key_of
+
+HERE = Path(__file__).resolve().parent
+VERSIONS = ("4.9.7", "5.3.3")
+CPP_WHEEL = "rocketmq==0.4.4"
+
+# 5.3.3 starts its broker without the proxy and the controller, but its tools refer to classes of both.
+_MODULES = {
+    "4.9.7": ("broker", "namesrv", "client", "tools"),
+    "5.3.3": ("broker", "namesrv", "client", "tools", "proxy", "controller"),
+}
+
+
+def _pom(version: str) -> str:
+    def dependency(group: str, artifact: str, number: str) -> str:
+        return (
+            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+            f"<version>{number}</version></dependency>"
+        )
+
+    wanted = [dependency("org.apache.rocketmq", f"rocketmq-{module}", version) for module in _MODULES[version]]
+    # The command lines of both versions need it and their poms leave it out.
+    wanted.append(dependency("commons-cli", "commons-cli", "1.5.0"))
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>duemq</groupId><artifactId>peers</artifactId><version>1</version>"
+        f"<dependencies>{''.join(wanted)}</dependencies></project>\n"
+    )
+
+
+def apache(version: str) -> Artefact:
+    """The jars of one version of RocketMQ, in `lib/`."""
+    pom = _pom(version)
+
+    def build(target: Path) -> None:
+        mvn = tools.find("mvn")
+        tools.find("java")
+        (target / "pom.xml").write_text(pom)
+        command = [mvn, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={target / 'lib'}"]
+        tools.run(f"Apache RocketMQ {version}", command, cwd=target)
+
+    return Artefact(f"apache-{version}", key_of(pom), build)
+
+
+def java_program(version: str) -> Artefact:
+    """Our Java program, compiled against the client of one version, in `classes/`."""
+    major = f"v{version[0]}"
+    sources = [*(HERE / "java" / "src").rglob("*.java"), *(HERE / "java" / major).rglob("*.java")]
+    resources = sorted((HERE / "java" / "resources").iterdir())
+
+    def build(target: Path) -> None:
+        classes = target / "classes"
+        classes.mkdir()
+        libraries = apache(version).require() / "lib"
+        options = ["--release", "17", "-Xlint:all,-deprecation,-processing,-classfile,-serial", "-Werror", "-proc:none"]
+        command = [tools.find("javac"), *options, "-cp", f"{libraries}/*", "-d", str(classes), *map(str, sources)]
+        tools.run(f"the Java program for {version}", command)
+        for resource in resources:
+            (classes / resource.name).write_bytes(resource.read_bytes())
+
+    return Artefact(f"java-{version}", key_of(apache(version).key, files=[*sources, *resources]), build)
+
+
+def go_program() -> Artefact:
+    """Our Go program: the binary `peer`."""
+    folder = HERE / "go"
+    sources = [*folder.glob("*.go"), folder / "go.mod", folder / "go.sum"]
+
+    def build(target: Path) -> None:
+        env = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false -trimpath"}
+        tools.run("the Go program", [tools.find("go"), "build", "-o", str(target / "peer"), "."], cwd=folder, env=env)
+
+    return Artefact("go", key_of(platform.machine(), files=sources), build)
+
+
+def cpp_library() -> Artefact:
+    """The C++ client and its binding, as a folder for PYTHONPATH."""
+
+    def build(target: Path) -> None:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--only-binary", ":all:", "--target", str(target / "site"), CPP_WHEEL]
+        tools.run("the C++ client", command)
+        env = os.environ | {"PYTHONPATH": str(target / "site")}
+        tools.run("the C++ client", [sys.executable, "-c", "import rocketmq.client"], env=env)
+
+    return Artefact("cpp", key_of(CPP_WHEEL, platform.machine(), sys.version), build)
+
+
+def everything() -> list[Artefact]:
+    """All artefacts, each after those it is built from."""
+    artefacts: list[Artefact] = []
+    for version in VERSIONS:
+        artefacts += [apache(version), java_program(version)]
+    return [*artefacts, go_program(), cpp_library()]

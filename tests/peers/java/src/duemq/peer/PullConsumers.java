@@ -1,0 +1,123 @@
+package duemq.peer;
+
+import com.alibaba.fastjson.JSONArray;
+import com.alibaba.fastjson.JSONObject;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/** Reading queues by offset. Each call has a consumer of its own, so none stays behind in a group. */
+@SuppressWarnings("deprecation")
+final class PullConsumers {
+    private static final AtomicInteger NUMBER = new AtomicInteger();
+
+    /** Something to do with a started pull consumer. */
+    private interface Use {
+        JSONObject with(DefaultMQPullConsumer consumer) throws Exception;
+    }
+
+    private static JSONObject use(JSONObject request, Use use) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(
+            request.containsKey("group") ? request.getString("group") : "peer_pull");
+        String handle = "pull-" + NUMBER.incrementAndGet();
+        Messages.configure(consumer, request, handle);
+        Holder holder = Holder.forConsumer(request, handle);
+        consumer.start();
+        try {
+            return use.with(consumer);
+        } finally {
+            consumer.shutdown();
+            holder.closeInBackground();
+        }
+    }
+
+    private static MessageQueue queue(DefaultMQPullConsumer consumer, JSONObject request) throws Exception {
+        String topic = request.getString("topic");
+        int id = request.getIntValue("queue_id");
+        return consumer.fetchSubscribeMessageQueues(topic).stream()
+            .filter(q -> q.getQueueId() == id).findFirst()
+            .orElseThrow(() -> new IllegalArgumentException("the route of " + topic + " has no queue " + id));
+    }
+
+    JSONObject pull(JSONObject request) throws Exception {
+        return use(request, consumer -> {
+            PullResult pulled = consumer.pull(queue(consumer, request), request.getString("expression"),
+                request.getLongValue("offset"), request.getIntValue("count"));
+            JSONObject result = new JSONObject();
+            result.put("status", pulled.getPullStatus().name());
+            result.put("next_offset", pulled.getNextBeginOffset());
+            result.put("min_offset", pulled.getMinOffset());
+            result.put("max_offset", pulled.getMaxOffset());
+            List<MessageExt> found = pulled.getMsgFoundList();
+            result.put("messages", Messages.received(found == null ? List.of() : found));
+            return result;
+        });
+    }
+
+    JSONObject consumerOffset(JSONObject request) throws Exception {
+        return use(request, consumer -> {
+            JSONObject result = new JSONObject();
+            result.put("offset", consumer.fetchConsumeOffset(queue(consumer, request), true));
+            return result;
+        });
+    }
+
+    JSONObject queues(JSONObject request) throws Exception {
+        return use(request, consumer -> {
+            JSONArray ids = new JSONArray();
+            consumer.fetchSubscribeMessageQueues(request.getString("topic")).stream()
+                .map(MessageQueue::getQueueId).sorted().forEach(ids::add);
+            JSONObject result = new JSONObject();
+            result.put("queues", ids);
+            return result;
+        });
+    }
+
+    JSONObject offset(JSONObject request) throws Exception {
+        return use(request, consumer -> {
+            MessageQueue queue = queue(consumer, request);
+            long offset = switch (request.getString("which")) {
+                case "min" -> consumer.minOffset(queue);
+                case "max" -> consumer.maxOffset(queue);
+                case "earliest" -> consumer.earliestMsgStoreTime(queue);
+                case "search" -> consumer.searchOffset(queue, request.getLongValue("timestamp"));
+                default -> throw new IllegalArgumentException("no such offset");
+            };
+            JSONObject result = new JSONObject();
+            result.put("offset", offset);
+            return result;
+        });
+    }
+
+    /** Receives with the lite pull consumer, which is a member of its group and has queues allotted to it. */
+    JSONObject litePull(JSONObject request) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(request.getString("group"));
+        String handle = "lite-" + NUMBER.incrementAndGet();
+        Messages.configure(consumer, request, handle);
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.subscribe(request.getString("topic"), request.getString("expression"));
+        Holder holder = Holder.forConsumer(request, handle);
+        consumer.start();
+        try {
+            int count = request.getIntValue("count");
+            long end = System.currentTimeMillis() + request.getLongValue("timeout_ms");
+            List<MessageExt> messages = new ArrayList<>();
+            while (messages.size() < count && System.currentTimeMillis() < end) {
+                messages.addAll(consumer.poll(1000));
+            }
+            Compat.commit(consumer);
+            JSONObject result = new JSONObject();
+            result.put("messages", Messages.received(messages));
+            return result;
+        } finally {
+            consumer.shutdown();
+            holder.closeInBackground();
+        }
+    }
+}

@@ -1,0 +1,127 @@
+"""A broker or name server as a child process whose output is kept in a file and watched for the line that says "up".
+
+The output goes through a pipe so that waiting for a line is an event and not a look at a file from time to time. The
+child dies with us (PDEATHSIG), since a test run that is killed must not leave JVMs behind.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+from pathlib import Path
+
+from tests.peers.errors import PeerError, StartError
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Process:
+    """One child process. Its whole output, standard output and error together, is appended to `output`."""
+
+    def __init__(self, name: str, command: list[str], output: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.command = command
+        self.output = output
+        self._env = os.environ | (env or {})
+        self._child: asyncio.subprocess.Process | None = None
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._child is not None and self._child.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """The process id, also after the process has ended."""
+        if self._child is None:
+            raise PeerError(f"{self.name} was not started")
+        return self._child.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None while running."""
+        return self._child.returncode if self._child is not None else None
+
+    async def start(self, ready: str, timeout: float = 60) -> str:
+        """Start the process and return the line that matches the pattern `ready`, once it has been printed."""
+        if self.running:
+            raise PeerError(f"{self.name} is running already")
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        begin = self.output.stat().st_size if self.output.exists() else 0
+        child = await asyncio.create_subprocess_exec(
+            *self.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._env,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+            limit=1 << 22,
+        )
+        self._child = child
+        seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._pump = asyncio.create_task(self._copy_output(child, re.compile(ready), seen))
+        try:
+            async with asyncio.timeout(timeout):
+                return await seen
+        except (TimeoutError, EOFError):
+            if self.running:
+                await self.kill()
+            else:
+                await child.wait()
+            raise StartError(self.name, child.returncode, self._text_from(begin)) from None
+
+    async def stop(self, timeout: float = 60) -> int:
+        """Ask the process to end (SIGTERM), wait until it has, and return its exit code."""
+        if self._child is None or self._child.returncode is not None:
+            return await self._finish()
+        self._child.terminate()
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._finish()
+        except TimeoutError:
+            await self.kill()
+            raise PeerError(f"{self.name} did not stop within {timeout:.0f} s; see {self.output}") from None
+
+    async def kill(self) -> None:
+        """End the process with SIGKILL: what a crash leaves is what it had written."""
+        if self.running and self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
+        await self._finish()
+
+    async def _finish(self) -> int:
+        if self._child is None:
+            raise PeerError(f"{self.name} was not started")
+        returncode = await self._child.wait()
+        if self._pump is not None:
+            await self._pump
+            self._pump = None
+        return returncode
+
+    def _text_from(self, begin: int) -> str:
+        with self.output.open("rb") as file:
+            file.seek(begin)
+            return file.read().decode(errors="replace")
+
+    async def _copy_output(
+        self, child: asyncio.subprocess.Process, ready: re.Pattern[str], seen: asyncio.Future[str]
+    ) -> None:
+        assert child.stdout is not None
+        with self.output.open("ab", buffering=0) as file:
+            async for raw in child.stdout:
+                file.write(raw)
+                line = raw.decode(errors="replace").rstrip()
+                if not seen.done() and ready.search(line):
+                    seen.set_result(line)
+        if not seen.done():
+            seen.set_exception(EOFError())
+            seen.exception()  # looked at, in case nobody waits any more

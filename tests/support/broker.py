@@ -1,0 +1,213 @@
+"""A whole broker in the test's process, without sockets: a `Peer` hands bytes to a connection of the broker and takes
+what the broker writes, through a transport in memory that holds back and lets go as a socket does.
+
+Time stands still: the store and the tables read a `ManualClock`, timers belong to the test's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from broker.config import BrokerConfig, load
+from broker.connection import Connection
+from broker.daemon import Broker
+from protocol import codec
+from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
+from protocol.command import Command
+from protocol.frame import JSON, FrameReader
+from storage.clock import ManualClock
+from storage.files import Files
+
+SEGMENT = 8 * 1024 * 1024
+
+
+class MemoryTransport(asyncio.Transport):
+    """What a connection writes into, and its flow control. Bytes arrive at the peer at once unless `is_blocked`."""
+
+    def __init__(self, peer: Peer, address: tuple[str, int]) -> None:
+        super().__init__()
+        self._peer = peer
+        self._address = address
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._high = 64 * 1024
+        self._is_paused = False
+        self._held = bytearray()
+        self._is_closing = False
+        self.is_blocked = False
+        self.takes_data = True
+        """Whether the broker reads."""
+        self.is_aborted = False
+        self.most_held = 0
+
+    def attach(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+        protocol.connection_made(self)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._address if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high is not None
+        self._high = high
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._held)
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        assert self._protocol is not None, "written to before the connection was made"
+        self._held += data
+        self.most_held = max(self.most_held, len(self._held))
+        if not self.is_blocked:
+            self._deliver()
+        elif len(self._held) > self._high and not self._is_paused:
+            self._is_paused = True
+            self._protocol.pause_writing()
+
+    def block(self) -> None:
+        """The peer reads no more."""
+        self.is_blocked = True
+
+    def unblock(self) -> None:
+        """The peer reads all that was held back, and goes on reading."""
+        self.is_blocked = False
+        self._deliver()
+        if self._is_paused:
+            self._is_paused = False
+            assert self._protocol is not None
+            self._protocol.resume_writing()
+
+    def _deliver(self) -> None:
+        data, self._held = bytes(self._held), bytearray()
+        self._peer.received(data)
+
+    def pause_reading(self) -> None:
+        self.takes_data = False
+
+    def resume_reading(self) -> None:
+        self.takes_data = True
+
+    def is_reading(self) -> bool:
+        return self.takes_data
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        self._lose()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self._lose()
+
+    def _lose(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            assert self._protocol is not None
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+
+
+class Peer:
+    """A client of the broker. Responses are waited for by opaque; requests of the broker lie in `requests`."""
+
+    def __init__(self, connection: Connection, address: tuple[str, int] = ("127.0.0.1", 40000)) -> None:
+        self.connection = connection
+        self.transport = MemoryTransport(self, address)
+        self._reader = FrameReader()
+        self._waiting: dict[int, asyncio.Future[Command]] = {}
+        self.frames: list[tuple[int, Command]] = []
+        """Everything that came, in order, with the codec of each header."""
+        self.requests: list[Command] = []
+        self.transport.attach(connection)
+
+    @property
+    def responses(self) -> list[Command]:
+        """Every response so far, in order."""
+        return [command for _, command in self.frames if command.is_response]
+
+    def received(self, data: bytes) -> None:
+        for frame in self._reader.receive_data(data):
+            command = codec.decode(frame)
+            self.frames.append((frame[0], command))
+            if not command.flag & FLAG_RESPONSE:
+                self.requests.append(command)
+                continue
+            waiting = self._waiting.pop(command.opaque, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(command)
+        assert self._reader.error is None, self._reader.error
+
+    def feed(self, data: bytes) -> None:
+        """Give bytes to the broker as one read of its socket, if it reads."""
+        assert self.transport.takes_data, "the broker does not read from this peer"
+        self.connection.data_received(data)
+
+    def post(self, *commands: Command, frame_codec: int = JSON) -> None:
+        """Give commands to the broker in one read."""
+        self.feed(b"".join(codec.encode(command, frame_codec) for command in commands))
+
+    async def ask(self, command: Command, frame_codec: int = JSON) -> Command:
+        """The response to a request."""
+        return (await self.ask_all([command], frame_codec))[0]
+
+    async def ask_all(self, commands: list[Command], frame_codec: int = JSON) -> list[Command]:
+        """The responses to requests that come in one read, in the order of the requests."""
+        loop = asyncio.get_running_loop()
+        waiting: list[asyncio.Future[Command]] = [loop.create_future() for _ in commands]
+        for command, future in zip(commands, waiting, strict=True):
+            assert not command.flag & FLAG_ONEWAY, "a one-way request has no response"
+            assert command.opaque not in self._waiting, f"opaque {command.opaque} is in use"
+            self._waiting[command.opaque] = future
+        self.post(*commands, frame_codec=frame_codec)
+        return await asyncio.gather(*waiting)
+
+    def answer_of(self, command: Command) -> Command | None:
+        """The response to a request, if it came."""
+        return next((answer for answer in self.responses if answer.opaque == command.opaque), None)
+
+
+class UnboundBroker(Broker):
+    """A broker that listens nowhere."""
+
+    def __init__(self, config: BrokerConfig, clock: ManualClock, files: Files | None = None) -> None:
+        super().__init__(config, clock=clock, files=files)
+        self.clock = clock
+
+    def _bind(self) -> None:
+        """Take no port."""
+
+    def connect(self, address: tuple[str, int] = ("127.0.0.1", 40000)) -> Peer:
+        """A new client."""
+        return Peer(self._connect(), address)
+
+
+@asynccontextmanager
+async def running(
+    root: Path, *settings: str, clock: ManualClock | None = None, files: Files | None = None
+) -> AsyncIterator[UnboundBroker]:
+    """A started broker with RocketMQ's defaults and these settings over them."""
+    thresholds = gc.get_threshold()
+    broker = UnboundBroker(config(root, *settings), clock or ManualClock(), files)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+def config(root: Path, *settings: str) -> BrokerConfig:
+    """Settings for a test: a store of small files under `root`, the broker named broker-a."""
+    usual = [
+        f"storePathRootDir={root}",
+        "brokerName=broker-a",
+        f"mappedFileSizeCommitLog={SEGMENT}",
+        "diskSpaceWarningLevelRatio=1.0",
+        "diskSpaceCleanForciblyRatio=1.0",
+    ]
+    return load(None, [*usual, *settings], {})[0]
