@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 import structlog
@@ -19,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 EXPIRE_MS: Final = 120_000
 """A client without a heartbeat for this long is gone."""
+_MAX_KNOWN: Final = 256
 
 
 class Client:
@@ -46,11 +48,21 @@ class Subscription:
 
 def tags_codes(expression: str | None) -> frozenset[int] | None:
     """The tags codes of a tag expression, "a || b"; None for all."""
-    text = (expression or "").strip()
+    if not expression or expression == "*":
+        return None
+    return _known_codes(expression) if len(expression) <= _MAX_KNOWN else _codes_in(expression)
+
+
+def _codes_in(expression: str) -> frozenset[int] | None:
+    text = expression.strip()
     if text in ("", "*"):
         return None
     tags = [tag.strip() for tag in text.split("||")]
     return frozenset(java_hash(tag) for tag in tags if tag) or None
+
+
+_known_codes = lru_cache(maxsize=4096)(_codes_in)
+"""For expressions of usual length only: what is remembered of those that clients make up stays small."""
 
 
 class ConsumerGroup:
@@ -176,8 +188,11 @@ class Clients:
 
     def _remove(self, is_consumer: bool, group: str, client_id: str) -> None:
         members = self._members(is_consumer, group)
-        if members is None or members.pop(client_id, None) is None:
+        member = members.pop(client_id, None) if members is not None else None
+        if member is None:
             return
+        if member.connection in self._of_connection:
+            self._of_connection[member.connection].discard((is_consumer, group, client_id))
         if is_consumer:
             consumers = self.consumers[group]
             if members:

@@ -110,9 +110,11 @@ class BrokerConfig:
         "diskMaxUsedSpaceRatio", 75, "percent; a fuller disk makes expired files go at any hour", limits=(1, 100)
     )
     disk_clean_forcibly_ratio: float = _setting(
-        "diskSpaceCleanForciblyRatio", 0.85, "a fuller disk makes the oldest files go, expired or not"
+        "diskSpaceCleanForciblyRatio", 0.85, "a fuller disk makes the oldest files go, expired or not", limits=(0, 1)
     )
-    disk_warning_ratio: float = _setting("diskSpaceWarningLevelRatio", 0.90, "a fuller disk refuses messages")
+    disk_warning_ratio: float = _setting(
+        "diskSpaceWarningLevelRatio", 0.90, "a fuller disk refuses messages", limits=(0, 1)
+    )
     clean_files_forcibly: bool = _setting(
         "cleanFileForciblyEnable", True, "whether files that are not expired may go when the disk is full"
     )
@@ -310,7 +312,7 @@ def parse_addresses(text: str, default_port: int = 9876) -> list[tuple[str, int]
         host, separator, port = part.strip().rpartition(":")
         if not separator:
             host, port = port, str(default_port)
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
             raise ConfigError(f"namesrvAddr={text}: {part.strip()!r} is not host:port")
         addresses.append((host.strip("[]"), int(port)))
     return addresses

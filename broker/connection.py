@@ -25,6 +25,10 @@ log = structlog.get_logger(__name__)
 
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Response bytes buffered for a client before its requests have to wait."""
+LARGE_FRAME_BYTES: Final = 64 * 1024
+"""Who holds less than this of an unfinished frame does not pay for those who hold more."""
+MAX_REQUESTS: Final = 128
+"""Requests of ours that may wait for a client's response at once."""
 
 ResponseHandler = Callable[[Command | None], None]
 """Called with the response, or None when none came."""
@@ -49,6 +53,19 @@ class Budget:
     def __init__(self, limit: int = 256 * 1024 * 1024) -> None:
         self.limit = limit
         self.used = 0
+        self._large: dict[Connection, int] = {}
+
+    def hold(self, connection: Connection, before: int, after: int) -> Connection | None:
+        """A connection holds so many bytes; gives the one that has to go because all hold too much: the one that
+        holds most."""
+        self.used += after - before
+        if after >= LARGE_FRAME_BYTES:
+            self._large[connection] = after
+        elif before >= LARGE_FRAME_BYTES:
+            del self._large[connection]
+        if after <= before or self.used <= self.limit:
+            return None
+        return max(self._large, key=self._large.__getitem__, default=connection)
 
 
 class OutputBudget:
@@ -114,10 +131,13 @@ class Connection(asyncio.Protocol):
         """See asyncio."""
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        host, port = transport.get_extra_info("peername")[:2]
+        # A client that is gone already has no name any more.
+        host, port = (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         self.peer = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.born_host = pack_host(host, port)
         self._handler.connection_made(self)
+        if not port:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
@@ -134,7 +154,7 @@ class Connection(asyncio.Protocol):
                 if handled < len(frames):
                     self._stall(frames[handled:])
         if reader.error is not None:
-            self._refuse(reader.error)
+            self.refuse(reader.error)
 
     def eof_received(self) -> bool:
         """See asyncio. Closes: RocketMQ's clients do not send only half of a close."""
@@ -207,13 +227,13 @@ class Connection(asyncio.Protocol):
         self._transport.write(codec.encode(command, self.last_codec))
 
     def request(self, command: Command, timeout: float, on_response: ResponseHandler) -> None:
-        """Send a request to the client; `on_response` is called once, with None after `timeout` seconds or when the
-        connection is lost."""
-        if self._transport is None:
-            on_response(None)
-            return
+        """Send a request to the client; `on_response` is called once, with None after `timeout` seconds, when the
+        connection is lost, and at once for a client that does not read or owes us too many responses."""
         if self._pending is None:
             self._pending = PendingRequests()
+        if self._transport is None or self._paused or len(self._pending) >= MAX_REQUESTS:
+            on_response(None)
+            return
         command.opaque = self._pending.add(on_response, self._loop.time() + timeout)
         self._transport.write(codec.encode(command, self.last_codec))
         self._loop.call_later(timeout, self._expire)
@@ -236,27 +256,28 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, error: FrameError) -> None:
         """The stream cannot be read on: close, with one log line."""
-        self._refuse(error)
-
-    # ---
-
-    def _refuse(self, error: FrameError) -> None:
         if self._transport is not None and not self._transport.is_closing():
             log.warning("connection_refused", peer=self.peer, reason=str(error))
             self._transport.close()
 
+    def drop(self, error: FrameError) -> None:
+        """What is held of this client has to be freed: close at once, with one log line."""
+        self.refuse(error)
+        self.abort()
+
+    # ---
+
     def _stall(self, frames: list[Frame]) -> None:
         self._backlog = frames
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def _hold(self, size: int) -> None:
-        """Account for the unfinished frame; too many large ones together cost their connections."""
-        self._budget.used += size - self._held
-        grown = size > self._held
+        """Account for the unfinished frame; too many large ones together cost the largest its connection."""
+        too_large = self._budget.hold(self, self._held, size)
         self._held = size
-        if grown and self._budget.used > self._budget.limit and self._transport is not None:
-            self._refuse(FrameError("the unfinished frames of all clients together are too large"))
+        if too_large is not None:
+            too_large.drop(FrameError("the unfinished frames of all clients together are too large"))
 
     def _release_output(self) -> None:
         self._output.used -= self._output_held

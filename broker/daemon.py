@@ -176,7 +176,7 @@ class Broker:
         for handlers in (
             SendHandlers(config, store, topics, groups, levels, flusher, router),
             self._pulls,
-            OffsetHandlers(store, offsets, levels),
+            OffsetHandlers(store, topics, groups, offsets, levels),
             ClientHandlers(topics, groups, clients, locks),
             AdminHandlers(
                 config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now

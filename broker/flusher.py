@@ -95,8 +95,9 @@ class Flusher:
         for timer in (self._timer, self._timeout_timer):
             if timer is not None:
                 timer.cancel()
-        while self._running is not None and self.failure is None:
-            await asyncio.wait([self._running])
+        while (self._is_kicked or self._running is not None) and self.failure is None:
+            if self._running is not None:
+                await asyncio.wait([self._running])
             await asyncio.sleep(0)
         self._thread.shutdown(wait=True)
 

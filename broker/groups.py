@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final
 
 import msgspec
 import structlog
 
 from broker.persister import Persister, SavedTable
-from protocol import bodies, fastjson
+from broker.tables import Fields, section, typed
 from protocol.bodies import DataVersion, SubscriptionGroupConfig
 from storage.clock import Clock
 from storage.config_file import ConfigFile
@@ -25,6 +26,8 @@ _OWN: Final = (
     "CID_ONSAPI_PERMISSION",
     "CID_ONSAPI_PULL",
 )
+MAX_GROUP_LENGTH: Final = 255
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FIELDS: Final = {field.encode_name for field in msgspec.structs.fields(SubscriptionGroupConfig)}
 
 
@@ -44,9 +47,11 @@ class Groups:
     def load(self) -> None:
         """Read the table, and add RocketMQ's own groups. Raises StoreFormatError."""
         data = self._file.read()
-        self.version = bodies.decode(fastjson.dumps(data.pop("dataVersion", None) or {}), DataVersion)
-        for name, fields in (data.pop("subscriptionGroupTable", None) or {}).items():
-            self.table[name] = bodies.decode(fastjson.dumps({**fields, "groupName": name}), SubscriptionGroupConfig)
+        self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
+        for name, fields in section(self._file, data, "subscriptionGroupTable", Fields).items():
+            self.table[name] = typed(
+                self._file, {**fields, "groupName": name}, SubscriptionGroupConfig, f"group {name}"
+            )
             self._unknown[name] = {key: value for key, value in fields.items() if key not in _FIELDS}
         self._extra = data
         for name in _OWN:
@@ -54,9 +59,9 @@ class Groups:
         self._saved.save_now()
 
     def get(self, name: str) -> SubscriptionGroupConfig | None:
-        """A group; one that is not known yet is made, where that is allowed."""
+        """A group; one that is not known yet is made, where that and its name are allowed."""
         group = self.table.get(name)
-        if group is None and self._auto_create and name:
+        if group is None and self._auto_create and is_group_name(name):
             group = self.put(SubscriptionGroupConfig(name))
             self._saved.save()
         return group
@@ -96,3 +101,8 @@ class Groups:
     def _next_version(self) -> None:
         self.version.timestamp = self._clock.now_ms()
         self.version.counter += 1
+
+
+def is_group_name(name: str) -> bool:
+    """Whether a group may have this name."""
+    return len(name) <= MAX_GROUP_LENGTH and _NAME.fullmatch(name) is not None

@@ -17,6 +17,7 @@ from broker.connection import Connection
 from broker.errors import Refused
 from broker.persister import Persister, SavedTable
 from broker.router import Answer, Router
+from broker.tables import Fields, section
 from broker.topics import Topics
 from protocol import bodies, fastjson
 from protocol.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
@@ -82,8 +83,10 @@ class NameServer:
 
     def load(self) -> None:
         """Read the key-value configuration. Raises StoreFormatError."""
-        table = self._kv_file.read().get("configTable") or {}
-        self._kv = {namespace: {str(k): str(v) for k, v in entries.items()} for namespace, entries in table.items()}
+        table = section(self._kv_file, self._kv_file.read(), "configTable", Fields)
+        self._kv = {
+            namespace: {key: str(value) for key, value in entries.items()} for namespace, entries in table.items()
+        }
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -260,7 +263,7 @@ class NameServer:
     def query_data_version(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
         """Tell a broker whether its topics changed since it registered them."""
         broker = self._brokers.get((request.header.broker_name, request.header.broker_id))
-        asked = bodies.decode(request.body, DataVersion)
+        asked = bodies.decode(request.body, DataVersion, strict=True)
         answer = response(ResponseCode.SUCCESS)
         answer.ext["changed"] = "true"
         if broker is not None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from broker.persister import Persister, SavedTable
+from broker.tables import section
 from storage.config_file import ConfigFile
-from storage.errors import StoreFormatError
 
 SEPARATOR: Final = "@"
 
@@ -25,11 +25,7 @@ class ConsumerOffsets:
     def load(self) -> None:
         """Read the table. Raises StoreFormatError."""
         data = self._file.read()
-        for key, offsets in (data.pop("offsetTable", None) or {}).items():
-            try:
-                self._table[key] = {int(queue_id): int(offset) for queue_id, offset in offsets.items()}
-            except (ValueError, AttributeError, TypeError):
-                raise StoreFormatError(self._file.path, f"the offsets of {key} are not numbers") from None
+        self._table = section(self._file, data, "offsetTable", dict[int, int])
         self._extra = data
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:

@@ -24,10 +24,15 @@ class Persister:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="tables")
+        self.tables: list[SavedTable] = []
+        self.is_stopped = False
 
     def stop(self) -> None:
-        """Wait for the write that runs."""
+        """Wait for the write that runs, and write what was to be written after it. Raises OSError."""
+        self.is_stopped = True
         self.thread.shutdown(wait=True)
+        for table in self.tables:
+            table.finish()
 
 
 class SavedTable:
@@ -39,10 +44,11 @@ class SavedTable:
         self._snapshot = snapshot
         self._running: asyncio.Future[None] | None = None
         self._next: asyncio.Future[None] | None = None
+        persister.tables.append(self)
 
     def save(self) -> asyncio.Future[None]:
         """Save the table as it is now or later; the future is done when that is durable, and fails with OSError."""
-        if self._running is None:
+        if self._running is None and not self._persister.is_stopped:
             return self._start(self._persister.loop.create_future())
         if self._next is None:
             self._next = self._persister.loop.create_future()
@@ -51,6 +57,14 @@ class SavedTable:
     def save_now(self) -> None:
         """Save and wait for it; for the end of the broker."""
         self._file.write(self._snapshot())
+
+    def finish(self) -> None:
+        """Write, here and now, what waits for the write that ran; no other is started any more."""
+        if self._next is not None:
+            self.save_now()
+            if not self._next.done():
+                self._next.set_result(None)
+            self._next = None
 
     def _start(self, done: asyncio.Future[None]) -> asyncio.Future[None]:
         self._running = done

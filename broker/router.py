@@ -27,8 +27,8 @@ from broker.stats import Stats
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from protocol.command import Command
-from protocol.errors import BodyError, FieldError, FrameError
-from protocol.frame import JSON, Frame
+from protocol.errors import FieldError, FrameError, ProtocolError
+from protocol.frame import JSON, Frame, FrameReader
 from protocol.headers import Header, Request, RequestDecoder, response
 from storage.append import Appender
 from storage.errors import RecordIllegal, StoreClosed, StoreError, StoreFull
@@ -39,7 +39,12 @@ Answer = Command | bytes | None
 Handler = Callable[[Connection, Request[Any]], Answer | Coroutine[Any, Any, Answer]]
 
 _START_SIZE: Final = 12
-_LARGE_ANSWER: Final = 16 * 1024
+_SMALL_ANSWER: Final = 512
+"""Answers up to this size are written with the others of their read, whose number they bound..."""
+_UNSENT_BYTES: Final = 16 * 1024
+"""...and of larger ones not more than this together: a client that does not read them must be noticed."""
+_MAX_REMARK: Final = 1024
+"""Characters; a remark may repeat what a client sent."""
 _MAX_LOGGED_A_SECOND: Final = 50
 
 
@@ -110,6 +115,7 @@ class Router:
             return 0
         answers: list[bytes] = []
         run_frames = run_answers = -1
+        unsent, end, fault = 0, len(frames), None
         routes = self._routes_by_start
         for number, frame in enumerate(frames):
             header = frame[1]
@@ -124,27 +130,35 @@ class Router:
                     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                         route = None
             if request is None:
-                route, request, answer = self._slowly(connection, frame)
+                try:
+                    route, request, answer = self._slowly(connection, frame)
+                except FrameError as error:
+                    end, fault = number, error
+                    break
             if route is not None and route.stages:
                 if run_frames < 0:
                     run_frames, run_answers = number, len(answers)
             elif run_frames >= 0:
-                self._commit(connection, frames[run_frames:number], answers, run_answers)
+                self._commit(connection, number - run_frames, answers, run_answers)
                 run_frames = -1
             if request is not None and route is not None:
                 answer = self._call(connection, route, request)
             if answer is None:
                 continue
             answers.append(answer)
-            if len(answer) > _LARGE_ANSWER:
-                connection.write_many(answers)
-                answers = []
-                if connection.is_stalled:
-                    return number + 1
+            if len(answer) > _SMALL_ANSWER and run_frames < 0:
+                unsent += len(answer)
+                if unsent > _UNSENT_BYTES:
+                    connection.write_many(answers)
+                    answers, unsent = [], 0
+                    if connection.is_stalled:
+                        return number + 1
         if run_frames >= 0:
-            self._commit(connection, frames[run_frames:], answers, run_answers)
+            self._commit(connection, end - run_frames, answers, run_answers)
         if answers:
             connection.write_many(answers)
+        if fault is not None:
+            connection.refuse(fault)
         return len(frames)
 
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
@@ -162,12 +176,8 @@ class Router:
 
     def _slowly(self, connection: Connection, frame: Frame) -> tuple[Route | None, Request[Any] | None, bytes | None]:
         """Decode what the quick way does not: other codecs, responses, unknown codes, wrong fields. Gives the route
-        and the request, or the answer, or neither."""
-        try:
-            command = codec.decode(frame)
-        except FrameError as error:
-            connection.refuse(error)
-            return None, None, None
+        and the request, or the answer, or neither. Raises FrameError."""
+        command = codec.decode(frame)
         connection.last_codec = frame[0]
         if command.flag & FLAG_RESPONSE:
             connection.take_response(command)
@@ -199,13 +209,17 @@ class Router:
         if data is not None:
             connection.write(data)
 
+    def fail(self, connection: Connection, request: Request[Any], error: Exception) -> None:
+        """Answer a request that a handler kept and could not answer."""
+        self.answer(connection, request, self._failed(connection, request, error))
+
     def answer_when_flushed(self, connection: Connection, request: Request[Any], answer: Answer) -> Answer:
         """The answer to a request that appended a message: kept until the disk has it, where that is asked for."""
         if not self._sync_flush or answer is None:
             return answer
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
-            self._flusher.wait(connection, [data], 1, lambda: self._timed_out([request]))
+            self._flusher.wait(connection, [data], 1, lambda: _late([data]))
         return None
 
     def _error(self, command: Command, frame_codec: int, code: int, remark: str) -> bytes | None:
@@ -217,11 +231,12 @@ class Router:
 
     def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
         """The answer to a request whose handler raised."""
-        if isinstance(error, FieldError | BodyError):
+        if isinstance(error, ProtocolError):
             self._complain(connection, request.code, str(error))
         elif not isinstance(error, Refused | StoreError):
             log.exception("request_failed", peer=connection.peer, code=request.code)
-        return response(*outcome_of(error))
+        code, remark = outcome_of(error)
+        return response(code, remark[:_MAX_REMARK])
 
     def _complain(self, connection: Connection, code: int, reason: str) -> None:
         """One log line for a bad request, as long as they are not a flood."""
@@ -236,38 +251,23 @@ class Router:
 
     # --- appends
 
-    def _commit(self, connection: Connection, frames: list[Frame], answers: list[bytes], start: int) -> None:
-        """Write what the handlers of some frames staged; `answers` from `start` on are theirs."""
-        before = time.perf_counter()
+    def _commit(self, connection: Connection, sends: int, answers: list[bytes], start: int) -> None:
+        """Write what the handlers of a run of sends staged; `answers` from `start` on are theirs."""
+        before, appended = time.perf_counter(), self._appender.appended
         try:
             self._appender.commit()
         except StoreError as error:
-            self._stats.put_failed += len(frames)
-            log.error("append_failed", reason=str(error), messages=len(frames))
-            del answers[start:]
-            for frame in frames:
-                answer = self._error(codec.decode(frame), frame[0], *outcome_of(error))
-                if answer is not None:
-                    answers.append(answer)
+            self._stats.put_failed += sends
+            log.error("append_failed", reason=str(error), messages=sends)
+            code, remark = outcome_of(error)
+            answers[start:] = [_instead(answer, code, remark) for answer in answers[start:]]
             return
         self._stats.wrote(time.perf_counter() - before)
-        if self._sync_flush and len(answers) > start:
+        appended = self._appender.appended - appended
+        if self._sync_flush and appended and len(answers) > start:
             held = answers[start:]
             del answers[start:]
-            self._flusher.wait(connection, held, len(held), lambda: self._flush_timeouts(frames))
-
-    def _flush_timeouts(self, frames: list[Frame]) -> list[bytes]:
-        """The answers to sends whose flush takes too long: stored, but maybe not durable yet."""
-        remark = "the disk did not confirm the message in time"
-        errors = (
-            self._error(codec.decode(frame), frame[0], ResponseCode.FLUSH_DISK_TIMEOUT, remark) for frame in frames
-        )
-        return [error for error in errors if error is not None]
-
-    def _timed_out(self, requests: list[Request[Any]]) -> list[bytes]:
-        remark = "the disk did not confirm the message in time"
-        answers = (self.encode(request, response(ResponseCode.FLUSH_DISK_TIMEOUT, remark)) for request in requests)
-        return [answer for answer in answers if answer is not None]
+            self._flusher.wait(connection, held, appended, lambda: _late(held))
 
     # --- tasks
 
@@ -280,15 +280,33 @@ class Router:
 
     async def _run(self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer]) -> None:
         try:
-            answer = await work
+            self.answer(connection, request, await work)
         except Exception as error:
-            answer = self._failed(connection, request, error)
-        self.answer(connection, request, answer)
+            self.fail(connection, request, error)
 
     async def finish(self, timeout: float) -> None:
         """Wait for requests that are being handled."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
+
+
+def _late(answers: list[bytes]) -> list[bytes]:
+    """The answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read where the
+    message is from these too."""
+    remark = "the disk did not confirm the message in time"
+    return [_instead(answer, ResponseCode.FLUSH_DISK_TIMEOUT, remark, keep_fields=True) for answer in answers]
+
+
+def _instead(answer: bytes, code: int, remark: str, *, keep_fields: bool = False) -> bytes:
+    """An answer that is not to be given: with this code if it is a success; who was refused is refused."""
+    (frame,) = FrameReader().receive_data(answer)
+    command = codec.decode(frame)
+    if command.code != ResponseCode.SUCCESS:
+        return answer
+    command.code, command.remark = code, remark
+    if not keep_fields:
+        command.ext = {}
+    return codec.encode(command, frame[0])
 
 
 def outcome_of(error: Exception) -> tuple[int, str]:
@@ -302,6 +320,6 @@ def outcome_of(error: Exception) -> tuple[int, str]:
         return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}"
     if isinstance(error, StoreError):
         return ResponseCode.SERVICE_NOT_AVAILABLE, f"the message store is broken: {error}"
-    if isinstance(error, FieldError | BodyError):
+    if isinstance(error, ProtocolError):
         return ResponseCode.SYSTEM_ERROR, str(error)
     return ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"

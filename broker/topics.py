@@ -13,7 +13,7 @@ import structlog
 from broker.config import BrokerConfig
 from broker.errors import Refused
 from broker.persister import Persister, SavedTable
-from protocol import bodies, fastjson
+from broker.tables import Fields, section, typed
 from protocol.bodies import DataVersion, TopicConfig
 from protocol.codes import ResponseCode
 from storage.clock import Clock
@@ -52,10 +52,12 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 class Topic:
     """A topic at run time. `queues` are those for which a message came, by queue id, else None."""
 
-    __slots__ = ("config", "extra", "is_direct", "is_saved", "queues", "store")
+    __slots__ = ("config", "extra", "is_direct", "is_saved", "queues", "store", "takes_messages")
 
-    def __init__(self, store: MessageStore, config: TopicConfig, extra: dict[str, Any]) -> None:
+    def __init__(self, store: MessageStore, config: TopicConfig, extra: Fields, *, takes_messages: bool) -> None:
+        """`takes_messages`: whether the broker takes any at all."""
         self.store = store
+        self.takes_messages = takes_messages
         self.config = config
         self.extra = extra
         self.is_saved = False
@@ -81,6 +83,7 @@ class Topic:
         self.queues = [known.get(queue_id) for queue_id in range(self.queue_limit)]
         self.is_direct = (
             self.is_saved
+            and self.takes_messages
             and bool(config.perm & PERM_WRITE)
             and config.topic_name not in _NOT_FOR_CLIENTS
             and not config.topic_name.startswith(RETRY_PREFIX)
@@ -103,7 +106,7 @@ class Topics:
         self._clock = clock
         self._file = file
         self._saved = SavedTable(persister, file, self.to_json)
-        self._extra: dict[str, Any] = {}
+        self._extra: Fields = {}
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
         self.on_change: Callable[[], None] = lambda: None
@@ -113,16 +116,16 @@ class Topics:
     def load(self) -> None:
         """Read the table, and add RocketMQ's own topics that are missing. Raises StoreFormatError."""
         data = self._file.read()
-        self.version = bodies.decode(fastjson.dumps(data.pop("dataVersion", None) or {}), DataVersion)
+        self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
         known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
-        for name, fields in (data.pop("topicConfigTable", None) or {}).items():
-            config = bodies.decode(fastjson.dumps({**fields, "topicName": name}), TopicConfig)
+        for name, fields in section(self._file, data, "topicConfigTable", Fields).items():
+            config = typed(self._file, {**fields, "topicName": name}, TopicConfig, f"topic {name}")
             extra = {key: value for key, value in fields.items() if key not in known}
-            self.table[name] = Topic(self._store, config, extra)
+            self.table[name] = self._topic(config, extra)
         self._extra = data
         for config in self._own_topics():
             if config.topic_name not in self.table:
-                self.table[config.topic_name] = Topic(self._store, config, {})
+                self.table[config.topic_name] = self._topic(config, {})
                 self._next_version()
         self._saved.save_now()
         self._mark_saved(self.table.values())
@@ -186,7 +189,7 @@ class Topics:
         """Add or change a topic. It is not durable before `save`."""
         topic = self.table.get(config.topic_name)
         if topic is None:
-            topic = self.table[config.topic_name] = Topic(self._store, config, {})
+            topic = self.table[config.topic_name] = self._topic(config, {})
             log.info("topic_created", topic=config.topic_name, queues=config.write_queue_nums)
         else:
             topic.config = config
@@ -225,6 +228,9 @@ class Topics:
             "dataVersion": self.version.to_json(),
             "topicConfigTable": {name: {**topic.extra, **topic.config.to_json()} for name, topic in self.table.items()},
         }
+
+    def _topic(self, config: TopicConfig, extra: Fields) -> Topic:
+        return Topic(self._store, config, extra, takes_messages=bool(self._config.broker_permission & PERM_WRITE))
 
     def _mark_saved(self, topics: Iterable[Topic]) -> None:
         """Let topics take messages. Those that came after the write began are left for the next one."""

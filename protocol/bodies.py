@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from protocol import fastjson
 from protocol.errors import BodyError
+from protocol.integers import Int32, Int64
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class MessageQueue(msgspec.Struct, rename="camel", gc=False, frozen=True, order=
     """A queue of a topic on a broker."""
 
     broker_name: str
-    queue_id: int
+    queue_id: Int32
     topic: str
 
     def to_json(self) -> dict[str, Any]:
@@ -42,20 +43,52 @@ class SubscriptionData(msgspec.Struct, rename="camel", gc=False):
 
     topic: str
     sub_string: str | None = "*"
-    sub_version: int = 0
+    sub_version: Int64 = 0
     expression_type: str | None = "TAG"
     class_filter_mode: bool = False
 
 
+_CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
+_MESSAGE_MODELS: Final = (BROADCASTING, CLUSTERING)
+_FROM_WHERE: Final = (
+    "CONSUME_FROM_LAST_OFFSET",
+    "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    "CONSUME_FROM_MIN_OFFSET",
+    "CONSUME_FROM_MAX_OFFSET",
+    "CONSUME_FROM_FIRST_OFFSET",
+    "CONSUME_FROM_TIMESTAMP",
+)
+
+if TYPE_CHECKING:
+    EnumName = str
+else:
+    EnumName = str | int
+    """The name of a constant, or its place, which is what the C++ client sends."""
+
+
 class ConsumerData(msgspec.Struct, rename="camel", gc=False):
-    """A consumer group that a client is a member of."""
+    """A consumer group that a client is a member of. The constants are read by name and by place."""
 
     group_name: str
-    consume_type: str | None = "CONSUME_PASSIVELY"
-    message_model: str | None = CLUSTERING
-    consume_from_where: str | None = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: EnumName | None = "CONSUME_PASSIVELY"
+    message_model: EnumName | None = CLUSTERING
+    consume_from_where: EnumName | None = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[SubscriptionData] | None = None
     unit_mode: bool = False
+
+    def __post_init__(self) -> None:
+        """Give each constant its name. Raises ValueError, which decoding turns into a BodyError."""
+        self.consume_type = _constant("consumeType", self.consume_type, _CONSUME_TYPES)
+        self.message_model = _constant("messageModel", self.message_model, _MESSAGE_MODELS)
+        self.consume_from_where = _constant("consumeFromWhere", self.consume_from_where, _FROM_WHERE)
+
+
+def _constant(field: str, value: str | int | None, names: tuple[str, ...]) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if 0 <= value < len(names):
+        return names[value]
+    raise ValueError(f"{field}={value}: the constants are 0 to {len(names) - 1}")
 
 
 class ProducerData(msgspec.Struct, rename="camel", gc=False):
@@ -87,16 +120,16 @@ class QueueData(msgspec.Struct, rename="camel", gc=False):
     """How many queues of a topic one broker has. `perm` bits: 1 inherit, 2 write, 4 read."""
 
     broker_name: str
-    perm: int
-    read_queue_nums: int
-    write_queue_nums: int
-    topic_sys_flag: int = 0
+    perm: Int32
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    topic_sys_flag: Int32 = 0
 
 
 class BrokerData(msgspec.Struct, rename="camel", gc=False):
     """A broker and its replicas: broker id (0 the primary) to "host:port"."""
 
-    broker_addrs: dict[int, str]
+    broker_addrs: dict[Int64, str]
     broker_name: str
     cluster: str = ""
 
@@ -146,9 +179,9 @@ def cluster_info(brokers: Iterable[BrokerData], clusters: Mapping[str, Iterable[
 class DataVersion(msgspec.Struct, rename="camel", gc=False):
     """Which edition of a table this is; readers compare for equality only. `timestamp` in ms since the epoch."""
 
-    timestamp: int = 0
-    counter: int = 0
-    state_version: int = 0
+    timestamp: Int64 = 0
+    counter: Int64 = 0
+    state_version: Int64 = 0
 
     def to_json(self) -> dict[str, int]:
         """As 4.9.7 writes it, without the state version that only 5.x knows, unless there is one."""
@@ -160,11 +193,11 @@ class TopicConfig(msgspec.Struct, rename="camel", gc=False):
     """A topic as a broker declares it. `attributes` are 5.x's."""
 
     topic_name: str
-    read_queue_nums: int = 16
-    write_queue_nums: int = 16
-    perm: int = 6
+    read_queue_nums: Int32 = 16
+    write_queue_nums: Int32 = 16
+    perm: Int32 = 6
     topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: int = 0
+    topic_sys_flag: Int32 = 0
     order: bool = False
     attributes: dict[str, str] | None = None
 
@@ -189,24 +222,31 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", gc=False):
     consume_enable: bool = True
     consume_from_min_enable: bool = True
     consume_broadcast_enable: bool = True
-    retry_queue_nums: int = 1
-    retry_max_times: int = 16
-    broker_id: int = 0
-    which_broker_when_consume_slowly: int = 1
+    retry_queue_nums: Int32 = 1
+    retry_max_times: Int32 = 16
+    broker_id: Int64 = 0
+    which_broker_when_consume_slowly: Int64 = 1
     notify_consumer_ids_changed_enable: bool = True
 
 
 # --- reading and writing -----------------------------------------------------------------------------------------
 
 
-def decode(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
-    """Type a JSON body. Raises BodyError."""
+LOOSE_LIMIT = 1024 * 1024
+"""Most bytes of a body that are read as fastjson's JSON; such a reading takes about a second a megabyte."""
+
+
+def decode(
+    body: bytes | bytearray | memoryview, body_type: type[T], *, strict: bool = False, loose_limit: int = LOOSE_LIMIT
+) -> T:
+    """Type a JSON body. `strict`: as strict JSON only, which is what clients send. Raises BodyError."""
     try:
         return msgspec.json.decode(body, type=body_type, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if strict:
+            raise BodyError(f"a {body_type.__name__} body: {error}") from None
     try:
-        return msgspec.convert(fastjson.loads(body), body_type, strict=False)
+        return msgspec.convert(fastjson.loads(body, loose_limit=loose_limit), body_type, strict=False)
     except msgspec.ValidationError as error:
         raise BodyError(f"a {body_type.__name__} body: {error}") from None
 

@@ -31,8 +31,12 @@ def decode(frame: Frame) -> Command:
 
 
 def encode(command: Command, codec: int = JSON) -> bytes:
-    """A command as the bytes of one frame. Raises LocalProtocolError where it does not fit."""
-    header = _ENCODERS[codec](command)
+    """A command as the bytes of one frame. Raises LocalProtocolError where it does not fit, or has text that is no
+    Unicode."""
+    try:
+        header = _ENCODERS[codec](command)
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"a header with text that UTF-8 cannot carry: {error}") from None
     if len(header) > 0xFFFFFF or len(header) + len(command.body) + 8 > MAX_FRAME_BYTES:
         raise LocalProtocolError(
             f"a frame of {len(header) + len(command.body) + 8} bytes; the largest has {MAX_FRAME_BYTES}"

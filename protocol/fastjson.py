@@ -25,12 +25,20 @@ dumps = msgspec.json.encode
 """Strict JSON, as RocketMQ's readers accept it too."""
 
 
-def loads(text: bytes | bytearray | memoryview | str) -> Any:
-    """A value from strict JSON or from fastjson's. Raises BodyError."""
+def loads(text: bytes | bytearray | memoryview | str, *, loose_limit: int | None = None) -> Any:
+    """A value from strict JSON or from fastjson's. Raises BodyError.
+
+    The latter is read token by token, about a megabyte a second: `loose_limit` bounds how much of it is taken.
+    """
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        pass
+    except UnicodeDecodeError as error:
+        raise BodyError(f"JSON that is not UTF-8: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        if loose_limit is not None and len(text) > loose_limit:
+            raise BodyError(
+                f"JSON that does not parse: {error}. With other keys than texts it is read up to {loose_limit} bytes"
+            ) from None
     try:
         loose = text if isinstance(text, str) else bytes(text).decode()
         return msgspec.json.decode(_to_strict(loose))
@@ -53,6 +61,7 @@ class _Converter:
 
     def __init__(self, text: str) -> None:
         self._text = text
+        self._is_in_key = False
         self.position = 0
 
     def value(self, depth: int) -> str:
@@ -74,13 +83,24 @@ class _Converter:
                 raise BodyError(f"JSON without a comma at character {self.position}")
             if members and self._take("}"):
                 break
-            key = self.value(depth + 1)
+            key = self._key(depth + 1)
             if not self._take(":"):
                 raise BodyError(f"JSON without a colon at character {self.position}")
-            if not key.startswith('"'):
-                key = dumps(key).decode()
             members.append(f"{key}:{self.value(depth + 1)}")
         return "{" + ",".join(members) + "}"
+
+    def _key(self, depth: int) -> str:
+        """A key as a string. One that is an object holds only strings as keys: what is in it is escaped, and doubles
+        with each level."""
+        if self._is_in_key:
+            key = self._next()
+            if not key.startswith('"'):
+                raise BodyError(f"JSON with a key that is no text within a key, before character {self.position}")
+            return key
+        self._is_in_key = True
+        key = self.value(depth)
+        self._is_in_key = False
+        return key if key.startswith('"') else dumps(key).decode()
 
     def _array(self, depth: int) -> str:
         elements: list[str] = []

@@ -26,6 +26,10 @@ BINARY: Final = 1
 MSGPACK: Final = 2
 CODECS: Final = (JSON, BINARY, MSGPACK)
 
+_MAX_PIECES: Final = 256
+"""So many pieces of an unfinished frame are made one: a client that sends two bytes at a time must not cost an object
+for each two bytes."""
+
 Frame = tuple[int, bytes, memoryview]
 """Codec of the header, header, body. The body is a view of the bytes that were received: it stays valid as long as it
 is held, and holds all that was received with it."""
@@ -44,15 +48,21 @@ class FrameReader:
     After a `FrameError` (kept in `error`) it ignores its input: the connection has to be closed.
     """
 
-    __slots__ = ("_chunks", "_max_length", "_need", "buffered", "error")
+    __slots__ = ("_chunks", "_joined", "_max_length", "_need", "buffered", "error")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_length = max_frame_bytes - 4
         self._chunks: list[bytes] = []
+        self._joined = 0
         self._need = 0
         self.buffered = 0
         """Bytes held of a frame that is not whole yet."""
         self.error: FrameError | None = None
+
+    @property
+    def pieces(self) -> int:
+        """Objects that hold the unfinished frame."""
+        return len(self._chunks)
 
     def receive_data(self, data: bytes) -> list[Frame]:
         """Take the next bytes, give the frames they complete. On a broken stream the frames before the fault are
@@ -61,10 +71,12 @@ class FrameReader:
             self._chunks.append(data)
             self.buffered += len(data)
             if self.buffered < self._need:
+                if len(self._chunks) - self._joined >= _MAX_PIECES:
+                    self._join()
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
-            self.buffered = 0
+            self._joined = self.buffered = 0
         frames: list[Frame] = []
         if self.error is not None:
             return frames
@@ -87,7 +99,9 @@ class FrameReader:
             frames.append((word >> 24, data[position + 8 : header_end], view[header_end:frame_end]))
             position = frame_end
         if position < end:
-            if end - position >= 4:
+            if end - position < 4:
+                need = 4
+            elif need == 8:
                 length = int.from_bytes(data[position : position + 4], "big", signed=True)
                 if not 4 <= length <= max_length:
                     self.error = self._bad_length(length)
@@ -101,6 +115,11 @@ class FrameReader:
         """The peer closed. Sets `error` if that was in the middle of a frame."""
         if self.buffered and self.error is None:
             self.error = FrameError(f"closed in the middle of a frame, {self.buffered} bytes into it")
+
+    def _join(self) -> None:
+        """Make the pieces that came since the last time one."""
+        self._chunks[self._joined :] = [b"".join(self._chunks[self._joined :])]
+        self._joined += 1
 
     def _bad_length(self, length: int) -> FrameError:
         return FrameError(f"a frame of length {length}; allowed are 4 to {self._max_length}")

@@ -13,16 +13,17 @@ import msgspec
 
 from protocol.command import Command
 from protocol.errors import FrameError
+from protocol.integers import Int32
 
 
 class _Head(msgspec.Struct, gc=False):
-    code: int
+    code: Int32
     extFields: dict[str, str] | None = None  # noqa: N815
-    flag: int = 0
+    flag: Int32 = 0
     language: str | None = None
-    opaque: int = 0
+    opaque: Int32 = 0
     remark: str | None = None
-    version: int = 0
+    version: Int32 = 0
 
 
 class _LooseHead(_Head):
@@ -57,6 +58,8 @@ def decode(header: bytes) -> Command:
         raise FrameError(f"a JSON header that does not parse: {error}") from None
     except UnicodeDecodeError as error:
         raise FrameError(f"a JSON header that is not UTF-8: {error}") from None
+    except RecursionError:
+        raise FrameError("a JSON header that is nested too deeply") from None
     return Command(
         code=head.code,
         language=head.language,
@@ -71,10 +74,10 @@ def decode(header: bytes) -> Command:
 def _loosely(header: bytes) -> _Head:
     try:
         head = _decode_loose(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        if head.extFields:
+            head.extFields = {name: as_text(value) for name, value in head.extFields.items() if value is not None}
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FrameError(f"a JSON header that is no command: {error}") from None
-    if head.extFields:
-        head.extFields = {name: as_text(value) for name, value in head.extFields.items() if value is not None}
     return head
 
 

@@ -11,6 +11,7 @@ import msgpack
 
 from protocol.command import Command
 from protocol.errors import FrameError
+from protocol.integers import is_int32
 
 
 def decode(header: bytes) -> Command:
@@ -22,10 +23,10 @@ def decode(header: bytes) -> Command:
     if not isinstance(head, list) or len(head) != 7:
         raise FrameError("a MessagePack header that is no array of 7 elements")
     code, language, version, opaque, flag, remark, ext = head
-    numbers = all(type(number) is int for number in (code, version, opaque, flag))
+    numbers = all(is_int32(number) for number in (code, version, opaque, flag))
     texts = all(text is None or isinstance(text, str) for text in (language, remark))
     if not (numbers and texts and isinstance(ext, dict)):
-        raise FrameError("a MessagePack header with an element of the wrong type")
+        raise FrameError("a MessagePack header with an element of the wrong type or out of range")
     if not all(isinstance(name, str) and isinstance(value, str) for name, value in ext.items()):
         raise FrameError("a MessagePack header with an extension field that is not text")
     return Command(code=code, language=language, version=version, opaque=opaque, flag=flag, remark=remark, ext=ext)

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Generic, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
-from msgspec import Meta
 
-from protocol.codes import LANGUAGE, VERSION
+from protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION
 from protocol.command import Body, Command
 from protocol.errors import FieldError
 from protocol.frame import JSON
 from protocol.header_json import as_text
-
-Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+from protocol.integers import Int32, Int64
 
 
 class Header(msgspec.Struct, rename="camel", gc=False):
@@ -338,17 +336,26 @@ class KVNamespace(Header):
 H = TypeVar("H", bound=Header)
 
 _PATH = re.compile(r" - at `\$\.?(?:extFields)?\.?([^`]*)`")
+_NUMBER = re.compile(r"(?:\+|(-?))0*([0-9]+)", re.ASCII)
 _MISSING = re.compile(r"required field `([^`]*)`")
+
+
+if TYPE_CHECKING:
+    Flag = int
+else:
+    Flag = Literal[0, FLAG_ONEWAY]
+    """Flags with which the quick way of decoding takes a frame for a request. With any other it looks twice: the frame
+    may be a response, whose code means something else."""
 
 
 class Request(msgspec.Struct, Generic[H], gc=False, kw_only=True):
     """A request with typed extension fields, as handlers receive it. See `Command` for the other attributes."""
 
-    code: int
+    code: Int32
     header: H = msgspec.field(name="extFields")
-    opaque: int = 0
-    flag: int = 0
-    version: int = 0
+    opaque: Int32 = 0
+    flag: Flag = 0
+    version: Int32 = 0
     language: str | None = None
     codec: int = JSON
     body: Any = b""
@@ -401,17 +408,28 @@ def decode_ext(header_type: type[H], ext: dict[str, str]) -> H:
 
 
 def _as_java_reads(header_type: type[Header], ext: dict[str, str]) -> dict[str, str]:
-    """Java's parseBoolean takes anything but "true" for false, and its number parsers take a leading plus."""
+    """Java's parseBoolean takes anything but "true" for false; its number parsers take a plus and zeros in front."""
     result = dict(ext)
-    for field in msgspec.structs.fields(header_type):
-        text = ext.get(field.encode_name)
+    for name, is_number in _no_texts(header_type).items():
+        text = ext.get(name)
         if text is None:
             continue
-        if field.type in (bool, bool | None):
-            result[field.encode_name] = "true" if text.lower() == "true" else "false"
-        elif field.type is not str and text.startswith("+"):
-            result[field.encode_name] = text[1:]
+        if not is_number:
+            result[name] = "true" if text.lower() == "true" else "false"
+        elif number := _NUMBER.fullmatch(text):
+            result[name] = f"{number[1] or ''}{number[2]}"
     return result
+
+
+@cache
+def _no_texts(header_type: type[Header]) -> dict[str, bool]:
+    """The fields of a header that are no text, and of each whether it is a number; else it is a boolean."""
+    kinds = {}
+    for field in msgspec.structs.fields(header_type):
+        types = (field.type, *get_args(field.type))
+        if str not in types:
+            kinds[field.encode_name] = bool not in types
+    return kinds
 
 
 def response(code: int, remark: str | None = None, header: Header | None = None, body: Body = b"") -> Command:

@@ -11,6 +11,7 @@ Mirrors apache/rocketmq common/message/{MessageDecoder,MessageConst}.java (4.9.7
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
@@ -35,6 +36,9 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+
+_UTF16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
+_MAX_KNOWN: Final = 128
 
 
 def parse(text: str) -> dict[str, str]:
@@ -63,7 +67,7 @@ def get(text: str, name: str) -> str | None:
     else:
         return None
     end = text.find(PROPERTY_END, start)
-    return (text[start:] if end < 0 else text[start:end]) or None
+    return (text[start:] if end < 0 else text[start:end]) or parse(text).get(name)
 
 
 def without(text: str, name: str) -> str:
@@ -85,25 +89,30 @@ def with_property(text: str, name: str, value: str) -> str:
 def java_hash(text: str) -> int:
     """Java's String.hashCode: over UTF-16 units, wrapped to a signed 32-bit number."""
     result = 0
-    units = text.encode("utf-16-be", "surrogatepass")
-    for at in range(0, len(units), 2):
-        result = (31 * result + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    for unit in memoryview(text.encode(_UTF16, "surrogatepass")).cast("H"):
+        result = (31 * result + unit) & 0xFFFFFFFF
     return result - 0x1_0000_0000 if result & 0x8000_0000 else result
 
 
 def tags_code_of(text: str) -> int:
     """The tags code of a message with these properties."""
-    at = text.find(_TAGS_KEY)
+    at = text.rfind(_TAGS_KEY)
     if at < 0:
         return 0
     if at and text[at - 1] != PROPERTY_END:
         return tags_code(get(text, TAGS))
     at += len(_TAGS_KEY)
     end = text.find(PROPERTY_END, at)
-    return tags_code(text[at:] if end < 0 else text[at:end])
+    tags = text[at:] if end < 0 else text[at:end]
+    return _known_code(tags) if 0 < len(tags) <= _MAX_KNOWN else tags_code(tags or get(text, TAGS))
 
 
-@lru_cache(maxsize=4096)
 def tags_code(tags: str | None) -> int:
     """What a consume queue keeps of a message's tags: their hash as one text, 0 without tags."""
-    return java_hash(tags) if tags else 0
+    if not tags:
+        return 0
+    return _known_code(tags) if len(tags) <= _MAX_KNOWN else java_hash(tags)
+
+
+_known_code = lru_cache(maxsize=4096)(java_hash)
+"""For tags of usual length only: what is remembered of tags that clients make up stays small."""

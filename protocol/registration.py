@@ -16,13 +16,25 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from protocol import bodies, fastjson
 from protocol.bodies import DataVersion, TopicConfig
 from protocol.command import Body
 from protocol.errors import BodyError
 
 _I32: Final = struct.Struct(">i")
-_MAX_BYTES: Final = 64 * 1024 * 1024
+_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Unpacked; as large as a plain one can be."""
+
+
+class _TopicTable(msgspec.Struct, rename="camel"):
+    data_version: DataVersion | None = None
+    topic_config_table: dict[str, dict[str, Any]] | None = None
+
+
+class _Plain(msgspec.Struct, rename="camel"):
+    topic_config_serialize_wrapper: _TopicTable | None = None
 
 
 def encode_registration(topic_table: Mapping[str, Any]) -> bytes:
@@ -34,13 +46,10 @@ def decode_registration(body: Body, *, compressed: bool) -> tuple[DataVersion, d
     """The edition of a broker's topic table, and the topics. Raises BodyError."""
     if compressed:
         return _decode_compressed(bodies.decompress(body, _MAX_BYTES))
-    wrapper = fastjson.loads(body).get("topicConfigSerializeWrapper") or {}
-    version = bodies.decode(fastjson.dumps(wrapper.get("dataVersion") or {}), DataVersion)
-    topics = {
-        name: bodies.decode(fastjson.dumps({**fields, "topicName": name}), TopicConfig)
-        for name, fields in (wrapper.get("topicConfigTable") or {}).items()
+    table = bodies.decode(body, _Plain).topic_config_serialize_wrapper or _TopicTable()
+    return table.data_version or DataVersion(), {
+        name: _topic({**fields, "topicName": name}) for name, fields in (table.topic_config_table or {}).items()
     }
-    return version, topics
 
 
 def _decode_compressed(data: bytes) -> tuple[DataVersion, dict[str, TopicConfig]]:
@@ -53,10 +62,18 @@ def _decode_compressed(data: bytes) -> tuple[DataVersion, dict[str, TopicConfig]
         for _ in range(count):
             text, position = _text(data, position)
             name, read, write, perm, kind, *_ = text.decode().split(" ", 5)
-            topics[name] = TopicConfig(name, int(read), int(write), int(perm), kind)
-    except (struct.error, ValueError, UnicodeDecodeError) as error:
+            numbers = {"readQueueNums": read, "writeQueueNums": write, "perm": perm}
+            topics[name] = _topic({**numbers, "topicName": name, "topicFilterType": kind})
+    except (struct.error, ValueError) as error:
         raise BodyError(f"a registration of topics that does not parse: {error}") from None
     return version, topics
+
+
+def _topic(fields: dict[str, Any]) -> TopicConfig:
+    try:
+        return msgspec.convert(fields, TopicConfig, strict=False)
+    except msgspec.ValidationError as error:
+        raise BodyError(f"a registration of the topic {fields['topicName']}: {error}") from None
 
 
 def _text(data: bytes, position: int) -> tuple[bytes, int]:

@@ -96,6 +96,11 @@ class AdminHandlers:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: allowed are 0 to {MAX_QUEUES}")
         if not 0 <= header.perm <= 7:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"perm={header.perm}: allowed are 0 to 7")
+        if header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"topicFilterType={header.topic_filter_type}: there are SINGLE_TAG and MULTI_TAG",
+            )
         old = self._topics.get(header.topic)
         self._topics.put(
             TopicConfig(
@@ -176,6 +181,10 @@ class AdminHandlers:
         """Make or change a consumer group."""
         group = bodies.decode(request.body, SubscriptionGroupConfig, strict=True)
         check_name(group.group_name)
+        if group.retry_queue_nums > MAX_QUEUES:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"retryQueueNums={group.retry_queue_nums}: at most {MAX_QUEUES} are allowed"
+            )
         self._groups.put(group)
         await self._groups.save()
         return response(ResponseCode.SUCCESS)

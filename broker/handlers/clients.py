@@ -7,7 +7,7 @@ import msgspec
 from broker.clients import Clients
 from broker.connection import Connection
 from broker.errors import Refused
-from broker.groups import Groups
+from broker.groups import Groups, is_group_name
 from broker.locks import QueueLocks
 from broker.router import Answer, Router
 from broker.topics import RETRY_PREFIX, Topics, check_name
@@ -55,11 +55,16 @@ class ClientHandlers:
 
     def _make_group(self, consumer: ConsumerData) -> bool:
         """Make what a consumer group needs; whether its members want to be told of changes."""
+        if not is_group_name(consumer.group_name):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                "The specified group is blank, longer than 255 or contains characters other than %|a-zA-Z0-9_-",
+            )
+        name = f"{RETRY_PREFIX}{consumer.group_name}"
+        check_name(name)
         group = self._groups.get(consumer.group_name)
         if group is None:
             return True
-        name = f"{RETRY_PREFIX}{group.group_name}"
-        check_name(name)
         topic = self._topics.create_for_group(name, group.retry_queue_nums, 2 if consumer.unit_mode else 0)
         if not topic.is_saved:
             self._topics.save_later()

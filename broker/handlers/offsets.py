@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from broker.connection import Connection
 from broker.errors import Refused
+from broker.groups import Groups
 from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
+from broker.topics import Topics
 from protocol import fastjson
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import (
@@ -27,8 +29,12 @@ from storage.store import MessageStore
 class OffsetHandlers:
     """Answers where queues, groups and levels are."""
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, levels: LevelQueues) -> None:
+    def __init__(
+        self, store: MessageStore, topics: Topics, groups: Groups, offsets: ConsumerOffsets, levels: LevelQueues
+    ) -> None:
         self._store = store
+        self._topics = topics
+        self._groups = groups
         self._offsets = offsets
         self._levels = levels
 
@@ -65,8 +71,19 @@ class OffsetHandlers:
         return self._store.log.end - unit[0] <= self._store.config.cached_size
 
     def update(self, _: Connection, request: Request[UpdateConsumerOffset]) -> Answer:
-        """Note how far a group is."""
+        """Note how far a group is. As in 5.x, only of what there is: the note is kept for good."""
         header = request.header
+        if self._groups.get(header.consumer_group) is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!")
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
+        if not 0 <= header.queue_id < topic.queue_limit or header.commit_offset < 0:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId={header.queue_id}, commitOffset={header.commit_offset}: the topic {header.topic} has "
+                f"{topic.queue_limit} queues, offsets begin at 0",
+            )
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return response(ResponseCode.SUCCESS)
 

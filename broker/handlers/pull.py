@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import Final
 
 import structlog
@@ -51,8 +50,6 @@ _ANSWER: Final = (
     b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (LANGUAGE.encode(), VERSION)
 )
 
-_codes_of = lru_cache(maxsize=4096)(tags_codes)
-
 
 class PullHandlers:
     """Gives messages out."""
@@ -81,12 +78,19 @@ class PullHandlers:
         self._output = output
         self._loop = loop
         self._cold_reader = ThreadPoolExecutor(2, thread_name_prefix="cold-read")
-        self.polls = LongPolls(loop, config.pull_hold_capacity, self._serve_held, self._expire_held)
+        self.polls = LongPolls(
+            loop,
+            config.pull_hold_capacity,
+            self._serve_held,
+            self._expire_held,
+            lambda held, error: router.fail(held.connection, held.request, error),
+        )
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull)
         router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull)
+        router.add_clients(self.polls)
 
     def stop(self) -> None:
         """Answer those who wait."""
@@ -99,7 +103,7 @@ class PullHandlers:
         self._check(header)
         codes = self._codes(header)
         found = self._find(header, header.queue_offset, codes)
-        if header.sys_flag & PULL_COMMIT_OFFSET:
+        if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         if (
             found.status is PullStatus.FOUND
@@ -145,7 +149,7 @@ class PullHandlers:
         """The tags codes a pull is for; None for all."""
         if header.sys_flag & PULL_SUBSCRIPTION:
             _check_expression(header.expression_type)
-            return _codes_of(header.subscription)
+            return tags_codes(header.subscription)
         group = self._clients.consumers.get(header.consumer_group)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")

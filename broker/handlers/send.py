@@ -26,13 +26,19 @@ from broker.topics import (
     check_name,
     check_sendable,
 )
-from protocol import batch, properties
+from protocol import batch, fastjson, properties
 from protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION, VERSION_MAX_RECONSUME_TIMES, RequestCode, ResponseCode
 from protocol.command import Body, Command
 from protocol.frame import JSON
 from protocol.headers import ConsumerSendMsgBack, Request, SendMessage, SendMessageResponse, SendMessageV2, response
 from protocol.message_id import offset_message_id
-from protocol.record import FLAG_TRANSACTION, TRANSACTION_NONE, StoredMessage
+from protocol.record import (
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    FLAG_TRANSACTION,
+    TRANSACTION_NONE,
+    StoredMessage,
+)
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
 from storage.consume_queue import ConsumeQueue
@@ -42,6 +48,10 @@ from storage.store import SCHEDULE_TOPIC, MessageStore
 _FRAME: Final = struct.Struct(">II").pack
 _WAIT_TRUE: Final = "WAIT\x01true\x02"
 _FIRST_RETRY_LEVEL: Final = 3
+_MAX_RECONSUME_TIMES: Final = 2**31 - 1
+_HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
+"""How long the hosts in a record are: that is ours to say, and not what a client's sysflag says of it."""
+_SPECIAL_FLAGS: Final = FLAG_TRANSACTION | _HOST_FLAGS
 _TIMERS: Final = (properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_MS, properties.TIMER_DELAY_SEC)
 
 
@@ -71,10 +81,11 @@ class SendHandlers:
         self._max_body_size = config.max_message_size
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}
         host = store.appender.store_host.hex().upper()
+        region = fastjson.dumps(config.region).replace(b"%", b"%%")
         self._answer_format = (
-            b'{"code":0,"extFields":{"MSG_REGION":"%b","TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
+            b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
             b'"queueOffset":"%%d"},"flag":1,"language":"%b","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
-            % (config.region.encode(), self._extra_ext["TRACE_ON"].encode(), host.encode(), LANGUAGE.encode(), VERSION)
+            % (region, self._extra_ext["TRACE_ON"].encode(), host.encode(), LANGUAGE.encode(), VERSION)
         )
 
     def register(self, router: Router) -> None:
@@ -97,7 +108,7 @@ class SendHandlers:
             or not topic.is_direct
             or not 0 <= queue_id < len(topic.queues)
             or header.batch
-            or header.sys_flag & FLAG_TRANSACTION
+            or header.sys_flag & _SPECIAL_FLAGS
             or "DELAY" in text
             or "TIMER_D" in text
             or "TRAN_MSG" in text
@@ -107,7 +118,7 @@ class SendHandlers:
             return self._send_special(connection, request)
         body = request.body
         property_bytes = self._stored_properties(text)
-        if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES:
+        if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
             self._appender.check(body, property_bytes)
         self._appender.begin()
         offset = self._appender.add(
@@ -167,7 +178,7 @@ class SendHandlers:
         if topic_name.startswith(RETRY_PREFIX):
             group = topic_name.removeprefix(RETRY_PREFIX)
             if reconsume_times >= self._max_reconsume_times(group, request.version, header.max_reconsume_times):
-                dead = self._topics.create_for_group(f"{DLQ_PREFIX}{group}", 1)
+                dead = _with_queues(self._topics.create_for_group(f"{DLQ_PREFIX}{group}", 1))
                 if not dead.is_saved:
                     self._later(connection, request)
                     return None
@@ -215,7 +226,15 @@ class SendHandlers:
         is_delayed = level > 0
         code = self._levels.table.deliver_time(level, store_timestamp) if is_delayed else properties.tags_code_of(text)
         return self._appender.add(
-            queue, body, property_bytes, code, born_timestamp, born_host, flag, sys_flag, reconsume_times
+            queue,
+            body,
+            property_bytes,
+            code,
+            born_timestamp,
+            born_host,
+            flag,
+            sys_flag & ~_HOST_FLAGS,
+            reconsume_times,
         )
 
     def _prepare(self, connection: Connection, request: Request[SendMessage]) -> Topic | None:
@@ -318,13 +337,13 @@ class SendHandlers:
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = random.randrange(topic.config.write_queue_nums)
+        if len(request.body) > self._max_body_size:
+            raise RecordTooLarge("a batch", len(request.body), self._max_body_size)
         parts = [(flag, body, self._part_properties(text)) for flag, body, text in batch.decode(request.body)]
         if not parts:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch has no messages")
         for _, body, property_bytes in parts:
             self._appender.check(body, property_bytes)
-        if len(request.body) > self._max_body_size:
-            raise RecordTooLarge("a batch", len(request.body), self._max_body_size)
         queue = topic.queue(queue_id)
         self._appender.begin()
         offsets, message_ids = [], []
@@ -338,7 +357,7 @@ class SendHandlers:
                     header.born_timestamp,
                     connection.born_host,
                     flag,
-                    header.sys_flag,
+                    header.sys_flag & ~_HOST_FLAGS,
                     header.reconsume_times or 0,
                 )
             )
@@ -378,7 +397,7 @@ class SendHandlers:
             name, queues = f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums
             level = level or _FIRST_RETRY_LEVEL + message.reconsume_times
         check_name(name)
-        topic = self._topics.create_for_group(name, queues, 2 if header.unit_mode else 0)
+        topic = _with_queues(self._topics.create_for_group(name, queues, 2 if header.unit_mode else 0))
         if not topic.is_saved:
             await self._topics.save()
         if not topic.config.perm & PERM_WRITE:
@@ -405,8 +424,15 @@ class SendHandlers:
             message.born_host,
             message.flag,
             message.sys_flag,
-            message.reconsume_times + 1,
+            min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
         )
+
+
+def _with_queues(topic: Topic) -> Topic:
+    """A topic that has queues. Raises Refused."""
+    if topic.queue_limit <= 0:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"the topic[{topic.name}] has no queues")
+    return topic
 
 
 def _level(text: str) -> int:

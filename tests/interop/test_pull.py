@@ -1,6 +1,7 @@
 """Reading by offset: pull consumers, the lite pull consumer, and the offsets a broker tells."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -15,18 +16,20 @@ from tests.peers.messages import Outgoing
 COUNT = 100
 
 
-async def _filled(broker: Broker, client: Client, topic: str) -> list[bytes]:
+async def _filled(broker: Broker, client: Client, java: JavaClient, topic: str) -> list[bytes]:
+    """Fill queue 0, and wait until its end is where it should be: a broker may tell of a message a moment later."""
     messages = [Outgoing(f"{n}".encode(), tags="even" if n % 2 == 0 else "odd") for n in range(COUNT)]
     async with await client.producer(broker.nameserver) as producer:
         await producer.send(topic, messages, queue_id=0)
+    await eventually(partial(java.offset, broker.nameserver, topic, 0, "max"), lambda end: end == COUNT)
     return [message.body for message in messages]
 
 
 async def test_queue_is_read_from_any_offset(
-    broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client
+    broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client, java: JavaClient
 ) -> None:
     topic = await new_topic(1)
-    bodies = await _filled(broker, client, topic)
+    bodies = await _filled(broker, client, java, topic)
     for begin in (0, 1, COUNT // 2, COUNT - 1):
         messages = await client.pull_all(broker.nameserver, topic, 0, begin)
         assert [message.body for message in messages] == bodies[begin:]
@@ -34,28 +37,30 @@ async def test_queue_is_read_from_any_offset(
 
 
 async def test_pull_gives_no_more_than_was_asked_for_and_tells_the_ends(
-    broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client
+    broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client, java: JavaClient
 ) -> None:
     topic = await new_topic(1)
-    await _filled(broker, client, topic)
+    await _filled(broker, client, java, topic)
     pulled = await client.pull(broker.nameserver, topic, 0, 10, count=7)
     assert pulled.status == "FOUND"
     assert len(pulled.messages) == 7
     assert (pulled.next_offset, pulled.min_offset, pulled.max_offset) == (17, 0, COUNT)
 
 
-async def test_pull_selects_by_tag(broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client) -> None:
+async def test_pull_selects_by_tag(
+    broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client, java: JavaClient
+) -> None:
     topic = await new_topic(1)
-    bodies = await _filled(broker, client, topic)
+    bodies = await _filled(broker, client, java, topic)
     messages = await client.pull_all(broker.nameserver, topic, 0, expression="odd")
     assert [message.body for message in messages] == bodies[1::2]
 
 
 async def test_offset_beyond_the_end_is_corrected(
-    broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client
+    broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client, java: JavaClient
 ) -> None:
     topic = await new_topic(1)
-    await _filled(broker, client, topic)
+    await _filled(broker, client, java, topic)
     pulled = await client.pull(broker.nameserver, topic, 0, COUNT + 50)
     assert (pulled.status, pulled.next_offset, pulled.messages) == ("OFFSET_ILLEGAL", COUNT, [])
 
@@ -64,7 +69,7 @@ async def test_all_clients_read_the_same(
     broker: Broker, new_topic: Callable[[int], Awaitable[str]], client: Client, java: JavaClient
 ) -> None:
     topic = await new_topic(1)
-    await _filled(broker, java, topic)
+    await _filled(broker, java, java, topic)
     ours = await client.pull_all(broker.nameserver, topic, 0)
     theirs = await java.pull_all(broker.nameserver, topic, 0)
     for got, expected in zip(ours, theirs, strict=True):
@@ -78,11 +83,11 @@ async def test_queues_of_a_topic(broker: Broker, topic: str, client: Client) -> 
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
 async def test_offsets_of_a_queue(
-    broker: Broker, new_topic: Callable[[int], Awaitable[str]], clients: ClientPool, version: str
+    broker: Broker, new_topic: Callable[[int], Awaitable[str]], clients: ClientPool, java: JavaClient, version: str
 ) -> None:
     client = await clients.java(version)
     topic = await new_topic(1)
-    await _filled(broker, client, topic)
+    await _filled(broker, client, java, topic)
     messages = await client.pull_all(broker.nameserver, topic, 0)
 
     async def offset(which: str, timestamp: int | None = None) -> int:

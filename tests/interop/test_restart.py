@@ -6,7 +6,7 @@ their next heartbeat, up to half a minute later, that the broker does not know t
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,12 +20,14 @@ from tests.peers.clients import Client, PushConsumer, unique
 from tests.peers.errors import PeerError
 from tests.peers.messages import Outgoing
 
+pytestmark = pytest.mark.timeout(400)  # a client that does not come back is waited for at each step
+
 ENOUGH = 40
 BEFORE = 30
 HOWS = ("stop", "kill")
 
 
-@dataclass
+@dataclass(eq=False)
 class Witness:
     """What one client sent and received around a restart."""
 
@@ -39,6 +41,7 @@ class Witness:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     steady: PushConsumer | None = None
     paused: PushConsumer | None = None
+    failure: BaseException | None = None
 
     @property
     def before(self) -> list[bytes]:
@@ -75,9 +78,10 @@ class Witness:
     async def sends_more(self) -> None:
         """Wait until some more messages were acknowledged."""
         goal = len(self.acknowledged) + ENOUGH
-        while len(self.acknowledged) < goal:
-            self.progress.clear()
-            await self.progress.wait()
+        async with asyncio.timeout(90):
+            while len(self.acknowledged) < goal:
+                self.progress.clear()
+                await self.progress.wait()
 
     async def receive_all(self) -> None:
         """Stop sending, and wait until both groups have everything that was acknowledged."""
@@ -93,45 +97,50 @@ class Witness:
                 await consumer.stop()
 
 
-async def _restart(shared: SharedBroker, clients: ClientPool, how: str) -> dict[str, "Witness | BaseException"]:
+async def _each(witnesses: list[Witness], step: Callable[[Witness], Awaitable[None]]) -> list[Witness]:
+    """Let all take a step at the same time; return those who could. The others keep what stopped them."""
+    outcomes = await asyncio.gather(*(step(witness) for witness in witnesses), return_exceptions=True)
+    for witness, outcome in zip(witnesses, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            witness.failure = outcome
+    return [witness for witness in witnesses if witness.failure is None]
+
+
+async def _restart(shared: SharedBroker, clients: ClientPool, how: str) -> dict[str, Witness]:
     broker = await shared.running()
     admin = (await clients.java("4.9.7")).admin(broker.nameserver)
     witnesses = [Witness(await clients.get(name), broker) for name in CLIENTS]
     for witness in witnesses:
         await admin.create_topic(broker.address, witness.topic, 4)
-    await asyncio.gather(*(witness.prepare() for witness in witnesses))
-    sending = [asyncio.create_task(witness.keep_sending()) for witness in witnesses]
+    able = await _each(witnesses, Witness.prepare)
+    sending = [asyncio.create_task(witness.keep_sending()) for witness in able]
     try:
-        await asyncio.gather(*(witness.sends_more() for witness in witnesses))
+        able = await _each(able, Witness.sends_more)
         await (broker.stop() if how == "stop" else broker.kill())
         await broker.start()
-        async with asyncio.timeout(90):
-            await asyncio.gather(*(witness.sends_more() for witness in witnesses))
+        able = await _each(able, Witness.sends_more)
     finally:
         for witness in witnesses:
             witness.finished.set()
         await asyncio.gather(*sending)
-    outcomes = await asyncio.gather(*(witness.receive_all() for witness in witnesses), return_exceptions=True)
-    await asyncio.gather(*(witness.leave() for witness in witnesses))
-    return {
-        witness.client.name: outcome if isinstance(outcome, BaseException) else witness
-        for witness, outcome in zip(witnesses, outcomes, strict=True)
-    }
+    await _each(able, Witness.receive_all)
+    await _each(witnesses, Witness.leave)
+    return {witness.client.name: witness for witness in witnesses}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=HOWS)
-async def outcomes(
+async def witnesses(
     request: pytest.FixtureRequest, shared_broker: SharedBroker, clients: ClientPool
-) -> AsyncIterator[dict[str, "Witness | BaseException"]]:
+) -> AsyncIterator[dict[str, Witness]]:
     yield await _restart(shared_broker, clients, request.param)
 
 
 @pytest.fixture
-def witness(outcomes: dict[str, "Witness | BaseException"], client_name: str) -> Witness:
-    outcome = outcomes[client_name]
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome
+def witness(witnesses: dict[str, Witness], client_name: str) -> Witness:
+    found = witnesses[client_name]
+    if found.failure is not None:
+        raise found.failure
+    return found
 
 
 async def test_nothing_acknowledged_is_lost(witness: Witness) -> None:

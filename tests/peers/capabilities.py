@@ -26,6 +26,7 @@ class Can(Enum):
     RESET_OFFSET = "be told by an admin of another language to go back"
     RESULT_QUEUE = "tell the queue in a send result"
     RESPONSE_CODE = "tell the broker's response code as a number"
+    SHOW_EACH_TRY = "show a message that was pulled together with one that failed"
     COMPRESS = "choose the size from which bodies are compressed"
 
 
@@ -58,6 +59,10 @@ GAPS: dict[str, dict[Can, str]] = {
             "a C++ client as well"
         ),
         Can.RESULT_QUEUE: f"{_BINDING} give status, id and offset of a sent message only",
+        Can.SHOW_EACH_TRY: (
+            "librocketmq consumes what it pulled as one batch, whatever its batch size is set to: the first failure "
+            "sends all of it back, unseen"
+        ),
         Can.RESPONSE_CODE: f"{_BINDING} have the code only in the text of the errors",
         Can.COMPRESS: f"{_BINDING} set a level, not a size",
     },

@@ -258,18 +258,24 @@ class Client:
         count: int = 32,
         property_names: Sequence[str] = (),
     ) -> Pulled:
-        """Read one queue from an offset on, once."""
-        reply = await self.program.call(
-            "pull",
-            nameserver=nameserver,
-            group=group,
-            topic=topic,
-            queue_id=queue_id,
-            offset=offset,
-            expression=expression,
-            count=count,
-            property_names=list(property_names),
-        )
+        """Read one queue from an offset on, once.
+
+        librocketmq has no error for a pull that failed: it says BROKER_TIMEOUT, with offsets that mean nothing.
+        """
+        for _ in range(5):
+            reply = await self.program.call(
+                "pull",
+                nameserver=nameserver,
+                group=group,
+                topic=topic,
+                queue_id=queue_id,
+                offset=offset,
+                expression=expression,
+                count=count,
+                property_names=list(property_names),
+            )
+            if reply["status"] != "BROKER_TIMEOUT":
+                break
         messages = [Received.from_json(message) for message in reply.pop("messages")]
         return Pulled(messages=messages, **reply)
 

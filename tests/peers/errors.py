@@ -20,7 +20,7 @@ class MissingToolError(PeerError):
     def __init__(self, tool: str, package: str) -> None:
         self.tool = tool
         self.package = package
-        super().__init__(f"{tool} is not on the PATH: install it (on Debian: apt-get install -y {package})")
+        super().__init__(f"{tool} is not on the PATH: install {package}")
 
 
 class BuildError(PeerError):

@@ -7,10 +7,10 @@ from pathlib import Path
 from tests.peers.errors import BuildError, MissingToolError
 
 _PACKAGES = {
-    "java": "openjdk-17-jdk-headless",
-    "javac": "openjdk-17-jdk-headless",
-    "mvn": "maven",
-    "go": "golang-go, version 1.22 or newer",
+    "java": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
+    "javac": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
+    "mvn": "Maven (Debian: maven)",
+    "go": "Go, 1.22 or newer (Debian: golang-go)",
 }
 
 

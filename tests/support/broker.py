@@ -29,7 +29,7 @@ SEGMENT = 8 * 1024 * 1024
 class MemoryTransport(asyncio.Transport):
     """What a connection writes into, and its flow control. Bytes arrive at the peer at once unless `is_blocked`."""
 
-    def __init__(self, peer: Peer, address: tuple[str, int]) -> None:
+    def __init__(self, peer: Peer, address: tuple[str, int] | None) -> None:
         super().__init__()
         self._peer = peer
         self._address = address
@@ -60,6 +60,8 @@ class MemoryTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         assert self._protocol is not None, "written to before the connection was made"
+        if self._is_closing:
+            return
         self._held += data
         self.most_held = max(self.most_held, len(self._held))
         if not self.is_blocked:
@@ -76,9 +78,11 @@ class MemoryTransport(asyncio.Transport):
         """The peer reads all that was held back, and goes on reading."""
         self.is_blocked = False
         self._deliver()
-        if self._is_paused:
+        assert self._protocol is not None
+        if self._is_closing:
+            self._protocol.connection_lost(None)
+        elif self._is_paused:
             self._is_paused = False
-            assert self._protocol is not None
             self._protocol.resume_writing()
 
     def _deliver(self) -> None:
@@ -98,23 +102,27 @@ class MemoryTransport(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        self._lose()
-
-    def abort(self) -> None:
-        self.is_aborted = True
-        self._lose()
-
-    def _lose(self) -> None:
+        """As uvloop's: what is held is sent first, what is written from now on is not."""
         if not self._is_closing:
             self._is_closing = True
-            assert self._protocol is not None
-            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+            if not self._held:
+                self._lose()
+
+    def abort(self) -> None:
+        if not self.is_aborted:
+            self.is_aborted = self._is_closing = True
+            self._held.clear()
+            self._lose()
+
+    def _lose(self) -> None:
+        assert self._protocol is not None
+        asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
 
 
 class Peer:
     """A client of the broker. Responses are waited for by opaque; requests of the broker lie in `requests`."""
 
-    def __init__(self, connection: Connection, address: tuple[str, int] = ("127.0.0.1", 40000)) -> None:
+    def __init__(self, connection: Connection, address: tuple[str, int] | None = ("127.0.0.1", 40000)) -> None:
         self.connection = connection
         self.transport = MemoryTransport(self, address)
         self._reader = FrameReader()

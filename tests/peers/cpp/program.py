@@ -214,7 +214,6 @@ class Program:
         consumer = PushConsumer(request["group"], orderly=request.get("orderly", False), message_model=model)
         consumer.set_namesrv_addr(request["nameserver"])
         consumer.set_instance_name(handle)
-        consumer.set_message_batch_max_size(1)  # else the first "again" of a batch is one for all of it, unseen
 
         def on_message(_: int, pointer: int) -> int:
             message = RecvMessage(pointer)

@@ -55,6 +55,20 @@ def test_a_heartbeat_of_java_is_read() -> None:
     assert (subscription.topic, subscription.sub_string, subscription.sub_version) == ("T", "a || b", 1)
 
 
+def test_a_heartbeat_of_cpp_names_constants_by_their_place() -> None:
+    body = (
+        b'{"clientID":"127.0.0.1@c","consumerDataSet":[{"consumeFromWhere":%d,"consumeType":1,"groupName":"g",'
+        b'"messageModel":0,"subscriptionDataSet":[{"expressionType":"TAG","subString":"*","subVersion":"1","topic":"T"'
+        b'}]}],"producerDataSet":[]}'
+    )
+    (consumer,) = bodies.decode(body % 4, HeartbeatData, strict=True).consumer_data_set or []
+    assert (consumer.consume_type, consumer.message_model) == ("CONSUME_PASSIVELY", "BROADCASTING")
+    assert consumer.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
+    for wrong in (-1, 6):
+        with pytest.raises(BodyError, match=f"consumeFromWhere={wrong}: the constants are 0 to 5"):
+            bodies.decode(body % wrong, HeartbeatData, strict=True)
+
+
 def test_what_java_leaves_out_or_nulls_has_a_default() -> None:
     data = bodies.decode(
         b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":null}]}', HeartbeatData

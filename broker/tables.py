@@ -1,0 +1,29 @@
+"""Reading the JSON tables: what is not as it must be is an error that names the file, so that the broker does not start
+with less than was there."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from storage.config_file import ConfigFile
+from storage.errors import StoreFormatError
+
+T = TypeVar("T")
+
+Fields = dict[str, Any]
+
+
+def section(file: ConfigFile, table: Fields, name: str, kind: type[T]) -> dict[str, T]:
+    """A part of a table taken out of it, names to values of a kind; empty where there is none. Raises
+    StoreFormatError."""
+    return typed(file, table.pop(name, None) or {}, dict[str, kind], name)  # type: ignore[valid-type]
+
+
+def typed(file: ConfigFile, value: object, kind: type[T], name: str) -> T:
+    """A value of a table, typed. Raises StoreFormatError naming it."""
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise StoreFormatError(file.path, f"{name}: {error}") from None

@@ -1,0 +1,15 @@
+"""Integers of the widths that the wire has, as types: msgspec refuses what is out of range."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+def is_int32(value: object) -> bool:
+    """Whether a value is an integer of 32 bits."""
+    return type(value) is int and -(2**31) <= value <= 2**31 - 1

@@ -1,0 +1,233 @@
+"""Settings: RocketMQ's names, from a file, the environment and flags, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.config import FIELDS, BrokerConfig, load, parse_addresses
+from broker.errors import ConfigError
+from broker.rocketmq_properties import UNUSED
+
+OTHER_VALUES: dict[str, str] = {
+    "brokerId": "0",
+    "brokerRole": "SYNC_MASTER",
+    "brokerIP1": "10.1.2.3",
+    "bindAddress": "0.0.0.0",
+    "flushDiskType": "SYNC_FLUSH",
+    "deleteWhen": "01;23",
+    "messageDelayLevel": "1s 2m",
+    "namesrvAddr": "a:1;b:2",
+    "mappedFileSizeCommitLog": "16777216",
+    "diskSpaceCleanForciblyRatio": "0.5",
+    "diskSpaceWarningLevelRatio": "0.6",
+    "aclEnable": "false",
+    "authenticationEnabled": "false",
+    "authorizationEnabled": "false",
+}
+"""A value for each property that does not take just any."""
+
+
+def value_for(name: str) -> str:
+    """A valid value, other than the default where there is another."""
+    field = FIELDS[name]
+    default = field.default
+    if name in OTHER_VALUES:
+        return OTHER_VALUES[name]
+    if isinstance(default, bool):
+        return "false" if default else "true"
+    if isinstance(default, int):
+        low, high = field.metadata["range"]
+        return str(default + 1 if default < high else low)
+    return "other"
+
+
+def loaded(*settings: str, file: str | None = None, environment: dict[str, str] | None = None) -> BrokerConfig:
+    return load(file, settings, environment or {})[0]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_property_is_taken_and_reaches_its_field(name: str) -> None:
+    text = value_for(name)
+    value = getattr(loaded(f"{name}={text}"), FIELDS[name].name)
+    if name.startswith("storePath"):
+        assert value == str(Path(text).absolute())
+    else:
+        assert value == (text == "true") if isinstance(value, bool) else str(value) == text
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_property_explains_itself_and_has_limits(name: str) -> None:
+    metadata = FIELDS[name].metadata
+    assert metadata["help"]
+    assert re.fullmatch(r"[a-zA-Z0-9]+", name)
+    if isinstance(FIELDS[name].default, int | float) and not isinstance(FIELDS[name].default, bool):
+        assert metadata["range"] is not None
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["range"]])
+def test_numbers_beyond_their_limits_are_refused(name: str) -> None:
+    low, high = FIELDS[name].metadata["range"]
+    for value in (low - 1, high + 1, "", "x", "1 2", "0x10", "nan", "inf", "9" * 5000):
+        with pytest.raises(ConfigError, match=f"^{name}="):
+            loaded(f"{name}={value}")
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if isinstance(field.default, bool)])
+@pytest.mark.parametrize("value", ["1", "yes", "", "t"])
+def test_a_switch_is_true_or_false(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}=.*true or false"):
+        loaded(f"{name}={value}")
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["choices"]])
+def test_a_choice_names_what_there_is(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(f"{name}=other")
+    assert all(choice in str(caught.value) for choice in FIELDS[name].metadata["choices"])
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("flushDiskTyp", "flushDiskType"),
+        ("FLUSHDISKTYPE", "flushDiskType"),
+        ("listenport", "listenPort"),
+        ("mapedFileSizeCommitLog", "mappedFileSizeCommitLog"),
+        ("transientStorePoolSiz", "transientStorePoolSize"),
+    ],
+)
+def test_an_unknown_property_names_its_neighbour(name: str, suggestion: str) -> None:
+    with pytest.raises(ConfigError, match=f"no property {name}; did you mean {suggestion}"):
+        loaded(f"{name}=1")
+
+
+def test_a_property_like_none_is_refused_without_a_suggestion() -> None:
+    with pytest.raises(ConfigError, match=r"^there is no property qwxyz$"):
+        loaded("qwxyz=1")
+
+
+def test_what_rocketmq_knows_and_we_do_not_use_is_ignored_and_named() -> None:
+    config, ignored = load(None, ["transientStorePoolEnable=true", "listenPort=12000", "accountStatsEnable=x"], {})
+    assert ignored == ["accountStatsEnable", "transientStorePoolEnable"]
+    assert config.listen_port == 12000
+
+
+def test_no_property_is_both_used_and_unused() -> None:
+    assert not UNUSED & set(FIELDS)
+
+
+def test_flags_come_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text(
+        "# a comment\n! another\n\nlistenPort = 1111\nbrokerName=file\n  regionId=a=b  \nflushDiskType=SYNC_FLUSH\n"
+    )
+    environment = {"DUEMQ_listenPort": "2222", "DUEMQ_brokerName": "environment", "DUEMQ_HOME": "x", "listenPort": "9"}
+    config = loaded("listenPort=3333", file=str(file), environment=environment)
+    assert (config.listen_port, config.broker_name, config.region, config.sync_flush) == (
+        3333,
+        "environment",
+        "a=b",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"listenPort", r"line 1: 'listenPort' is not NAME=VALUE"),
+        (b"\n\n=\xff", "cannot be read"),
+        (b"a=1", "no property a"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, content: bytes, complaint: str) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=complaint):
+        loaded(file=str(file))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"broker\.conf cannot be read"):
+        loaded(file=str(tmp_path / "broker.conf"))
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        loaded("listenPort")
+
+
+# --- what settings have to do with each other
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["aclEnable=true"], "aclEnable=true: duemq has no access control"),
+        (["authenticationEnabled=TRUE"], "authenticationEnabled=true"),
+        (["authorizationEnabled=true"], "authorizationEnabled=true"),
+        (["messageDelayLevel=1x"], "messageDelayLevel=1x"),
+        (["messageDelayLevel="], "messageDelayLevel="),
+        (["brokerIP1=broker.example"], "brokerIP1=broker.example: write an IP address"),
+        (["maxMessageSize=8000000", "mappedFileSizeCommitLog=8000000"], "does not fit"),
+        (["deleteWhen=4"], "deleteWhen=4"),
+        (["deleteWhen=24"], "deleteWhen=24"),
+        (["deleteWhen=04,05"], "deleteWhen"),
+        (["nameserverPort=10911"], "nameserverPort=10911 is also a port of the broker"),
+        (["nameserverPort=10909"], "nameserverPort=10909 is also a port of the broker"),
+        (["namesrvAddr=nowhere:x"], "namesrvAddr=nowhere:x"),
+        (["brokerName="], None),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: list[str], complaint: str | None) -> None:
+    if complaint is None:
+        assert loaded(*settings).broker_name
+        return
+    with pytest.raises(ConfigError) as caught:
+        loaded(*settings)
+    assert str(caught.value).startswith(complaint) or complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_with_other_name_servers_the_embedded_ones_port_does_not_matter() -> None:
+    assert loaded("nameserverPort=10911", "namesrvAddr=10.0.0.1:9876").nameserver_addresses
+
+
+def test_what_depends_on_the_machine_is_filled_in() -> None:
+    config = loaded()
+    assert config.broker_name
+    assert config.advertised_host == "127.0.0.1"
+    assert Path(config.store_root).is_absolute()
+    assert loaded("bindAddress=10.9.8.7").advertised_host == "10.9.8.7"
+    everywhere = loaded("bindAddress=0.0.0.0").advertised_host
+    assert everywhere not in ("", "0.0.0.0")
+    assert loaded("bindAddress=::1").advertised_host == "::1"
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        loaded().listen_port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("a:1", [("a", 1)]),
+        ("a", [("a", 9876)]),
+        ("a:1;b:2, c:3;", [("a", 1), ("b", 2), ("c", 3)]),
+        ("[::1]:5", [("::1", 5)]),
+        ("", []),
+    ],
+)
+def test_name_server_addresses_are_read(text: str, addresses: Any) -> None:
+    assert parse_addresses(text) == addresses
+
+
+@pytest.mark.parametrize("text", ["a:", ":1", "a:0", "a:65536", "a:-1", "a:b", "a:\u0661"])
+def test_wrong_name_server_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="namesrvAddr"):
+        parse_addresses(text)

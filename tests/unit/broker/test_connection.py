@@ -1,0 +1,350 @@
+"""What is held of a connection is bounded, and a client that does not read, or does not finish what it sends, harms
+only itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.connection import MAX_REQUESTS, WRITE_HIGH_BYTES, Budget, Connection, OutputBudget
+from protocol import codec
+from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.frame import BINARY, JSON, Frame, join_frame
+from protocol.headers import QueueOfTopic
+from protocol.message_id import pack_host
+from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.loop import SteppedLoop, turns
+from tests.support.wire import pull, request, send
+
+ONE_READ = 256 * 1024
+"""The most that uvloop reads at once."""
+
+
+class Frames:
+    """Takes the frames of a connection, and may answer each."""
+
+    def __init__(self, answer: bytes = b"") -> None:
+        self.frames: list[Frame] = []
+        self.lost: list[Connection] = []
+        self.answer = answer
+
+    def handle(self, connection: Connection, frames: list[Frame]) -> int:
+        for number, frame in enumerate(frames):
+            if connection.is_stalled:
+                return number
+            self.frames.append(frame)
+            if self.answer:
+                connection.write(self.answer)
+        return len(frames)
+
+    def connection_made(self, connection: Connection) -> None:
+        pass
+
+    def connection_lost(self, connection: Connection) -> None:
+        self.lost.append(connection)
+
+
+@pytest.fixture
+def frames() -> Frames:
+    return Frames()
+
+
+def connect(
+    frames: Frames, budget: Budget | None = None, output: OutputBudget | None = None, port: int = 40000
+) -> Peer:
+    loop = asyncio.get_running_loop()
+    connection = Connection(frames, loop, budget or Budget(), output or OutputBudget())
+    return Peer(connection, ("127.0.0.1", port))
+
+
+def numbered(count: int) -> bytes:
+    return b"".join(join_frame(JSON, b"%d" % number) for number in range(count))
+
+
+# --- a client that does not read
+
+
+async def test_a_client_that_does_not_read_is_not_read_from(loop: SteppedLoop) -> None:
+    """Its requests wait in order; when it reads again they are handled, and then its socket is read again."""
+    answer = join_frame(JSON, b'{"code":0,"flag":1}', bytes(50_000))
+    frames = Frames(answer)
+    peer = connect(frames)
+    peer.transport.block()
+    peer.feed(numbered(100))
+    taken = len(frames.frames)
+    assert taken == WRITE_HIGH_BYTES // len(answer) + 1
+    assert not peer.transport.takes_data
+    assert peer.transport.most_held <= WRITE_HIGH_BYTES + len(answer)
+
+    peer.connection.data_received(numbered(3))
+    assert len(frames.frames) == taken, "what uvloop had read already waits as well"
+
+    peer.transport.unblock()
+    assert [bytes(frame[1]) for frame in frames.frames] == [b"%d" % n for n in (*range(100), *range(3))]
+    assert peer.transport.takes_data
+
+
+async def test_reading_little_by_little_holds_little_at_any_time(loop: SteppedLoop) -> None:
+    answer = join_frame(JSON, b'{"code":0,"flag":1}', bytes(50_000))
+    frames = Frames(answer)
+    peer = connect(frames)
+    peer.transport.block()
+    peer.feed(numbered(50))
+    while len(peer.responses) < 50:
+        peer.transport.unblock()
+        peer.transport.block()
+    assert peer.transport.most_held <= WRITE_HIGH_BYTES + len(answer)
+    assert len(frames.frames) == 50
+
+
+async def test_a_consumer_that_stops_reading_gets_no_more_than_fits(broker: UnboundBroker, peer: Peer) -> None:
+    """Pulls of 100 KB each pour in; another client is served meanwhile, and the consumer when it reads again."""
+    consumer = broker.connect()
+    await peer.ask_all([send("T", bytes(100_000)) for _ in range(3)])
+    consumer.transport.block()
+    pulls = [pull("T", 1, count=1) for _ in range(200)]
+    consumer.post(*pulls)
+    assert not consumer.transport.takes_data
+    assert consumer.transport.most_held < WRITE_HIGH_BYTES + 200_000
+    for _ in range(10):
+        assert (await peer.ask(send("T"))).code == 0
+    consumer.transport.unblock()
+    assert [answer.opaque for answer in consumer.responses] == [command.opaque for command in pulls]
+    assert {len(answer.body) > 100_000 for answer in consumer.responses} == {True}
+    assert consumer.transport.takes_data
+
+
+async def test_answers_of_some_size_to_one_read_do_not_pile_up(broker: UnboundBroker) -> None:
+    """Requests of 40 bytes whose answers have kilobytes: a read of them would be answered with megabytes."""
+    peer = broker.connect()
+    data = b"".join(codec.encode(request(RequestCode.GET_BROKER_CONFIG), BINARY) for _ in range(ONE_READ // 29))
+    peer.transport.block()
+    peer.feed(data[:ONE_READ])
+    assert peer.transport.most_held < WRITE_HIGH_BYTES + 64 * 1024
+    assert not peer.transport.takes_data
+
+
+async def test_small_answers_to_one_read_do_not_pile_up(broker: UnboundBroker) -> None:
+    """They are sent together; what a read can bring bounds them."""
+    peer = broker.connect()
+    ask = codec.encode(request(RequestCode.GET_MAX_OFFSET, QueueOfTopic("T", 0)), BINARY)
+    peer.transport.block()
+    while peer.transport.takes_data:
+        peer.feed(ask * (ONE_READ // len(ask)))
+    assert peer.transport.most_held < 2 * 1024 * 1024
+
+
+async def test_what_clients_do_not_read_counts_until_they_read_or_leave(loop: SteppedLoop) -> None:
+    output = OutputBudget(limit=500_000)
+    frames = Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(300_000)))
+    first, second = connect(frames, output=output), connect(frames, output=output)
+    for peer in (first, second):
+        peer.transport.block()
+        peer.feed(numbered(1))
+    assert output.used > 600_000
+    assert output.is_full
+    first.transport.unblock()
+    assert not output.is_full
+    second.transport.abort()
+    await turns()
+    assert output.used == 0
+
+
+async def test_pulls_are_refused_when_too_much_is_not_read(broker: UnboundBroker, peer: Peer) -> None:
+    await peer.ask(send("T"))
+    broker._output.used = broker._output.limit + 1
+    answer = await peer.ask(pull("T"))
+    assert (answer.code, "do not read" in (answer.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+    assert (await peer.ask(send("T"))).code == 0
+    broker._output.used = 0
+    assert (await peer.ask(pull("T"))).code == 0
+
+
+# --- frames that are not finished
+
+
+async def test_unfinished_frames_count_until_they_are_whole(frames: Frames) -> None:
+    budget = Budget()
+    peer = connect(frames, budget)
+    data = join_frame(JSON, b"{}", bytes(1000))
+    peer.feed(data[:300])
+    peer.feed(data[300:700])
+    assert budget.used == 700
+    peer.feed(data[700:] + data[:10])
+    assert budget.used == 10
+    peer.transport.abort()
+    await turns()
+    assert budget.used == 0
+    assert frames.lost == [peer.connection]
+
+
+async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames, logged: list[Any]) -> None:
+    """Not the one that came last: somebody with a usual message must not be refused for what others hold."""
+    budget = Budget(limit=10_000_000)
+    large = join_frame(JSON, b"{}", bytes(8_000_000))
+    usual = join_frame(JSON, b"{}", bytes(200_000))
+    hoarders = [connect(frames, budget, port=port) for port in (1, 2, 3)]
+    hoarders[0].feed(large[:4_000_000])
+    hoarders[1].feed(large[:5_900_000])
+    innocents = [connect(frames, budget) for _ in range(20)]
+    for peer in innocents:
+        peer.feed(usual[:100_000])
+    assert [peer.transport.is_aborted for peer in hoarders] == [False, True, False]
+    await turns()
+    assert budget.used == 6_000_000
+    hoarders[2].feed(large[:6_000_000])
+    assert [peer.transport.is_aborted for peer in hoarders] == [False, True, True]
+    await turns()
+    for peer in innocents:
+        peer.feed(usual[100_000:])
+    assert len(frames.frames) == 20
+    assert budget.used == 4_000_000
+    assert [line["peer"] for line in logged] == ["127.0.0.1:2", "127.0.0.1:3"]
+
+
+async def test_many_small_unfinished_frames_are_bounded_too(frames: Frames) -> None:
+    budget = Budget(limit=100_000)
+    peers = [connect(frames, budget) for _ in range(300)]
+    for peer in peers:
+        peer.feed(join_frame(JSON, b"{}", bytes(1000))[:1000])
+        await turns()
+        assert budget.used <= 100_000
+    assert sum(peer.transport.is_aborted for peer in peers) == 200
+
+
+async def test_a_close_within_a_frame_is_logged(frames: Frames, logged: list[Any]) -> None:
+    peer = connect(frames)
+    peer.feed(join_frame(JSON, b"{}")[:-1])
+    assert not peer.connection.eof_received()
+    (line,) = logged
+    assert (line["event"], line["peer"]) == ("connection_broken", "127.0.0.1:40000")
+    quiet = connect(frames)
+    quiet.feed(join_frame(JSON, b"{}"))
+    quiet.connection.eof_received()
+    assert len(logged) == 1
+
+
+async def test_a_broken_stream_is_closed_and_logged_once_after_its_good_frames(
+    frames: Frames, logged: list[Any]
+) -> None:
+    peer = connect(frames)
+    peer.feed(numbered(2) + b"GET / HTTP/1.1\r\n")
+    peer.connection.data_received(b"Host: x\r\n\r\n")
+    assert len(frames.frames) == 2
+    assert peer.transport.is_closing()
+    assert [line["event"] for line in logged] == ["connection_refused"]
+    assert "1195725856" in logged[0]["reason"]
+
+
+# --- coming and going
+
+
+async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
+    loop = asyncio.get_running_loop()
+    peer = Peer(Connection(frames, loop, Budget(), OutputBudget()), ("::1", 5))
+    assert (peer.connection.peer, peer.connection.born_host) == ("[::1]:5", pack_host("::1", 5))
+    mapped = Peer(Connection(frames, loop, Budget(), OutputBudget()), ("::ffff:10.0.0.1", 5))
+    assert mapped.connection.born_host == pack_host("10.0.0.1", 5)
+
+
+async def test_a_client_that_left_before_it_was_accepted_is_dropped(broker: UnboundBroker) -> None:
+    """Then the socket has no peer any more."""
+    peer = Peer(broker._connect(), None)
+    assert peer.transport.is_aborted
+    await turns()
+    assert peer.connection not in broker.router.connections
+
+
+async def test_a_silent_connection_is_closed_after_its_time(tmp_path: Path, loop: SteppedLoop) -> None:
+    async with running(tmp_path, "serverChannelMaxIdleTimeSeconds=60") as broker:
+        silent, talking = broker.connect(), broker.connect()
+        for _ in range(10):
+            assert not silent.transport.is_aborted
+            loop.advance(9)
+            await talking.ask(request(RequestCode.GET_MAX_OFFSET, QueueOfTopic("T", 0)))
+            await turns()
+            if silent.transport.is_aborted:
+                break
+        assert silent.transport.is_aborted
+        assert not talking.transport.is_aborted
+
+
+async def test_the_broker_closes_its_connections_when_it_stops(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        peers = [broker.connect() for _ in range(3)]
+    assert all(peer.transport.is_closing() for peer in peers)
+
+
+# --- requests of the broker
+
+
+async def test_a_response_of_the_client_finds_its_request(frames: Frames) -> None:
+    peer = connect(frames)
+    answers: list[Command | None] = []
+    peer.connection.request(Command(code=307), 5.0, answers.append)
+    (asked,) = peer.requests
+    peer.connection.take_response(Command(code=0, flag=FLAG_RESPONSE, opaque=asked.opaque + 1))
+    assert answers == []
+    response = Command(code=0, flag=FLAG_RESPONSE, opaque=asked.opaque)
+    peer.connection.take_response(response)
+    peer.connection.take_response(response)
+    assert answers == [response]
+
+
+async def test_a_request_without_a_response_ends_in_time(frames: Frames, loop: SteppedLoop) -> None:
+    peer = connect(frames)
+    answers: list[Command | None] = []
+    peer.connection.request(Command(code=307), 5.0, answers.append)
+    loop.advance(4.9)
+    await turns()
+    assert answers == []
+    loop.advance(0.2)
+    await turns()
+    assert answers == [None]
+
+
+async def test_a_request_ends_with_its_connection(frames: Frames) -> None:
+    peer = connect(frames)
+    answers: list[Command | None] = []
+    peer.connection.request(Command(code=307), 5.0, answers.append)
+    peer.transport.abort()
+    await turns()
+    peer.connection.request(Command(code=307), 5.0, answers.append)
+    assert answers == [None, None]
+
+
+async def test_a_client_that_does_not_read_is_asked_and_told_nothing(loop: SteppedLoop) -> None:
+    """What others want of it must not fill the broker's memory."""
+    peer = connect(Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(300_000))))
+    peer.transport.block()
+    peer.feed(numbered(1))
+    held = peer.transport.get_write_buffer_size()
+    answers: list[Command | None] = []
+    for _ in range(10):
+        peer.connection.request(Command(code=307, body=bytes(100_000)), 5.0, answers.append)
+        peer.connection.notify(Command(code=40))
+    assert answers == [None] * 10
+    assert peer.transport.get_write_buffer_size() == held
+
+
+async def test_a_client_that_never_responds_is_asked_so_many_times_at_once(frames: Frames) -> None:
+    peer = connect(frames)
+    answers: list[Command | None] = []
+    for _ in range(MAX_REQUESTS + 5):
+        peer.connection.request(Command(code=307), 5.0, answers.append)
+    assert answers == [None] * 5
+    assert len(peer.requests) == MAX_REQUESTS
+
+
+async def test_notices_are_one_way_and_in_the_codec_of_the_client(frames: Frames) -> None:
+    peer = connect(frames)
+    peer.connection.notify(Command(code=40, ext={"consumerGroup": "g"}))
+    peer.connection.last_codec = BINARY
+    peer.connection.notify(Command(code=40, ext={"consumerGroup": "g"}))
+    assert [frame[0] for frame in peer.frames] == [JSON, BINARY]
+    assert {command.flag for command in peer.requests} == {FLAG_ONEWAY}
+    assert len({command.opaque for command in peer.requests}) == 2

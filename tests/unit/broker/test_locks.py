@@ -1,0 +1,91 @@
+"""Locks on queues: one holder of a group at a time, until it gives up or 60 s pass without renewal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from broker.locks import QueueLocks
+from protocol import fastjson
+from protocol.bodies import LockBatch, MessageQueue
+from protocol.codes import RequestCode
+from storage.clock import ManualClock
+from tests.support.broker import Peer
+from tests.support.wire import request
+
+A, B = MessageQueue("b", 0, "T"), MessageQueue("b", 1, "T")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def locks(clock: ManualClock) -> QueueLocks:
+    return QueueLocks(clock)
+
+
+def test_a_queue_is_locked_for_one_client_of_a_group(locks: QueueLocks) -> None:
+    assert locks.lock("g", "c1", [A]) == [A]
+    assert locks.lock("g", "c2", [A, B]) == [B]
+    assert locks.lock("g", "c1", [A, B]) == [A]
+    assert locks.lock("other", "c2", [A]) == [A]
+
+
+def test_a_lock_lasts_60_seconds_after_it_was_last_renewed(locks: QueueLocks, clock: ManualClock) -> None:
+    locks.lock("g", "c1", [A])
+    clock.advance(59_000)
+    assert locks.lock("g", "c1", [A]) == [A]
+    clock.advance(60_000)
+    assert locks.lock("g", "c2", [A]) == []
+    clock.advance(1)
+    assert locks.lock("g", "c2", [A]) == [A]
+    assert locks.lock("g", "c1", [A]) == []
+
+
+def test_setting_the_wall_clock_ends_no_lock(locks: QueueLocks, clock: ManualClock) -> None:
+    locks.lock("g", "c1", [A])
+    clock.set_wall(clock.now_ms() + 3_600_000)
+    assert locks.lock("g", "c2", [A]) == []
+
+
+def test_only_the_holder_unlocks(locks: QueueLocks) -> None:
+    locks.lock("g", "c1", [A, B])
+    locks.unlock("g", "c2", [A])
+    locks.unlock("nobody", "c1", [A])
+    assert locks.lock("g", "c2", [A]) == []
+    locks.unlock("g", "c1", [A])
+    assert locks.lock("g", "c2", [A, B]) == [A]
+
+
+def test_old_locks_are_forgotten(locks: QueueLocks, clock: ManualClock) -> None:
+    locks.lock("g", "c1", [A])
+    clock.advance(30_000)
+    locks.lock("g", "c1", [B])
+    clock.advance(30_001)
+    locks.expire()
+    assert locks._locks == {"g": {B: ("c1", clock.monotonic() - 30.001)}}
+    clock.advance(60_001)
+    locks.expire()
+    assert locks._locks == {}
+
+
+async def test_locks_are_asked_for_and_given_up_by_request(peer: Peer) -> None:
+    async def held(client_id: str, code: int = RequestCode.LOCK_BATCH_MQ) -> object:
+        answer = await peer.ask(request(code, body=fastjson.dumps(LockBatch("g", client_id, [A, B]))))
+        assert answer.code == 0
+        return json.loads(bytes(answer.body))["lockOKMQSet"] if answer.body else None
+
+    assert await held("c1") == [A.to_json(), B.to_json()]
+    assert await held("c2") == []
+    assert await held("c1", RequestCode.UNLOCK_BATCH_MQ) is None
+    assert await held("c2") == [A.to_json(), B.to_json()]
+
+
+async def test_a_queue_number_beyond_32_bits_is_refused(peer: Peer) -> None:
+    body = b'{"consumerGroup":"g","clientId":"c","mqSet":[{"brokerName":"b","queueId":1e30,"topic":"T"}]}'
+    for number in (b"1e30", b"9" * 30, b"2147483648"):
+        answer = await peer.ask(request(RequestCode.LOCK_BATCH_MQ, body=body.replace(b"1e30", number)))
+        assert answer.code == 1

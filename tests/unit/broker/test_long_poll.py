@@ -1,0 +1,339 @@
+"""Pulls that wait: woken by the append, answered at their time, bounded in number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from broker.connection import Connection
+from broker.long_poll import SLICE_SECONDS, HeldPull, LongPolls
+from protocol import record
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.headers import PullMessage, Request, Topic
+from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.loop import SteppedLoop, turns
+from tests.support.wire import pull, request, send
+
+
+@pytest.fixture
+async def topic(peer: Peer) -> str:
+    """A topic with one message in queue 0."""
+    assert (await peer.ask(send("T"))).code == 0
+    return "T"
+
+
+async def held(broker: UnboundBroker, command: Command) -> Peer:
+    """A consumer whose pull waits."""
+    consumer = broker.connect()
+    consumer.post(command)
+    await turns()
+    assert consumer.responses == []
+    return consumer
+
+
+def offsets(answer: Command) -> list[int]:
+    return [message.queue_offset for message in record.decode_all(bytes(answer.body))]
+
+
+async def test_a_pull_at_the_end_waits_and_the_next_message_answers_it(
+    broker: UnboundBroker, peer: Peer, topic: str
+) -> None:
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    await peer.ask(send(topic, b"news"))
+    await turns()
+    (answer,) = consumer.responses
+    assert (answer.code, answer.remark, answer.ext["nextBeginOffset"]) == (0, "FOUND", "2")
+    assert offsets(answer) == [1]
+    assert broker._pulls.polls.count == 0
+
+
+async def test_messages_of_one_turn_come_together(broker: UnboundBroker, peer: Peer, topic: str) -> None:
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    await peer.ask_all([send(topic) for _ in range(10)])
+    await turns()
+    assert [offsets(answer) for answer in consumer.responses] == [list(range(1, 11))]
+
+
+async def test_a_message_for_another_queue_or_topic_wakes_nobody(broker: UnboundBroker, peer: Peer, topic: str) -> None:
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    await peer.ask_all([send(topic, queue_id=1), send("Other")])
+    await turns()
+    assert consumer.responses == []
+
+
+async def test_a_pull_of_a_queue_without_messages_waits_too(broker: UnboundBroker, peer: Peer, topic: str) -> None:
+    consumer = await held(broker, pull(topic, 0, queue_id=2, suspend_ms=15_000))
+    await peer.ask(send(topic, queue_id=2))
+    await turns()
+    assert offsets(consumer.responses[0]) == [0]
+
+
+async def test_without_leave_to_wait_a_pull_is_answered_at_once(peer: Peer, topic: str) -> None:
+    answer = await peer.ask(pull(topic, 1))
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
+
+
+@pytest.mark.parametrize("suspend_ms", [0, 1000, 15_000])
+async def test_a_pull_that_nothing_comes_for_is_answered_at_its_time(
+    broker: UnboundBroker, topic: str, loop: SteppedLoop, suspend_ms: int
+) -> None:
+    """Within the second after it."""
+    consumer = await held(broker, pull(topic, 1, suspend_ms=suspend_ms))
+    for _ in range(suspend_ms // 1000):
+        assert consumer.responses == []
+        loop.advance(1)
+        await turns()
+    loop.advance(1.1)
+    await turns()
+    loop.advance(1)
+    await turns()
+    (answer,) = consumer.responses
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_NOT_FOUND, "1")
+    assert broker._pulls.polls.count == 0
+
+
+@pytest.mark.parametrize("suspend_ms", [-1, -(2**63), 2**63 - 1])
+async def test_no_pull_waits_for_ever(broker: UnboundBroker, topic: str, loop: SteppedLoop, suspend_ms: int) -> None:
+    consumer = await held(broker, pull(topic, 1, suspend_ms=suspend_ms))
+    for _ in range(62):
+        loop.advance(1)
+        await turns()
+    assert [answer.code for answer in consumer.responses] == [ResponseCode.PULL_NOT_FOUND]
+
+
+async def test_messages_that_are_not_wanted_do_not_answer(
+    broker: UnboundBroker, peer: Peer, topic: str, loop: SteppedLoop
+) -> None:
+    """They are not looked at again either: the answer at the end says from where to go on."""
+    consumer = await held(broker, pull(topic, 1, subscription="wanted", suspend_ms=5000))
+    await peer.ask_all([send(topic, properties="TAGS\x01other") for _ in range(5)])
+    await turns()
+    assert consumer.responses == []
+    for _ in range(7):
+        loop.advance(1)
+        await turns()
+    (answer,) = consumer.responses
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "6")
+
+    consumer = await held(broker, pull(topic, 6, subscription="wanted", suspend_ms=5000))
+    await peer.ask_all([send(topic, properties="TAGS\x01other"), send(topic, properties="TAGS\x01wanted")])
+    await turns()
+    assert offsets(consumer.responses[0]) == [7]
+
+
+async def test_every_consumer_of_a_queue_gets_the_message(broker: UnboundBroker, peer: Peer, topic: str) -> None:
+    consumers = [await held(broker, pull(topic, 1, group=f"g{n}", suspend_ms=15_000)) for n in range(20)]
+    await peer.ask(send(topic))
+    await turns(5)
+    assert [offsets(consumer.responses[0]) for consumer in consumers] == [[1]] * 20
+
+
+async def test_a_consumer_that_does_not_read_gets_nothing_pushed(
+    broker: UnboundBroker, peer: Peer, topic: str, loop: SteppedLoop
+) -> None:
+    await peer.ask_all([send("Big", bytes(1_000_000)) for _ in range(1)])
+    consumer = await held(broker, pull(topic, 1, suspend_ms=3000))
+    consumer.transport.block()
+    consumer.post(pull("Big"))
+    before = consumer.transport.get_write_buffer_size()
+    assert before > 1_000_000
+    await peer.ask(send(topic))
+    await turns()
+    assert consumer.transport.get_write_buffer_size() == before
+    for _ in range(6):
+        loop.advance(1)
+        await turns()
+    assert consumer.transport.get_write_buffer_size() < before + 1000
+    consumer.transport.unblock()
+    assert [answer.code for answer in consumer.responses] == [0, ResponseCode.PULL_NOT_FOUND]
+    assert (await consumer.ask(pull(topic, 1))).code == 0
+
+
+async def test_beyond_the_capacity_pulls_are_answered_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, "pullThreadPoolQueueCapacity=2") as broker:
+        peer = broker.connect()
+        await peer.ask(send("T"))
+        consumers = [await held(broker, pull("T", 1, suspend_ms=15_000)) for _ in range(2)]
+        assert (await peer.ask(pull("T", 1, suspend_ms=15_000))).code == ResponseCode.PULL_NOT_FOUND
+        await peer.ask(send("T"))
+        await turns()
+        assert all(consumer.responses for consumer in consumers)
+        await held(broker, pull("T", 2, suspend_ms=15_000))
+
+
+async def test_pulls_of_clients_that_left_make_room(tmp_path: Path, loop: SteppedLoop) -> None:
+    """At once, not when their time is up: clients that come and go would keep others from waiting."""
+    async with running(tmp_path, "pullThreadPoolQueueCapacity=2") as broker:
+        peer = broker.connect()
+        await peer.ask(send("T"))
+        for _ in range(5):
+            consumers = [await held(broker, pull("T", 1, suspend_ms=15_000)) for _ in range(2)]
+            for consumer in consumers:
+                consumer.transport.abort()
+            await turns()
+            assert broker._pulls.polls.count == 0
+
+
+async def test_short_polling_waits_its_own_time(tmp_path: Path, loop: SteppedLoop) -> None:
+    async with running(tmp_path, "longPollingEnable=false", "shortPollingTimeMills=2000") as broker:
+        peer = broker.connect()
+        await peer.ask(send("T"))
+        consumer = await held(broker, pull("T", 1, suspend_ms=15_000))
+        for _ in range(4):
+            loop.advance(1)
+            await turns()
+        assert [answer.code for answer in consumer.responses] == [ResponseCode.PULL_NOT_FOUND]
+
+
+async def test_a_pull_of_a_topic_that_is_deleted_ends(
+    broker: UnboundBroker, peer: Peer, topic: str, loop: SteppedLoop
+) -> None:
+    consumer = await held(broker, pull(topic, 1, suspend_ms=2000))
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic)))).code == 0
+    for _ in range(4):
+        loop.advance(1)
+        await turns()
+    assert [answer.code for answer in consumer.responses] == [ResponseCode.PULL_OFFSET_MOVED]
+
+
+async def test_a_stopping_broker_answers_those_who_wait(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        peer = broker.connect()
+        await peer.ask(send("T"))
+        consumers = [await held(broker, pull("T", 1, suspend_ms=15_000)) for _ in range(3)]
+    assert [[answer.code for answer in consumer.responses] for consumer in consumers] == [[19]] * 3
+
+
+# --- the waiting itself
+
+
+class FakeQueue:
+    """As much of a consume queue as pulls wait for."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Callable[[Any], None]] = []
+
+    def watch(self, watcher: Callable[[Any], None]) -> None:
+        self.watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[Any], None]) -> None:
+        self.watchers.remove(watcher)
+
+    def arrive(self) -> None:
+        for watcher in self.watchers:
+            watcher(self)
+
+
+class FakeConnection:
+    is_closed = False
+
+
+def held_pull(queue: FakeQueue, deadline: float) -> HeldPull:
+    request = cast("Request[PullMessage]", None)
+    return HeldPull(cast("Connection", FakeConnection()), request, cast("Any", queue), 0, None, deadline)
+
+
+async def test_serving_many_is_cut_into_slices(loop: SteppedLoop) -> None:
+    """Each takes a while: other clients have their turn in between."""
+    served: list[HeldPull] = []
+
+    def serve(pull: HeldPull) -> bool:
+        served.append(pull)
+        loop.advance(SLICE_SECONDS / 2)
+        return True
+
+    polls = LongPolls(loop, 100, serve, lambda _: None, lambda *_: None)
+    queue, deadline = FakeQueue(), loop.time() + 60
+    pulls = [held_pull(queue, deadline) for _ in range(20)]
+    for each in pulls:
+        assert polls.hold(each)
+    assert len(queue.watchers) == 1
+    queue.arrive()
+    queue.arrive()
+    counts = []
+    while len(served) < 20:
+        await turns(1)
+        counts.append(len(served))
+    assert len(counts) >= 5
+    assert served == pulls
+    assert polls.count == 0
+    assert queue.watchers == []
+
+
+async def test_those_who_want_something_else_do_not_hold_up_those_behind_them(loop: SteppedLoop) -> None:
+    """More of them than one slice has time for: the next slice goes on behind them, and the work ends."""
+    looks = 0
+
+    def serve(pull: HeldPull) -> bool:
+        nonlocal looks
+        looks += 1
+        loop.advance(SLICE_SECONDS / 4)
+        return pull is pulls[-1]
+
+    polls = LongPolls(loop, 100, serve, lambda _: None, lambda *_: None)
+    busy, quiet = FakeQueue(), FakeQueue()
+    pulls = [held_pull(busy, 2000) for _ in range(30)] + [held_pull(quiet, 2000)]
+    for each in pulls:
+        polls.hold(each)
+    quiet.arrive()
+    for _ in range(5):
+        busy.arrive()
+        await turns(4)
+    assert polls.count == 30
+    await turns(40)
+    assert looks <= 1 + 6 * 30
+    polls.stop()
+
+
+async def test_one_pull_that_cannot_be_answered_does_not_keep_the_others_waiting(loop: SteppedLoop) -> None:
+    """An error of the disk, say. It ends that pull, woken or not."""
+    served: list[HeldPull] = []
+    failed: list[HeldPull] = []
+
+    def serve(pull: HeldPull) -> bool:
+        if pull is pulls[0]:
+            raise OSError(5, "io")
+        served.append(pull)
+        return True
+
+    def expire(pull: HeldPull) -> None:
+        serve(pull)
+
+    polls = LongPolls(loop, 100, serve, expire, lambda pull, _: failed.append(pull))
+    queues = [FakeQueue(), FakeQueue()]
+    pulls = [held_pull(queues[0], 2000), held_pull(queues[0], 2000), held_pull(queues[1], 2000)]
+    for each in pulls:
+        polls.hold(each)
+    for queue in queues:
+        queue.arrive()
+    await turns(5)
+    assert set(served) == set(pulls[1:])
+    assert failed == pulls[:1]
+    assert polls.count == 0
+
+    for each in pulls:
+        polls.hold(each)
+    served.clear()
+    loop.advance(3000)
+    await turns(5)
+    assert set(served) == set(pulls[1:])
+    assert failed == pulls[:1] * 2
+    assert polls.count == 0
+
+
+async def test_nothing_is_kept_of_a_pull_that_was_answered(loop: SteppedLoop) -> None:
+    """A consumer that keeps up pulls many times a second, and each may wait a minute."""
+    polls = LongPolls(loop, 100, lambda _: True, lambda _: None, lambda *_: None)
+    queue = FakeQueue()
+    for _ in range(50):
+        polls.hold(held_pull(queue, loop.time() + 60))
+        queue.arrive()
+        await turns(2)
+    assert polls.count == 0
+    assert not (polls._by_second)
+    assert not (polls._held)
+    assert not (polls._by_connection)

@@ -1,0 +1,112 @@
+"""Tables on their way to the disk: one write at a time, those who ask meanwhile share the next, the last one counts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.persister import Persister, SavedTable
+from storage.config_file import ConfigFile
+from storage.files import OsFiles
+from tests.support.broker import running
+from tests.support.wire import pull
+
+
+class SlowFile(ConfigFile):
+    """A table whose writes take until they are let go, and may fail."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(OsFiles(), str(path))
+        self.gate = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
+        self.written: list[dict[str, Any]] = []
+        self.error: OSError | None = None
+
+    def write(self, table: dict[str, Any]) -> None:
+        self.started.release()
+        self.gate.acquire()
+        if self.error is not None:
+            raise self.error
+        self.written.append(table)
+
+
+class Table:
+    def __init__(self, path: Path) -> None:
+        self.value = 0
+        self.file = SlowFile(path)
+        self.persister = Persister(asyncio.get_running_loop())
+        self.saved = SavedTable(self.persister, self.file, lambda: {"value": self.value})
+
+    def save(self, value: int) -> asyncio.Future[None]:
+        self.value = value
+        return self.saved.save()
+
+    @property
+    def written(self) -> list[int]:
+        return [table["value"] for table in self.file.written]
+
+
+@pytest.fixture
+async def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "table.json")
+
+
+@pytest.fixture(autouse=True)
+def ended(table: Table) -> Iterator[None]:
+    yield
+    table.file.gate.release(10)
+    table.persister.thread.shutdown(wait=True)
+
+
+async def test_who_asks_while_a_write_runs_is_served_by_one_more(table: Table) -> None:
+    """Each sees the table as it was when its write began, or later."""
+    first = table.save(1)
+    table.file.started.acquire()
+    others = [table.save(2), table.save(3), table.save(4)]
+    assert len({id(future) for future in others}) == 1
+    table.file.gate.release()
+    await first
+    assert table.written == [1]
+    assert not others[0].done()
+    table.file.gate.release()
+    await asyncio.gather(*others)
+    assert table.written == [1, 4]
+
+
+async def test_a_failed_write_fails_for_those_who_wait_and_the_next_is_tried(table: Table, logged: list[Any]) -> None:
+    table.file.error = OSError(28, "full")
+    table.file.gate.release()
+    with pytest.raises(OSError, match="full"):
+        await table.save(1)
+    assert [line["event"] for line in logged] == ["table_not_saved"]
+    table.file.error = None
+    table.file.gate.release()
+    await table.save(2)
+    assert table.written == [2]
+
+
+async def test_what_waited_is_written_when_the_broker_stops(table: Table) -> None:
+    """The write that runs is an older edition."""
+    first = table.save(1)
+    table.file.started.acquire()
+    second = table.save(2)
+    table.file.gate.release(2)
+    table.persister.stop()
+    assert table.written == [1, 2]
+    await asyncio.gather(first, second)
+    assert table.written == [1, 2]
+
+
+async def test_a_group_made_just_before_the_stop_is_there_at_the_next_start(tmp_path: Path) -> None:
+    groups = [f"g{number}" for number in range(5)]
+    async with running(tmp_path) as broker:
+        peer = broker.connect()
+        for group in groups:
+            peer.post(pull("TBW102", group=group))
+    async with running(tmp_path) as broker:
+        assert set(groups) <= set(broker.groups.table)
