@@ -369,6 +369,7 @@ def test_a_wrong_request_is_logged_once(broker: LiveBroker, witness: Witness) ->
     with RawClient(broker.port) as client:
         for command in wrong:
             assert client.ask(command).code in (ResponseCode.SYSTEM_ERROR, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+        broker.wait_for(lambda _: len(broker.about(client.local_port)) >= len(wrong))
         lines = broker.about(client.local_port)
     assert [(line["event"], line["code"]) for line in lines] == [
         ("request_refused", int(command.code)) for command in wrong
