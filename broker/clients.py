@@ -104,7 +104,8 @@ class Clients:
 
     def __init__(self, clock: Clock, *, notify: bool) -> None:
         self._clock = clock
-        self._notify = notify
+        self.notify = notify
+        """Whether a group's members are told when they change."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Client]] = {}
         self._of_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
@@ -204,7 +205,7 @@ class Clients:
 
     def _tell(self, group: ConsumerGroup) -> None:
         """Tell all members of a group that they have to share anew."""
-        if not self._notify:
+        if not self.notify:
             return
         for member in list(group.members.values()):
             ext = GroupHeader(group.name).to_ext()

@@ -10,8 +10,9 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from broker import config_text
 from broker.errors import ConfigError
 from broker.rocketmq_properties import UNUSED
 from scheduler.delay_levels import DEFAULT as DEFAULT_LEVELS
@@ -22,6 +23,7 @@ _HELP: Final = "help"
 _PROPERTY: Final = "property"
 _CHOICES: Final = "choices"
 _RANGE: Final = "range"
+_LIVE: Final = "live"
 PORTS: Final = (1, 65535)
 
 
@@ -32,8 +34,10 @@ def _setting(
     *,
     choices: tuple[str, ...] | None = None,
     limits: tuple[int, int] | None = None,
+    live: bool = False,
 ) -> Any:
-    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits}
+    """`live`: it may change while the broker runs; whoever uses it then subscribes to it, see `broker.settings`."""
+    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -60,7 +64,7 @@ class BrokerConfig:
     register_period_ms: int = _setting(
         "registerNameServerPeriod", 30_000, "time between registrations there", limits=(1000, 60_000)
     )
-    broker_permission: int = _setting("brokerPermission", 6, "2 write, 4 read, added up", limits=(0, 7))
+    broker_permission: int = _setting("brokerPermission", 6, "2 write, 4 read, added up", limits=(0, 7), live=True)
     region: str = _setting("regionId", "DefaultRegion", "told to producers, for message traces")
     trace_on: bool = _setting("traceOn", True, "told to producers, for message traces")
     trace_topic_enabled: bool = _setting("traceTopicEnable", False, "whether to make the trace topic at start")
@@ -84,16 +88,24 @@ class BrokerConfig:
         choices=("ASYNC_FLUSH", "SYNC_FLUSH"),
     )
     flush_interval_ms: int = _setting(
-        "flushIntervalCommitLog", 500, "ASYNC_FLUSH: time between flushes", limits=(1, 60_000)
+        "flushIntervalCommitLog", 500, "ASYNC_FLUSH: time between flushes", limits=(1, 60_000), live=True
     )
     queue_flush_interval_ms: int = _setting(
-        "flushIntervalConsumeQueue", 1000, "time between writes of the consume queues", limits=(1, 60_000)
+        "flushIntervalConsumeQueue", 1000, "time between writes of the consume queues", limits=(1, 60_000), live=True
     )
     offset_flush_interval_ms: int = _setting(
-        "flushConsumerOffsetInterval", 5000, "time between writes of the consumer offsets", limits=(1, 600_000)
+        "flushConsumerOffsetInterval",
+        5000,
+        "time between writes of the consumer offsets",
+        limits=(1, 600_000),
+        live=True,
     )
     delay_offset_flush_interval_ms: int = _setting(
-        "flushDelayOffsetInterval", 10_000, "time between writes of the levels' progress", limits=(1, 600_000)
+        "flushDelayOffsetInterval",
+        10_000,
+        "time between writes of the levels' progress",
+        limits=(1, 600_000),
+        live=True,
     )
     sync_flush_timeout_ms: int = _setting(
         "syncFlushTimeout",
@@ -102,61 +114,120 @@ class BrokerConfig:
         limits=(1, 600_000),
     )
     max_message_size: int = _setting(
-        "maxMessageSize", 4 * 1024 * 1024, "largest body of a message", limits=(1, 15 * 1024 * 1024)
+        "maxMessageSize", 4 * 1024 * 1024, "largest body of a message", limits=(1, 15 * 1024 * 1024), live=True
     )
-    file_reserved_hours: int = _setting("fileReservedTime", 72, "hours that messages are kept", limits=(0, 10_000_000))
-    delete_when: str = _setting("deleteWhen", "04", "hours of the day at which expired files go, such as 04;16")
+    file_reserved_hours: int = _setting(
+        "fileReservedTime", 72, "hours that messages are kept", limits=(0, 10_000_000), live=True
+    )
+    delete_when: str = _setting(
+        "deleteWhen", "04", "hours of the day at which expired files go, such as 04;16", live=True
+    )
     disk_max_used_ratio: int = _setting(
-        "diskMaxUsedSpaceRatio", 75, "percent; a fuller disk makes expired files go at any hour", limits=(1, 100)
+        "diskMaxUsedSpaceRatio",
+        75,
+        "percent; a fuller disk makes expired files go at any hour",
+        limits=(1, 100),
+        live=True,
     )
     disk_clean_forcibly_ratio: float = _setting(
-        "diskSpaceCleanForciblyRatio", 0.85, "a fuller disk makes the oldest files go, expired or not", limits=(0, 1)
+        "diskSpaceCleanForciblyRatio",
+        0.85,
+        "a fuller disk makes the oldest files go, expired or not",
+        limits=(0, 1),
+        live=True,
     )
     disk_warning_ratio: float = _setting(
-        "diskSpaceWarningLevelRatio", 0.90, "a fuller disk refuses messages", limits=(0, 1)
+        "diskSpaceWarningLevelRatio", 0.90, "a fuller disk refuses messages", limits=(0, 1), live=True
     )
     clean_files_forcibly: bool = _setting(
-        "cleanFileForciblyEnable", True, "whether files that are not expired may go when the disk is full"
+        "cleanFileForciblyEnable", True, "whether files that are not expired may go when the disk is full", live=True
     )
 
-    auto_create_topic: bool = _setting("autoCreateTopicEnable", True, "whether a send makes its topic, as TBW102 says")
+    auto_create_topic: bool = _setting(
+        "autoCreateTopicEnable", True, "whether a send makes its topic, as TBW102 says", live=True
+    )
     auto_create_group: bool = _setting(
-        "autoCreateSubscriptionGroup", True, "whether a consumer group that is not known is made"
+        "autoCreateSubscriptionGroup", True, "whether a consumer group that is not known is made", live=True
     )
     default_topic_queues: int = _setting(
-        "defaultTopicQueueNums", 8, "queues of TBW102, the most that an auto-created topic gets", limits=(1, 65536)
+        "defaultTopicQueueNums",
+        8,
+        "queues of TBW102, the most that an auto-created topic gets",
+        limits=(1, 65536),
+        live=True,
     )
     cluster_topic: bool = _setting("clusterTopicEnable", True, "whether there is a topic named as the cluster")
     broker_topic: bool = _setting("brokerTopicEnable", True, "whether there is a topic named as the broker")
     delay_levels: str = _setting("messageDelayLevel", DEFAULT_LEVELS, "the delay levels, from 1 on: s m h d")
 
-    long_polling: bool = _setting("longPollingEnable", True, "whether a pull may wait as long as it asks for")
+    async_delivery: bool = _setting(
+        "enableScheduleAsyncDeliver", False, "whether a level goes on before its deliveries are durable", live=True
+    )
+    async_delivery_pending: int = _setting(
+        "scheduleAsyncDeliverMaxPendingLimit",
+        2000,
+        "with that, most deliveries of a level that wait to be durable",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    async_delivery_resends: int = _setting(
+        "scheduleAsyncDeliverMaxResendNum2Blocked",
+        3,
+        "with that, a delivery that failed so often holds its level up",
+        limits=(1, 1000),
+        live=True,
+    )
+    delivery_batch: int = _setting(
+        "scheduleDeliverBatchSize",
+        512,
+        "duemq's own: most messages of a level delivered in one write",
+        limits=(1, 65536),
+        live=True,
+    )
+    lateness_warn_ms: int = _setting(
+        "scheduleLatenessWarnMillis",
+        1000,
+        "duemq's own: a level later than this is logged, with the reason",
+        limits=(1, 86_400_000),
+        live=True,
+    )
+    test_clock: bool = _setting("testClock", False, "duemq's own: whether `duemq clock advance` may move the clock")
+
+    long_polling: bool = _setting(
+        "longPollingEnable", True, "whether a pull may wait as long as it asks for", live=True
+    )
     short_polling_ms: int = _setting(
-        "shortPollingTimeMills", 1000, "how long a pull may wait otherwise", limits=(0, 60_000)
+        "shortPollingTimeMills", 1000, "how long a pull may wait otherwise", limits=(0, 60_000), live=True
     )
     pull_max_count: int = _setting(
-        "maxTransferCountOnMessageInMemory", 32, "most messages in a pull response", limits=(1, 10_000)
+        "maxTransferCountOnMessageInMemory", 32, "most messages in a pull response", limits=(1, 10_000), live=True
     )
     pull_max_size: int = _setting(
-        "maxTransferBytesOnMessageInMemory", 256 * 1024, "most bytes in a pull response", limits=(1, 8 * 1024 * 1024)
+        "maxTransferBytesOnMessageInMemory",
+        256 * 1024,
+        "most bytes in a pull response",
+        limits=(1, 8 * 1024 * 1024),
+        live=True,
     )
     memory_ratio: int = _setting(
         "accessMessageInMemoryMaxRatio", 40, "percent of memory taken for page cache of messages", limits=(1, 100)
     )
     notify_consumers: bool = _setting(
-        "notifyConsumerIdsChangedEnable", True, "whether a consumer group is told when its members change"
+        "notifyConsumerIdsChangedEnable", True, "whether a consumer group is told when its members change", live=True
     )
     send_queue_capacity: int = _setting(
         "sendThreadPoolQueueCapacity",
         10_000,
         "sends that may wait for the disk; more are SYSTEM_BUSY",
         limits=(1, 10_000_000),
+        live=True,
     )
     pull_hold_capacity: int = _setting(
         "pullThreadPoolQueueCapacity",
         100_000,
         "pulls that may wait for messages; more are answered at once",
         limits=(1, 10_000_000),
+        live=True,
     )
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
@@ -173,51 +244,80 @@ class BrokerConfig:
 
 FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.fields(BrokerConfig)}
 """Property name to field."""
+LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_LIVE])
+"""Properties that may change while the broker runs."""
 
 
-def load(
-    file: str | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None
-) -> tuple[BrokerConfig, list[str]]:
-    """Read the settings, and the names of properties of RocketMQ's that are ignored.
+@dataclass(frozen=True)
+class Origin:
+    """Where the settings came from. `file`: path of the configuration file, or None. `pinned`: properties that the
+    environment or a flag says, so that the file has no say in them."""
+
+    file: str | None = None
+    pinned: frozenset[str] = frozenset()
+
+
+class Loaded(NamedTuple):
+    """Settings as read. `ignored`: those of RocketMQ's properties that have no effect here."""
+
+    config: BrokerConfig
+    ignored: list[str]
+    origin: Origin
+
+
+def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
+    """Read the settings.
 
     `overrides` are NAME=VALUE texts. Raises ConfigError in one sentence that names what is wrong.
     """
     values: dict[str, str] = {}
     if file is not None:
-        values.update(_read_file(file))
+        values.update(config_text.read(file))
+    pinned = {}
     for name, value in (environment if environment is not None else os.environ).items():
         if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) in FIELDS:
-            values[name.removeprefix(ENVIRONMENT_PREFIX)] = value
+            pinned[name.removeprefix(ENVIRONMENT_PREFIX)] = value
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator:
             raise ConfigError(f"--set {override}: write it as NAME=VALUE")
-        values[name.strip()] = value
-    ignored = sorted(name for name in values if name not in FIELDS and name in UNUSED)
+        pinned[name.strip()] = value
+    values.update(pinned)
+    known, ignored = _sort(values)
+    fields = {FIELDS[name].name: _parse(name, value) for name, value in known.items()}
+    return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
+
+
+def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
+    """The settings after properties were changed, and the names of those of RocketMQ's that have no effect here.
+
+    Raises ConfigError, in one sentence, for a property that there is not or that only a start can change, and for
+    whatever `load` would refuse.
+    """
+    known, ignored = _sort(values)
+    changes = {}
+    for name, text in known.items():
+        field, value = FIELDS[name], _parse(name, text)
+        if value == getattr(config, field.name):
+            continue
+        if name not in LIVE:
+            raise ConfigError(f"{name} cannot change while the broker runs: give it to the broker's next start")
+        changes[field.name] = value
+    return _check(dataclasses.replace(config, **changes)), ignored
+
+
+def as_text(value: object) -> str:
+    """A value as properties text has it."""
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _sort(values: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others."""
     for name in values:
         if name not in FIELDS and name not in UNUSED:
             raise ConfigError(f"there is no property {name}{_nearest(name)}")
-    fields = {FIELDS[name].name: _parse(name, value) for name, value in values.items() if name in FIELDS}
-    return _check(_fill(BrokerConfig(**fields))), ignored
-
-
-def _read_file(path: str) -> dict[str, str]:
-    """The properties in a file of `name=value` lines; # and ! start comments."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration file {path} cannot be read: {error}") from None
-    values = {}
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text[0] in "#!":
-            continue
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise ConfigError(f"{path}, line {number}: {text!r} is not NAME=VALUE")
-        values[name.strip()] = value.strip()
-    return values
+    known = {name: value for name, value in values.items() if name in FIELDS}
+    return known, sorted(name for name in values if name not in FIELDS)
 
 
 def _nearest(name: str) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from broker.clients import Clients
-from broker.config import BrokerConfig, parse_addresses
+from broker.config import BrokerConfig, Origin, parse_addresses
 from broker.connection import Budget, Connection, OutputBudget
 from broker.errors import ConfigError
 from broker.flusher import Flusher
@@ -29,7 +29,9 @@ from broker.handlers.clients import ClientHandlers
 from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.send import SendHandlers
+from broker.handlers.settings import SettingsHandlers
 from broker.housekeeping import Housekeeping
+from broker.live import follow, retention_config
 from broker.locks import QueueLocks
 from broker.nameserver import NameServer
 from broker.offsets import ConsumerOffsets
@@ -37,6 +39,7 @@ from broker.persister import Persister
 from broker.registration import Registration
 from broker.router import Router
 from broker.runtime_info import Sources
+from broker.settings import LiveSettings
 from broker.stats import Stats
 from broker.topics import Topics
 from protocol.headers import BrokerIdentity
@@ -45,7 +48,6 @@ from scheduler.level_queues import LevelQueues
 from storage.clock import Clock, SystemClock
 from storage.config_file import ConfigFile
 from storage.files import Files, OsFiles
-from storage.retention import RetentionConfig
 from storage.store import MessageStore, StoreConfig
 
 log = structlog.get_logger(__name__)
@@ -58,8 +60,17 @@ STOP_SECONDS: Final = 5.0
 class Broker:
     """One broker. `start` and `stop` run in the event loop."""
 
-    def __init__(self, config: BrokerConfig, *, clock: Clock | None = None, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        origin: Origin | None = None,
+        clock: Clock | None = None,
+        files: Files | None = None,
+    ) -> None:
         self.config = config
+        """The settings at the start."""
+        self.settings = LiveSettings(config, origin)
         self._clock = clock or SystemClock()
         self._files = files or OsFiles(_descriptor_limit() // 4)
         self._levels_table = DelayLevels(config.delay_levels)
@@ -173,14 +184,17 @@ class Broker:
             )
         self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
         sources = Sources(config, store, stats, levels, flusher, self._pulls.polls, clock)
+        send = SendHandlers(config, store, topics, groups, levels, flusher, router)
+        admin = AdminHandlers(
+            config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
+        )
         for handlers in (
-            SendHandlers(config, store, topics, groups, levels, flusher, router),
+            send,
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
             ClientHandlers(topics, groups, clients, locks),
-            AdminHandlers(
-                config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
-            ),
+            admin,
+            SettingsHandlers(self.settings, persister.thread),
             self.nameserver,
         ):
             handlers.register(router)
@@ -201,6 +215,7 @@ class Broker:
             lambda: list(router.connections),
             clock,
         )
+        follow(self.settings, store, topics, groups, clients, flusher, send, self._pulls, admin, self.housekeeping)
 
     def _connect(self) -> Connection:
         return Connection(self.router, self._loop, self._budget, self._output)
@@ -253,14 +268,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         queue_segment_size=config.queue_segment_size,
         max_message_size=config.max_message_size,
         cached_size=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * config.memory_ratio // 100,
-        retention=RetentionConfig(
-            reserved_hours=config.file_reserved_hours,
-            delete_when=config.delete_when,
-            max_used_ratio=config.disk_max_used_ratio / 100,
-            clean_forcibly=config.clean_files_forcibly,
-            forcible_ratio=config.disk_clean_forcibly_ratio,
-            refuse_ratio=config.disk_warning_ratio,
-        ),
+        retention=retention_config(config),
     )
 
 

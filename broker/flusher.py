@@ -64,6 +64,16 @@ class Flusher:
         """Begin to flush at intervals."""
         self._timer = self._loop.call_later(self._interval, self._tick)
 
+    def reconfigure(self, interval: float, capacity: int) -> None:
+        """Flush at other intervals (seconds), let another number of messages wait."""
+        self._capacity = capacity
+        self._count(0)
+        if interval != self._interval:
+            self._interval = interval
+            if self._timer is not None and not self._is_stopped:
+                self._timer.cancel()
+                self.start()
+
     @property
     def waiting(self) -> int:
         """Messages that wait for the disk."""

@@ -37,7 +37,8 @@ class Groups:
     def __init__(self, file: ConfigFile, clock: Clock, persister: Persister, *, auto_create: bool) -> None:
         self._file = file
         self._clock = clock
-        self._auto_create = auto_create
+        self.auto_create = auto_create
+        """Whether a group that is not known is made."""
         self._saved = SavedTable(persister, file, self.to_json)
         self._extra: dict[str, Any] = {}
         self._unknown: dict[str, dict[str, Any]] = {}
@@ -61,7 +62,7 @@ class Groups:
     def get(self, name: str) -> SubscriptionGroupConfig | None:
         """A group; one that is not known yet is made, where that and its name are allowed."""
         group = self.table.get(name)
-        if group is None and self._auto_create and is_group_name(name):
+        if group is None and self.auto_create and is_group_name(name):
             group = self.put(SubscriptionGroupConfig(name))
             self._saved.save()
         return group

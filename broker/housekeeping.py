@@ -79,15 +79,24 @@ class Housekeeping:
 
     def start(self) -> None:
         """Start all timers."""
-        config = self._config
-        self._every("queues", config.queue_flush_interval_ms / 1000, self._write_queues)
-        self._every("offsets", config.offset_flush_interval_ms / 1000, self._offsets.save_if_changed)
-        self._every("progress", config.delay_offset_flush_interval_ms / 1000, self._save_progress)
+        self._write_regularly()
         self._every("stats", SAMPLE_SECONDS, self._stats.sample)
         self._every("clean", CLEAN_SECONDS, self._clean)
         self._levels.on_earlier = self._step_soon
         self._step()
         self._sliced(self._remove_each(self._store.expire()))
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take over settings that changed: how often queues, offsets and progress are written."""
+        self._config = config
+        if not self._is_stopped:
+            self._write_regularly()
+
+    def _write_regularly(self) -> None:
+        config = self._config
+        self._every("queues", config.queue_flush_interval_ms / 1000, self._write_queues)
+        self._every("offsets", config.offset_flush_interval_ms / 1000, self._offsets.save_if_changed)
+        self._every("progress", config.delay_offset_flush_interval_ms / 1000, self._save_progress)
 
     def stop(self) -> None:
         """Stop all timers."""
@@ -179,6 +188,8 @@ class Housekeeping:
             log.warning("store_state", refusing=str(self._store.appender.refusal or "nothing"))
 
     def _every(self, name: str, seconds: float, work: Callable[[], None]) -> None:
+        """Do something regularly from now on; what had the name is replaced."""
+
         def run() -> None:
             self._timers[name] = self._loop.call_later(seconds, run)
             try:
@@ -186,6 +197,8 @@ class Housekeeping:
             except Exception:  # one bad turn must not end the timer
                 log.exception("housekeeping_failed", work=name)
 
+        if name in self._timers:
+            self._timers[name].cancel()
         self._timers[name] = self._loop.call_later(seconds, run)
 
     def _sliced(self, steps: Iterator[None], done: Callable[[], None] | None = None) -> None:

@@ -60,7 +60,8 @@ class LongPolls:
         fail: Callable[[HeldPull, Exception], None],
     ) -> None:
         self._loop = loop
-        self._capacity = capacity
+        self.capacity = capacity
+        """How many may wait; whoever waits already stays."""
         self._serve = serve
         self._expire = expire
         self._fail = fail
@@ -77,7 +78,7 @@ class LongPolls:
 
     def hold(self, pull: HeldPull) -> bool:
         """Let a pull wait for its queue; False where too many wait already."""
-        if self.count >= self._capacity:
+        if self.count >= self.capacity:
             return False
         self.count += 1
         held = self._held.get(pull.queue)

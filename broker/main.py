@@ -11,7 +11,7 @@ import structlog
 import uvloop
 
 from broker import logs
-from broker.config import BrokerConfig, load
+from broker.config import BrokerConfig, Origin, load
 from broker.daemon import Broker
 from broker.errors import ConfigError
 from broker.notify import notify
@@ -36,7 +36,7 @@ def serve(
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
     overrides = [*settings, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
     try:
-        config, ignored = load(config_file, overrides)
+        config, ignored, origin = load(config_file, overrides)
     except ConfigError as error:
         return _refuse(error)
     if ignored:
@@ -45,7 +45,7 @@ def serve(
         log.warning("listening_on_loopback_only", advertised=config.advertised_host, help="listen with --host 0.0.0.0")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(config))
+            runner.run(_run(config, origin))
     except (ConfigError, StoreError) as error:
         return _refuse(error)
     except OSError as error:
@@ -53,8 +53,8 @@ def serve(
     return 0
 
 
-async def _run(config: BrokerConfig) -> None:
-    broker = Broker(config)
+async def _run(config: BrokerConfig, origin: Origin) -> None:
+    broker = Broker(config, origin=origin)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -44,7 +44,7 @@ UNUSED: Final = frozenset(
     enableMixedMessageType enableMultiDispatch enableNetWorkFlowControl enableNotifyAfterPopOrderLockRelease
     enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge enablePopLog
     enablePopMessageThreshold enablePropertyFilter enableReconnectForGoAway enableRegisterProducer
-    enableRemoteEscape enableRetryTopicV2 enableRocksDBLog enableScheduleAsyncDeliver enableScheduleMessageStats
+    enableRemoteEscape enableRetryTopicV2 enableRocksDBLog enableScheduleMessageStats
     enableShutdownGracefully enableSingleTopicRegister enableSkipLongAwaitingAck enableSlaveActingMaster
     enableSplitRegistration enabledAppendPropCRC endTransactionPoolQueueCapacity endTransactionThreadPoolNums
     estimateAccumulation expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fetchControllerAddrByDnsLookup
@@ -83,7 +83,7 @@ UNUSED: Final = frozenset(
     replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval reviveMaxSlow
     reviveQueueNum reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable rocksdbCompressionType
     rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold sampleCountThreshold sampleSteps
-    scanAvailableNameSrv scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
+    scanAvailableNameSrv
     searchBcqByCacheEnable sendHeartbeatTimeoutMillis sendMessageThreadPoolNums serverAsyncSemaphoreValue
     serverCallbackExecutorThreads serverLoadBalancerEnable serverNettyWorkerGroupEnable
     serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog

@@ -144,6 +144,20 @@ class Topics:
             own.append((config.trace_topic, 1, 6))
         return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if _NAME.fullmatch(name)]
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take over settings that changed: brokerPermission, autoCreateTopicEnable, defaultTopicQueueNums."""
+        old, self._config = self._config, config
+        if config.auto_create_topic and (
+            AUTO_CREATE_TOPIC not in self.table or config.default_topic_queues != old.default_topic_queues
+        ):
+            queues = config.default_topic_queues
+            self.put(TopicConfig(AUTO_CREATE_TOPIC, queues, queues, PERM_INHERIT | PERM_READ | PERM_WRITE))
+            self.save_later()
+        if config.broker_permission != old.broker_permission:
+            for topic in self.table.values():
+                topic.takes_messages = bool(config.broker_permission & PERM_WRITE)
+                topic.refresh()
+
     # --- finding
 
     def get(self, name: str) -> Topic | None:

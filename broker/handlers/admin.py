@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Final
@@ -11,7 +12,7 @@ import msgspec
 
 from broker import runtime_info
 from broker.clients import Client, Clients
-from broker.config import FIELDS, BrokerConfig
+from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
@@ -60,6 +61,10 @@ class AdminHandlers:
         self._blocking = blocking
         self._on_topics_changed = on_topics_changed
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take over settings that changed: those that the runtime figures tell."""
+        self._sources = dataclasses.replace(self._sources, config=config)
+
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         add = router.add
@@ -80,7 +85,6 @@ class AdminHandlers:
         add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, self.all_producers)
         add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, self.running_info)
         add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, self.consume_directly)
-        add(RequestCode.GET_BROKER_CONFIG, NoFields, self.broker_config)
         add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, self.runtime_info)
 
     # --- topics
@@ -331,15 +335,6 @@ class AdminHandlers:
 
     # --- the broker
 
-    def broker_config(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Give the settings as properties text."""
-        values = {name: getattr(self._config, field.name) for name, field in FIELDS.items()}
-        values["timerWheelEnable"] = False
-        lines = [f"{name}={_property(value)}\n" for name, value in sorted(values.items())]
-        answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
-        answer.ext["version"] = fastjson.dumps({"counter": 0, "timestamp": self._stats.start_ms}).decode()
-        return answer
-
     def runtime_info(self, _: Connection, __: Request[NoFields]) -> Answer:
         """Tell how the broker is."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": runtime_info.collect(self._sources)}))
@@ -376,10 +371,6 @@ def _connection(member: Client) -> dict[str, Any]:
 def _tags(expression: str | None) -> list[str]:
     text = (expression or "").strip()
     return [] if text in ("", "*") else [tag.strip() for tag in text.split("||") if tag.strip()]
-
-
-def _property(value: object) -> str:
-    return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
 def _resolve(future: asyncio.Future[Command | None], command: Command | None) -> None:

@@ -67,7 +67,6 @@ class PullHandlers:
         output: OutputBudget,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._config = config
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -85,6 +84,15 @@ class PullHandlers:
             self._expire_held,
             lambda held, error: router.fail(held.connection, held.request, error),
         )
+        self.reconfigure(config)
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take over settings that changed: brokerPermission, the limits of a response and of waiting."""
+        self._config = config
+        self._may_pull = bool(config.broker_permission & PERM_READ)
+        self._max_count = config.pull_max_count
+        self._max_size = config.pull_max_size
+        self.polls.capacity = config.pull_hold_capacity
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -117,7 +125,7 @@ class PullHandlers:
     # --- checks
 
     def _check(self, header: PullMessage) -> None:
-        if not self._config.broker_permission & PERM_READ:
+        if not self._may_pull:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._config.advertised_host}] pulling message is forbidden"
             )
@@ -170,8 +178,8 @@ class PullHandlers:
     # --- answers
 
     def _find(self, header: PullMessage, offset: int, codes: frozenset[int] | None) -> Pulled:
-        count = min(max(1, header.max_msg_nums), self._config.pull_max_count)
-        return self._store.find(header.topic, header.queue_id, offset, count, self._config.pull_max_size, codes)
+        count = min(max(1, header.max_msg_nums), self._max_count)
+        return self._store.find(header.topic, header.queue_id, offset, count, self._max_size, codes)
 
     @staticmethod
     def _code(header: PullMessage, found: Pulled) -> int:

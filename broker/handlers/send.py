@@ -68,7 +68,6 @@ class SendHandlers:
         flusher: Flusher,
         router: Router,
     ) -> None:
-        self._config = config
         self._store = store
         self._appender = store.appender
         self._topics = topics
@@ -78,7 +77,7 @@ class SendHandlers:
         self._flusher = flusher
         self._router = router
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
-        self._max_body_size = config.max_message_size
+        self.reconfigure(config)
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}
         host = store.appender.store_host.hex().upper()
         region = fastjson.dumps(config.region).replace(b"%", b"%%")
@@ -87,6 +86,11 @@ class SendHandlers:
             b'"queueOffset":"%%d"},"flag":1,"language":"%b","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
             % (region, self._extra_ext["TRACE_ON"].encode(), host.encode(), LANGUAGE.encode(), VERSION)
         )
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take over settings that changed: maxMessageSize, brokerPermission."""
+        self._config = config
+        self._max_body_size = config.max_message_size
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from broker.config import BrokerConfig, load
+from broker.config import BrokerConfig, Origin, load
 from broker.connection import Connection
 from broker.daemon import Broker
 from protocol import codec
@@ -181,9 +181,15 @@ class Peer:
 class UnboundBroker(Broker):
     """A broker that listens nowhere."""
 
-    def __init__(self, config: BrokerConfig, clock: ManualClock, files: Files | None = None) -> None:
-        super().__init__(config, clock=clock, files=files)
-        self.clock = clock
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: ManualClock | None = None,
+        files: Files | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.clock = clock or ManualClock()
+        super().__init__(config, clock=self.clock, files=files, origin=origin)
 
     def _bind(self) -> None:
         """Take no port."""
@@ -195,11 +201,15 @@ class UnboundBroker(Broker):
 
 @asynccontextmanager
 async def running(
-    root: Path, *settings: str, clock: ManualClock | None = None, files: Files | None = None
+    root: Path,
+    *settings: str,
+    clock: ManualClock | None = None,
+    files: Files | None = None,
+    origin: Origin | None = None,
 ) -> AsyncIterator[UnboundBroker]:
     """A started broker with RocketMQ's defaults and these settings over them."""
     thresholds = gc.get_threshold()
-    broker = UnboundBroker(config(root, *settings), clock or ManualClock(), files)
+    broker = UnboundBroker(config(root, *settings), clock, files, origin)
     await broker.start()
     try:
         yield broker
@@ -218,4 +228,4 @@ def config(root: Path, *settings: str) -> BrokerConfig:
         "diskSpaceWarningLevelRatio=1.0",
         "diskSpaceCleanForciblyRatio=1.0",
     ]
-    return load(None, [*usual, *settings], {})[0]
+    return load(None, [*usual, *settings], {}).config

@@ -112,7 +112,7 @@ def test_a_property_like_none_is_refused_without_a_suggestion() -> None:
 
 
 def test_what_rocketmq_knows_and_we_do_not_use_is_ignored_and_named() -> None:
-    config, ignored = load(None, ["transientStorePoolEnable=true", "listenPort=12000", "accountStatsEnable=x"], {})
+    config, ignored, _ = load(None, ["transientStorePoolEnable=true", "listenPort=12000", "accountStatsEnable=x"], {})
     assert ignored == ["accountStatsEnable", "transientStorePoolEnable"]
     assert config.listen_port == 12000
 
@@ -231,3 +231,12 @@ def test_name_server_addresses_are_read(text: str, addresses: Any) -> None:
 def test_wrong_name_server_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="namesrvAddr"):
         parse_addresses(text)
+
+
+def test_where_settings_come_from_is_remembered(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("fileReservedTime=1\n")
+    origin = load(str(file), ["listenPort=3333"], {"DUEMQ_brokerName": "b"}).origin
+    assert origin.file == str(file)
+    assert origin.pinned == {"listenPort", "brokerName"}
+    assert load(None, [], {}).origin.file is None

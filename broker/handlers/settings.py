@@ -1,0 +1,83 @@
+"""UPDATE_BROKER_CONFIG (25) and GET_BROKER_CONFIG (26)."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+
+import structlog
+
+from broker import config_text
+from broker.config import FIELDS, as_text
+from broker.connection import Connection
+from broker.errors import ConfigError, Refused
+from broker.router import Answer, Router
+from broker.settings import Change, LiveSettings
+from protocol import fastjson
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers import NoFields, Request, response
+
+log = structlog.get_logger(__name__)
+
+
+class SettingsHandlers:
+    """Tells the settings and changes them. `writer` runs the writes of the configuration file, one at a time."""
+
+    def __init__(self, settings: LiveSettings, writer: Executor) -> None:
+        self._settings = settings
+        self._writer = writer
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.GET_BROKER_CONFIG, NoFields, self.get)
+        router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, self.update)
+
+    def get(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give the settings as properties text."""
+        settings = self._settings
+        values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items()}
+        values["timerWheelEnable"] = False
+        lines = [f"{name}={as_text(value)}\n" for name, value in sorted(values.items())]
+        answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
+        answer.ext["version"] = fastjson.dumps(settings.version.to_json()).decode()
+        return answer
+
+    async def update(self, connection: Connection, request: Request[NoFields]) -> Answer:
+        """Change settings, all or none. They have effect when this is answered, and are in the configuration file if
+        there is one that can be written."""
+        try:
+            values = config_text.parse(bytes(request.body).decode(), "the request")
+            changes, ignored = self._settings.update(values)
+        except (ConfigError, UnicodeDecodeError) as error:
+            log.warning("settings_refused", peer=connection.peer, reason=str(error))
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        if ignored:
+            log.warning("properties_ignored", properties=ignored, peer=connection.peer)
+        if changes:
+            why_not_kept = await self._save(changes)
+            pinned = self._settings.origin.pinned
+            for name, old, new in changes:
+                why = "the environment or a flag sets it" if name in pinned else why_not_kept
+                log.info(
+                    "setting_changed",
+                    property=name,
+                    old=old,
+                    new=new,
+                    peer=connection.peer,
+                    kept_in=self._settings.origin.file if not why else None,
+                    until_restart_because=why or None,
+                )
+        return response(ResponseCode.SUCCESS)
+
+    async def _save(self, changes: list[Change]) -> str:
+        """Put changes into the configuration file; gives why that was not possible, or nothing."""
+        file = self._settings.origin.file
+        if file is None:
+            return "there is no configuration file"
+        values = {change.name: change.new for change in changes}
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, config_text.save, file, values)
+        except (ConfigError, OSError) as error:
+            log.error("settings_not_saved", file=file, reason=str(error))
+            return str(error)
+        return ""

@@ -1,0 +1,98 @@
+"""What a setting changes when it changes while the broker runs: one place for all of them, but the scheduler's own."""
+
+from __future__ import annotations
+
+from broker.clients import Clients
+from broker.config import BrokerConfig
+from broker.flusher import Flusher
+from broker.groups import Groups
+from broker.handlers.admin import AdminHandlers
+from broker.handlers.pull import PullHandlers
+from broker.handlers.send import SendHandlers
+from broker.housekeeping import Housekeeping
+from broker.settings import LiveSettings
+from broker.topics import Topics
+from storage.retention import RetentionConfig
+from storage.store import MessageStore
+
+
+def retention_config(config: BrokerConfig) -> RetentionConfig:
+    """The settings of what is deleted when."""
+    return RetentionConfig(
+        reserved_hours=config.file_reserved_hours,
+        delete_when=config.delete_when,
+        max_used_ratio=config.disk_max_used_ratio / 100,
+        clean_forcibly=config.clean_files_forcibly,
+        forcible_ratio=config.disk_clean_forcibly_ratio,
+        refuse_ratio=config.disk_warning_ratio,
+    )
+
+
+def follow(
+    settings: LiveSettings,
+    store: MessageStore,
+    topics: Topics,
+    groups: Groups,
+    clients: Clients,
+    flusher: Flusher,
+    send: SendHandlers,
+    pull: PullHandlers,
+    admin: AdminHandlers,
+    housekeeping: Housekeeping,
+) -> None:
+    """Let the parts of a broker follow its settings."""
+
+    def retain(config: BrokerConfig) -> None:
+        store.retention.config = retention_config(config)
+
+    def limit_messages(config: BrokerConfig) -> None:
+        store.appender.max_body_size = config.max_message_size
+        send.reconfigure(config)
+
+    def permit(config: BrokerConfig) -> None:
+        topics.reconfigure(config)
+        send.reconfigure(config)
+        pull.reconfigure(config)
+
+    def make_groups(config: BrokerConfig) -> None:
+        groups.auto_create = config.auto_create_group
+
+    def notify(config: BrokerConfig) -> None:
+        clients.notify = config.notify_consumers
+
+    def limit_waiting(config: BrokerConfig) -> None:
+        flusher.reconfigure(config.flush_interval_ms / 1000, config.send_queue_capacity)
+        pull.reconfigure(config)
+        admin.reconfigure(config)
+
+    on = settings.on_change
+    on(
+        (
+            "fileReservedTime",
+            "deleteWhen",
+            "diskMaxUsedSpaceRatio",
+            "diskSpaceCleanForciblyRatio",
+            "diskSpaceWarningLevelRatio",
+            "cleanFileForciblyEnable",
+        ),
+        retain,
+    )
+    on("maxMessageSize", limit_messages)
+    on("brokerPermission", permit)
+    on(("autoCreateTopicEnable", "defaultTopicQueueNums"), topics.reconfigure)
+    on("autoCreateSubscriptionGroup", make_groups)
+    on("notifyConsumerIdsChangedEnable", notify)
+    on(("sendThreadPoolQueueCapacity", "pullThreadPoolQueueCapacity", "flushIntervalCommitLog"), limit_waiting)
+    on(
+        (
+            "longPollingEnable",
+            "shortPollingTimeMills",
+            "maxTransferCountOnMessageInMemory",
+            "maxTransferBytesOnMessageInMemory",
+        ),
+        pull.reconfigure,
+    )
+    on(
+        ("flushIntervalConsumeQueue", "flushConsumerOffsetInterval", "flushDelayOffsetInterval"),
+        housekeeping.reconfigure,
+    )

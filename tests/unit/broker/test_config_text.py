@@ -1,0 +1,75 @@
+"""The configuration file: what is read of it, and what a changed setting leaves as it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from broker import config_text
+from broker.errors import ConfigError
+
+FILE = """# the broker of the tests
+brokerName=a
+
+! how long messages stay
+fileReservedTime = 48
+  deleteWhen=04
+"""
+
+
+def test_only_the_lines_that_change_are_touched() -> None:
+    text = config_text.changed(FILE, {"fileReservedTime": "72", "deleteWhen": "05;06"})
+    assert text == FILE.replace("= 48", "= 72").replace("=04", "=05;06")
+    assert config_text.parse(text, "x") == {"brokerName": "a", "fileReservedTime": "72", "deleteWhen": "05;06"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "x=1\n"),
+        ("y=2", "y=2\nx=1\n"),
+        ("y=2\n", "y=2\nx=1\n"),
+        ("#x=0\n", "#x=0\nx=1\n"),
+        ("x=0", "x=1"),
+        ("x=\r\ny=2\r\n", "x=1\r\ny=2\r\n"),
+        ("x=0\nx=0\n", "x=0\nx=1\n"),
+        ("xx=0\n", "xx=0\nx=1\n"),
+    ],
+)
+def test_a_property_gets_its_place(before: str, after: str) -> None:
+    assert config_text.changed(before, {"x": "1"}) == after
+    assert config_text.parse(after, "a text")["x"] == "1"
+
+
+def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text(FILE)
+    file.chmod(0o640)
+    inode = file.stat().st_ino
+    config_text.save(str(file), {"brokerName": "b"})
+    assert file.read_text() == FILE.replace("=a", "=b")
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert file.stat().st_ino != inode
+    assert os.listdir(tmp_path) == ["broker.conf"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.conf").write_text("x=0\n")
+    link = tmp_path / "broker.conf"
+    link.symlink_to("real.conf")
+    config_text.save(str(link), {"x": "1"})
+    assert link.is_symlink()
+    assert (tmp_path / "real.conf").read_text() == "x=1\n"
+
+
+def test_a_file_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        config_text.save(str(tmp_path / "broker.conf"), {"x": "1"})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_line_without_a_value_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^the request, line 2: 'y' is not NAME=VALUE$"):
+        config_text.parse("x=1\ny\n", "the request")

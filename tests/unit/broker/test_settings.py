@@ -1,0 +1,325 @@
+"""Settings that change while the broker runs: all or none of an update, who hears of it, and what it changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.config import FIELDS, LIVE, BrokerConfig, Origin, load
+from broker.errors import ConfigError
+from broker.settings import LiveSettings
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.headers import Topic
+from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.loop import SteppedLoop, turns
+from tests.support.wire import pull, request, send
+from tests.unit.broker.test_config import value_for
+
+SCHEDULER = {
+    "enableScheduleAsyncDeliver",
+    "scheduleAsyncDeliverMaxPendingLimit",
+    "scheduleAsyncDeliverMaxResendNum2Blocked",
+    "scheduleDeliverBatchSize",
+    "scheduleLatenessWarnMillis",
+}
+"""Live properties that the scheduler follows."""
+
+
+def update(text: str) -> Command:
+    return request(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+
+
+async def told(peer: Peer) -> dict[str, str]:
+    """The settings as the broker tells them."""
+    answer = await peer.ask(request(RequestCode.GET_BROKER_CONFIG))
+    lines = bytes(answer.body).decode().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+async def change(peer: Peer, **values: object) -> None:
+    """Change settings; has to succeed."""
+    answer = await peer.ask(update("".join(f"{name}={value}\n" for name, value in values.items())))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+@pytest.fixture
+def settings() -> LiveSettings:
+    return LiveSettings(load(None, [], {}).config)
+
+
+# --- an update
+
+
+def test_who_asked_hears_once_of_an_update(settings: LiveSettings) -> None:
+    heard: list[BrokerConfig] = []
+    others: list[BrokerConfig] = []
+    settings.on_change(("fileReservedTime", "deleteWhen"), heard.append)
+    settings.on_change("maxMessageSize", others.append)
+    changes, ignored = settings.update({"fileReservedTime": "48", "deleteWhen": "05", "haListenPort": "1"})
+    assert [(change.name, change.old, change.new) for change in changes] == [
+        ("fileReservedTime", "72", "48"),
+        ("deleteWhen", "04", "05"),
+    ]
+    assert ignored == ["haListenPort"]
+    assert heard == [settings.config]
+    assert (settings.config.file_reserved_hours, settings.config.delete_when) == (48, "05")
+    assert others == []
+
+
+def test_an_update_that_changes_nothing_is_none(settings: LiveSettings) -> None:
+    heard: list[BrokerConfig] = []
+    settings.on_change("fileReservedTime", heard.append)
+    old, version = settings.config, settings.version.counter
+    assert settings.update({"fileReservedTime": "72", "listenPort": "10911"}) == ([], [])
+    assert heard == []
+    assert settings.config is old
+    assert settings.version.counter == version
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"fileReservedTim": "1"}, "there is no property fileReservedTim; did you mean fileReservedTime?"),
+        ({"fileReservedTime": "x"}, "fileReservedTime=x: write a number"),
+        ({"fileReservedTime": "-1"}, "fileReservedTime=-1: allowed are 0 to 10000000"),
+        ({"deleteWhen": "4"}, "deleteWhen=4: write hours of two digits, such as 04 or 04;16"),
+        ({"aclEnable": "true"}, "aclEnable cannot change while the broker runs: give it to the broker's next start"),
+        ({"listenPort": "1234"}, "listenPort cannot change while the broker runs: give it to the broker's next start"),
+        ({"testClock": "true"}, "testClock cannot change while the broker runs: give it to the broker's next start"),
+    ],
+)
+def test_an_update_is_made_as_a_whole_or_refused(
+    settings: LiveSettings, values: dict[str, str], complaint: str
+) -> None:
+    heard: list[BrokerConfig] = []
+    settings.on_change(LIVE, heard.append)
+    old = settings.config
+    with pytest.raises(ConfigError) as caught:
+        settings.update({"longPollingEnable": "false", **values})
+    assert str(caught.value) == complaint
+    assert settings.config is old
+    assert heard == []
+
+
+def test_relations_between_settings_hold_after_an_update_too() -> None:
+    settings = LiveSettings(load(None, ["mappedFileSizeCommitLog=1000000", "maxMessageSize=65536"], {}).config)
+    with pytest.raises(ConfigError, match="does not fit"):
+        settings.update({"maxMessageSize": "1000000"})
+    settings.update({"maxMessageSize": "900000"})
+
+
+@pytest.mark.parametrize("name", sorted(set(FIELDS) - LIVE))
+def test_what_only_a_start_can_change_is_refused(settings: LiveSettings, name: str) -> None:
+    if value_for(name) == str(getattr(settings.config, FIELDS[name].name)).lower():
+        return
+    old = settings.config
+    try:
+        settings.update({name: value_for(name)})
+    except ConfigError as error:
+        assert "cannot change while the broker runs" in str(error)  # noqa: PT017
+    assert settings.config is old
+
+
+def test_only_live_properties_can_be_followed(settings: LiveSettings) -> None:
+    with pytest.raises(ValueError, match="listenPort"):
+        settings.on_change("listenPort", lambda _: None)
+
+
+async def test_every_live_property_has_a_follower(broker: UnboundBroker) -> None:
+    """A setting that can be changed and has no effect would be a lie."""
+    assert broker.settings.followed | SCHEDULER >= LIVE
+
+
+# --- over the wire
+
+
+async def test_a_change_is_told_and_logged(broker: UnboundBroker, peer: Peer, logged: Any) -> None:
+    before = await peer.ask(request(RequestCode.GET_BROKER_CONFIG))
+    assert (await told(peer))["fileReservedTime"] == "72"
+    await change(peer, fileReservedTime=48, longPollingEnable="FALSE", haListenPort=1)
+    settings = await told(peer)
+    assert (settings["fileReservedTime"], settings["longPollingEnable"]) == ("48", "false")
+    after = await peer.ask(request(RequestCode.GET_BROKER_CONFIG))
+    assert json.loads(after.ext["version"])["counter"] == json.loads(before.ext["version"])["counter"] + 1
+    changes = [line for line in logged if line["event"] == "setting_changed"]
+    assert [(line["property"], line["old"], line["new"]) for line in changes] == [
+        ("fileReservedTime", "72", "48"),
+        ("longPollingEnable", "true", "false"),
+    ]
+    assert all(line["until_restart_because"] == "there is no configuration file" for line in changes)
+    assert [line["properties"] for line in logged if line["event"] == "properties_ignored"] == [["haListenPort"]]
+
+
+async def test_a_wrong_update_is_one_sentence_and_changes_nothing(peer: Peer) -> None:
+    before = await told(peer)
+    for text in ("fileReservedTime=48\nbrokerNam=x\n", "fileReservedTime=48\nx", "fileReservedTime=\udc80"):
+        command = request(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode(errors="surrogateescape"))
+        answer = await peer.ask(command)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert answer.remark
+        assert "\n" not in answer.remark
+    assert await told(peer) == before
+
+
+async def test_an_update_without_a_body_is_nothing(peer: Peer) -> None:
+    assert (await peer.ask(update(""))).code == ResponseCode.SUCCESS
+
+
+async def test_a_change_is_kept_in_the_configuration_file(tmp_path: Path, logged: Any) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("# ours\nfileReservedTime = 24\nbrokerName=broker-a\n")
+    origin = Origin(str(file), frozenset({"longPollingEnable"}))
+    async with running(tmp_path / "store", "fileReservedTime=24", origin=origin) as broker:
+        await change(broker.connect(), fileReservedTime=48, deleteWhen="05", longPollingEnable="false")
+    assert file.read_text() == (
+        "# ours\nfileReservedTime = 48\nbrokerName=broker-a\ndeleteWhen=05\nlongPollingEnable=false\n"
+    )
+    lines = {line["property"]: line for line in logged if line["event"] == "setting_changed"}
+    assert lines["deleteWhen"]["kept_in"] == str(file)
+    assert lines["longPollingEnable"]["until_restart_because"] == "the environment or a flag sets it"
+    assert load(str(file), [], {}).config.file_reserved_hours == 48
+
+
+async def test_a_file_that_cannot_be_written_does_not_hold_a_change_up(tmp_path: Path, logged: Any) -> None:
+    async with running(tmp_path, origin=Origin(str(tmp_path / "gone" / "broker.conf"))) as broker:
+        peer = broker.connect()
+        await change(peer, fileReservedTime=48)
+        assert (await told(peer))["fileReservedTime"] == "48"
+    (line,) = [line for line in logged if line["event"] == "setting_changed"]
+    assert "cannot be read" in line["until_restart_because"]
+
+
+# --- what a change changes
+
+
+async def test_retention_follows(broker: UnboundBroker, peer: Peer) -> None:
+    await change(
+        peer,
+        fileReservedTime=1,
+        deleteWhen="00",
+        diskMaxUsedSpaceRatio=50,
+        diskSpaceCleanForciblyRatio=0.6,
+        diskSpaceWarningLevelRatio=0.7,
+        cleanFileForciblyEnable="false",
+    )
+    kept = broker.store.retention.config
+    assert (kept.reserved_hours, kept.delete_when, kept.max_used_ratio) == (1, "00", 0.5)
+    assert (kept.clean_forcibly, kept.forcible_ratio, kept.refuse_ratio) == (False, 0.6, 0.7)
+
+
+async def test_topics_and_groups_are_made_or_not(peer: Peer) -> None:
+    await change(peer, autoCreateTopicEnable="false", autoCreateSubscriptionGroup="false")
+    assert (await peer.ask(send("T"))).code == ResponseCode.TOPIC_NOT_EXIST
+    await change(peer, autoCreateTopicEnable="true")
+    assert (await peer.ask(send("T"))).code == ResponseCode.SUCCESS
+    assert (await peer.ask(pull("T", group="fresh"))).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    await change(peer, autoCreateSubscriptionGroup="true")
+    assert (await peer.ask(pull("T", group="fresh"))).code == ResponseCode.SUCCESS
+
+
+async def test_the_default_topic_comes_when_topics_may_be_made(tmp_path: Path) -> None:
+    async with running(tmp_path, "autoCreateTopicEnable=false") as broker:
+        peer = broker.connect()
+        assert broker.topics.get("TBW102") is None
+        await change(peer, autoCreateTopicEnable="true", defaultTopicQueueNums=3)
+        answer = await peer.ask(request(RequestCode.GET_TOPIC_CONFIG, Topic("TBW102")))
+        assert json.loads(bytes(answer.body))["writeQueueNums"] == 3
+        assert (await peer.ask(send("T"))).code == ResponseCode.SUCCESS
+
+
+async def test_new_topics_get_the_queues_that_are_usual_now(broker: UnboundBroker, peer: Peer) -> None:
+    await change(peer, defaultTopicQueueNums=2)
+    await peer.ask(send("T", default_queues=16))
+    topic = broker.topics.get("T")
+    assert topic is not None
+    assert topic.config.write_queue_nums == 2
+
+
+async def test_the_brokers_permission_holds_for_topics_that_there_are(peer: Peer) -> None:
+    await peer.ask(send("T"))
+    await change(peer, brokerPermission=4)
+    assert (await peer.ask(send("T"))).code == ResponseCode.NO_PERMISSION
+    assert (await peer.ask(pull("T"))).code == ResponseCode.SUCCESS
+    await change(peer, brokerPermission=2)
+    assert (await peer.ask(send("T"))).code == ResponseCode.SUCCESS
+    assert (await peer.ask(pull("T"))).code == ResponseCode.NO_PERMISSION
+
+
+async def test_the_largest_message_follows(peer: Peer) -> None:
+    await peer.ask(send("T"))
+    await change(peer, maxMessageSize=100)
+    assert (await peer.ask(send("T", b"x" * 101))).code == ResponseCode.MESSAGE_ILLEGAL
+    assert (await peer.ask(send("T", b"x" * 100))).code == ResponseCode.SUCCESS
+    await change(peer, maxMessageSize=200)
+    assert (await peer.ask(send("T", b"x" * 200))).code == ResponseCode.SUCCESS
+
+
+async def test_a_pull_response_has_as_many_messages_as_may_be(peer: Peer) -> None:
+    await peer.ask_all([send("T") for _ in range(5)])
+    await change(peer, maxTransferCountOnMessageInMemory=2)
+    assert (await peer.ask(pull("T"))).ext["nextBeginOffset"] == "2"
+    await change(peer, maxTransferCountOnMessageInMemory=32, maxTransferBytesOnMessageInMemory=1)
+    assert (await peer.ask(pull("T"))).ext["nextBeginOffset"] == "1"
+
+
+async def test_a_pull_waits_as_long_as_it_may(peer: Peer, loop: SteppedLoop) -> None:
+    await peer.ask(send("T"))
+    await change(peer, longPollingEnable="false", shortPollingTimeMills=2000)
+    held = pull("T", 1, suspend_ms=30_000)
+    peer.post(held)
+    for _ in range(4):
+        loop.advance(1)
+        await turns()
+    answer = peer.answer_of(held)
+    assert answer is not None
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_pulls_beyond_the_capacity_do_not_wait(peer: Peer) -> None:
+    await peer.ask(send("T"))
+    await change(peer, pullThreadPoolQueueCapacity=1)
+    first, second = pull("T", 1, suspend_ms=30_000), pull("T", 1, suspend_ms=30_000)
+    peer.post(first, second)
+    assert peer.answer_of(first) is None
+    assert peer.answer_of(second) is not None
+    answer = await peer.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    assert json.loads(bytes(answer.body))["table"]["pullThreadPoolQueueCapacity"] == "1"
+
+
+async def test_members_are_told_of_each_other_or_not(broker: UnboundBroker, peer: Peer) -> None:
+    await change(peer, notifyConsumerIdsChangedEnable="false")
+    assert not broker.clients.notify
+
+
+async def test_the_flusher_follows(broker: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
+    """The shorter interval counts from now on, not after the longer one that runs."""
+    await change(peer, flushIntervalCommitLog=60_000)
+    await peer.ask(send("T"))
+    loop.advance(30)
+    await turns()
+    assert broker.store.log.flushed < broker.store.log.end
+    await change(peer, flushIntervalCommitLog=10, sendThreadPoolQueueCapacity=7)
+    loop.advance(0.011)
+    while broker.store.log.flushed < broker.store.log.end:
+        await turns()
+    assert broker.settings.config.send_queue_capacity == 7
+
+
+async def test_tables_are_written_as_often_as_wanted(
+    broker: UnboundBroker, peer: Peer, loop: SteppedLoop, tmp_path: Path
+) -> None:
+    await change(peer, flushConsumerOffsetInterval=600_000)
+    await peer.ask(send("T"))
+    await peer.ask(pull("T", sys_flag=5, commit_offset=1))
+    file = tmp_path / "config" / "consumerOffset.json"
+    loop.advance(10)
+    await turns()
+    assert not file.exists() or "T@consumers" not in file.read_text()
+    await change(peer, flushConsumerOffsetInterval=1000)
+    loop.advance(1.1)
+    while not file.exists() or "T@consumers" not in file.read_text():
+        await turns()
