@@ -28,6 +28,7 @@ from broker.handlers.admin import AdminHandlers
 from broker.handlers.clients import ClientHandlers
 from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.pull import PullHandlers
+from broker.handlers.reset_offset import ResetOffsetHandlers
 from broker.handlers.send import SendHandlers
 from broker.handlers.settings import SettingsHandlers
 from broker.housekeeping import Housekeeping
@@ -192,6 +193,7 @@ class Broker:
             send,
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
+            ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients),
             ClientHandlers(topics, groups, clients, locks),
             admin,
             SettingsHandlers(self.settings, persister.thread),

@@ -113,6 +113,16 @@ class LockBatch(msgspec.Struct, rename="camel", gc=False):
     mq_set: list[MessageQueue] | None = None
 
 
+def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
+    """Body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the answer to INVOKE_BROKER_TO_RESET_OFFSET (222): where a
+    group is to go on in each queue. `as_list`: in the form that the C++ client reads."""
+    if as_list:
+        entries = [{**queue.to_json(), "offset": offset} for queue, offset in offsets.items()]
+        return fastjson.dumps({"offsetTable": entries})
+    table = fastjson.dump_object_keys((queue.to_json(), offset) for queue, offset in offsets.items())
+    return b'{"offsetTable":%b}' % table
+
+
 # --- routes ------------------------------------------------------------------------------------------------------
 
 

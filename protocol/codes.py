@@ -19,6 +19,8 @@ VERSION_MAX_RECONSUME_TIMES: Final = 121
 """From this client version on (3.4.9), a request's maxReconsumeTimes overrides that of the group."""
 VERSION_RELAY: Final = 62
 """From this client version on (3.1.8), a consumer answers GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY."""
+VERSION_RESET_OFFSET: Final = 28
+"""From this client version on (3.0.7), a consumer understands RESET_CONSUMER_CLIENT_OFFSET."""
 VERSION_STRICT_JSON: Final = 401
 """From this client version on (4.9.4), a route is asked for in JSON with quoted keys."""
 
@@ -76,6 +78,7 @@ class RequestCode(IntEnum):
     GET_KVLIST_BY_NAMESPACE = 219
     RESET_CONSUMER_CLIENT_OFFSET = 220
     GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    INVOKE_BROKER_TO_RESET_OFFSET = 222
     GET_TOPICS_BY_CLUSTER = 224
 
     QUERY_TOPIC_CONSUME_BY_WHO = 300

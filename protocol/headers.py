@@ -185,6 +185,19 @@ class ViewMessage(Header):
     offset: Int64
 
 
+class ResetOffset(Header):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222), and RESET_CONSUMER_CLIENT_OFFSET (220), which has neither of the last two.
+    `timestamp` in ms since the epoch, -1 for the end of each queue; without `is_force` a group only goes back. 5.x may
+    name one queue, and an offset of it instead of the time; -1 for neither."""
+
+    topic: str
+    group: str
+    timestamp: Int64
+    is_force: bool = False
+    queue_id: Int32 | None = None
+    offset: Int64 | None = None
+
+
 # --- clients -----------------------------------------------------------------------------------------------------
 
 
