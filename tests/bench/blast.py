@@ -5,9 +5,12 @@ Answers are counted, not parsed: their success is the text `"code":0,` in the he
 
 from __future__ import annotations
 
+import itertools
+import math
 import select
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocol import codec
@@ -18,6 +21,9 @@ from protocol.headers import SendMessageV2
 _ANY, _GOOD = b'"code":', b'"code":0,'
 _BLOCK = 32
 _KEPT = len(_GOOD) - 1
+_QUEUES = 4
+NUMBER_DIGITS = 7
+_NUMBER = "@" * NUMBER_DIGITS
 
 
 @dataclass(frozen=True)
@@ -28,13 +34,21 @@ class Blast:
     failed: int
 
 
+@dataclass(frozen=True)
+class Block:
+    """Frames that are written together."""
+
+    data: bytes
+    count: int
+
+
 def send_frame(topic: str, queue_id: int, opaque: int, body: bytes, properties: str) -> bytes:
     """A send as Java clients make it, with a JSON header."""
     header = SendMessageV2(
         producer_group="bench",
         topic=topic,
         default_topic="TBW102",
-        default_topic_queue_nums=4,
+        default_topic_queue_nums=_QUEUES,
         queue_id=queue_id,
         sys_flag=0,
         born_timestamp=int(time.time() * 1000),
@@ -55,31 +69,77 @@ def send_frame(topic: str, queue_id: int, opaque: int, body: bytes, properties: 
     return codec.encode(command)
 
 
-class _Connection:
-    def __init__(self, address: tuple[str, int], blocks: list[bytes]) -> None:
+class DelayedFrames:
+    """Frames of delayed messages that each carry a number, in `number` and in UNIQ_KEY, as tests.bench.stored and the
+    Java load find it again. Message n goes to queue n % 4 with level n % `levels` + 1.
+
+    Only the number differs between the frames, and it has a fixed width, so that a frame is joined from pieces.
+    """
+
+    def __init__(self, topic: str, *, size: int = 1024, levels: tuple[int, ...] = (1,), delay_ms: int = 0) -> None:
+        body = b"x" * size
+        due = int(time.time() * 1000) + delay_ms
+        self._pieces = []
+        for n in range(math.lcm(_QUEUES, len(levels))):
+            properties = (
+                f"UNIQ_KEY\x017F00000100002A9F000000000{_NUMBER}\x02WAIT\x01true\x02TAGS\x01load\x02"
+                f"DELAY\x01{levels[n % len(levels)]}\x02due\x01{due}\x02number\x01{_NUMBER}\x02"
+            )
+            head, middle, tail = send_frame(topic, n % _QUEUES, n, body, properties).split(_NUMBER.encode())
+            self._pieces.append((head, middle, tail))
+
+    def block(self, first: int, count: int) -> Block:
+        """The frames of the messages from a number on."""
+        pieces: list[bytes] = []
+        every = len(self._pieces)
+        for number in range(first, first + count):
+            digits = b"%07d" % number
+            head, middle, tail = self._pieces[number % every]
+            pieces += (head, digits, middle, digits, tail)
+        return Block(b"".join(pieces), count)
+
+    def blocks(self, count: int) -> Iterator[Block]:
+        """All messages, the first one alone: it makes the topic."""
+        yield self.block(0, 1)
+        for first in range(1, count, _BLOCK):
+            yield self.block(first, min(_BLOCK, count - first))
+
+
+class Pipeline:
+    """One connection with many requests under way."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.blocks = blocks
         self.sent = self.answered = self.good = 0
         self.pending = memoryview(b"")
         self._rest = b""
 
+    @property
+    def waiting(self) -> int:
+        """Requests that have no answer yet."""
+        return self.sent - self.answered
+
     def write(self) -> None:
-        while True:
-            if not self.pending:
-                return
+        """Write what the socket takes of what is pending."""
+        while self.pending:
             try:
                 self.pending = self.pending[self.socket.send(self.pending) :]
             except BlockingIOError:
                 return
 
-    def next_block(self) -> None:
-        self.pending = memoryview(self.blocks[self.sent // _BLOCK % len(self.blocks)])
-        self.sent += _BLOCK
+    def add(self, block: Block) -> None:
+        """Write one more block, as far as the socket takes it."""
+        self.pending = memoryview(bytes(self.pending) + block.data if self.pending else block.data)
+        self.sent += block.count
         self.write()
 
     def read(self) -> None:
-        data = self._rest + self.socket.recv(1 << 20)
+        """Count the answers that are there."""
+        received = self.socket.recv(1 << 20)
+        if not received:
+            raise ConnectionError("the broker closed the connection")
+        data = self._rest + received
         self.answered += data.count(_ANY) - self._rest.count(_ANY)
         self.good += data.count(_GOOD) - self._rest.count(_GOOD)
         self._rest = data[-_KEPT:]
@@ -91,22 +151,35 @@ def blast(
     """Send about `count` messages, a multiple of what a block holds, and wait for all answers."""
     properties = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01blast\x02"
     body = b"x" * size
-    everyone = []
-    for number in range(connections):
-        frames = [send_frame(topic, n % 4, number + n, body, properties) for n in range(256)]
-        blocks = [b"".join(frames[at : at + _BLOCK]) for at in range(0, 256, _BLOCK)]
-        everyone.append(_Connection(address, blocks))
-    _make_topic(everyone[0], frames[0])
+    frames = [send_frame(topic, n % _QUEUES, n, body, properties) for n in range(256)]
+    blocks = [Block(b"".join(frames[at : at + _BLOCK]), _BLOCK) for at in range(0, 256, _BLOCK)]
+    endless = itertools.chain([Block(frames[0], 1)], itertools.cycle(blocks))
+    return _pipelined(address, itertools.islice(endless, 1 + count // _BLOCK), window, connections)
+
+
+def blast_delayed(
+    address: tuple[str, int], frames: DelayedFrames, count: int, *, window: int = 512, connections: int = 4
+) -> None:
+    """Send delayed messages 0 to `count` - 1 and wait for all answers. Raises RuntimeError if one is refused."""
+    result = _pipelined(address, frames.blocks(count), window, connections)
+    if result.failed:
+        raise RuntimeError(f"{result.failed} delayed sends were refused")
+
+
+def _pipelined(address: tuple[str, int], blocks: Iterator[Block], window: int, connections: int) -> Blast:
+    """Write blocks, the first one before the clock starts: it makes the topic."""
+    everyone = [Pipeline(address) for _ in range(connections)]
+    _make_topic(everyone[0], next(blocks))
     for connection in everyone:
         connection.socket.setblocking(False)
     each = window // connections
-    left = count // _BLOCK
+    block = next(blocks, None)
     start = time.perf_counter()
-    while left or any(connection.answered < connection.sent for connection in everyone):
+    while block is not None or any(connection.waiting for connection in everyone):
         for connection in everyone:
-            while left and not connection.pending and connection.sent - connection.answered + _BLOCK <= each:
-                connection.next_block()
-                left -= 1
+            while block is not None and not connection.pending and connection.waiting + _BLOCK <= each:
+                connection.add(block)
+                block = next(blocks, None)
         writers = [connection.socket for connection in everyone if connection.pending]
         readable, writable, _ = select.select([connection.socket for connection in everyone], writers, [], 30)
         if not readable and not writable:
@@ -124,8 +197,9 @@ def blast(
     return Blast(per_second=sent / seconds, failed=sent - good)
 
 
-def _make_topic(connection: _Connection, frame: bytes) -> None:
-    connection.socket.sendall(frame)
+def _make_topic(connection: Pipeline, block: Block) -> None:
+    connection.socket.settimeout(30)
+    connection.socket.sendall(block.data)
     while not connection.answered:
         connection.read()
     if not connection.good:

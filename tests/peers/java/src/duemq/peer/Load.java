@@ -29,8 +29,8 @@ import org.apache.rocketmq.common.message.MessageExt;
  * </pre>
  *
  * Each message carries "due" (ms since the epoch) and its number, so that consume tells lateness, what was lost and
- * what came twice. stored_* is about the time at which the broker put a message into its topic. rate sends on a
- * schedule that does not slow down when the broker does.
+ * what came twice. stored_* is about the time at which the broker put a message into its topic, last_ms (since the
+ * epoch) when the last message came. rate sends on a schedule that does not slow down when the broker does.
  */
 public final class Load {
     private final Map<String, String> arguments;
@@ -220,9 +220,9 @@ public final class Load {
             return String.format(
                 "{\"got\":%d,\"lost\":%d,\"twice\":%d,\"seconds\":%.3f,\"per_second\":%.0f,\"late_min_ms\":%d,"
                     + "\"late_p50_ms\":%d,\"late_p99_ms\":%d,\"stored_late_min_ms\":%d,\"stored_late_p50_ms\":%d,"
-                    + "\"stored_late_p99_ms\":%d}",
+                    + "\"stored_late_p99_ms\":%d,\"last_ms\":%d}",
                 got, late.length - got, twice, seconds, got / seconds, part(all, 0), part(all, 0.5), part(all, 0.99),
-                part(stored, 0), part(stored, 0.5), part(stored, 0.99));
+                part(stored, 0), part(stored, 0.5), part(stored, 0.99), last);
         }
     }
 }

@@ -1,0 +1,109 @@
+"""The two brokers that are measured, how they are started, and the Java load on them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench.remote import Remote
+from tests.peers import install, tools
+from tests.peers.apache import ApacheBroker
+from tests.peers.broker import HOST, Broker
+from tests.peers.duemq_broker import DuemqBroker
+
+MakeBroker = Callable[[Path, Mapping[str, object]], Broker]
+"""Makes a broker from a directory, whose `store` may be there already, and RocketMQ's properties."""
+
+
+def apache(directory: Path, properties: Mapping[str, object]) -> Broker:
+    """Apache's 4.9.7, with the heap that its own documentation gives a small broker."""
+    return ApacheBroker("4.9.7", directory, properties, heap="2g")
+
+
+def ours(directory: Path, properties: Mapping[str, object]) -> Broker:
+    """This broker."""
+    return DuemqBroker(directory, properties)
+
+
+@asynccontextmanager
+async def running(make: MakeBroker, directory: Path, properties: Mapping[str, object]) -> AsyncIterator[Broker]:
+    """A broker that is stopped in the end."""
+    broker = make(directory, properties)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+@dataclass(frozen=True)
+class Started:
+    """How long a start took, from the birth of the broker's process; a name server of its own ran beforehand."""
+
+    began_ms: float
+    """When the process began, ms since the epoch."""
+    opened_ms: float
+    """When its port took a connection, ms since the epoch."""
+    answered_ms: float
+    """When it had answered the first request, ms since the epoch."""
+
+    @property
+    def open_s(self) -> float:
+        """Seconds until the port was open."""
+        return (self.opened_ms - self.began_ms) / 1000
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds until the first answer."""
+        return (self.answered_ms - self.began_ms) / 1000
+
+
+async def start_timed(broker: Broker) -> Started:
+    """Start a broker and see when it is there. The first request asks for an offset."""
+    task = asyncio.create_task(broker.start())
+    while not broker.running and not task.done():
+        await asyncio.sleep(0.001)
+    began = time.time()
+    while True:
+        if task.done():
+            await task  # a start that failed is told at once
+        try:
+            socket.create_connection((HOST, broker.port), 0.1).close()
+            break
+        except OSError:
+            await asyncio.sleep(0.002)
+    opened = time.time()
+    await asyncio.to_thread(_ask, broker)
+    answered = time.time()
+    await task
+    return Started(began * 1000, opened * 1000, answered * 1000)
+
+
+def _ask(broker: Broker) -> None:
+    with Remote((HOST, broker.port)) as remote:
+        remote.max_offsets("SCHEDULE_TOPIC_XXXX", 1)
+
+
+async def java(*arguments: str) -> dict[str, Any]:
+    """Run the Java load with Apache's 4.9.7 client."""
+    jars = install.apache("4.9.7").require() / "lib"
+    classes = install.java_program("4.9.7").require() / "classes"
+    process = await asyncio.create_subprocess_exec(
+        tools.find("java"), "-Xmx2g", "-Dcom.rocketmq.sendMessageWithVIPChannel=false",
+        "-cp", f"{classes}:{jars}/*", "duemq.peer.Load", *arguments,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, errors = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(errors.decode())
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    if result.get("failed") or result.get("lost") or result.get("twice"):
+        raise RuntimeError(f"the load went wrong: {result}")
+    return result

@@ -1,0 +1,50 @@
+"""Figures by name, what they mean, and the table that shows them side by side."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A row of the table. `more_is_better` decides which way the ratio is good."""
+
+    title: str
+    unit: str
+    more_is_better: bool
+
+
+def median(rounds: Sequence[Figures]) -> Figures:
+    """The median of each figure over the rounds."""
+    return {name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]}
+
+
+def part(values: Sequence[float], share: float) -> float:
+    """The value that this share of the values does not exceed; 1 gives the largest."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def table(rows: Mapping[str, Figure], theirs: Figures, mine: Figures) -> str:
+    """The figures side by side; a ratio above 1 is in our favour. What one broker does not have is a dash."""
+    lines = [f"{'':52} {'Apache 4.9.7':>14} {'duemq':>12}  {'ratio':>6}"]
+    for name, figure in rows.items():
+        a, b = theirs.get(name), mine.get(name)
+        if a is None and b is None:
+            continue
+        line = f"{figure.title:52} {_number(a):>11} {figure.unit:3}{_number(b):>9} {figure.unit:3}"
+        if a is not None and b is not None:
+            good, bad = (b, a) if figure.more_is_better else (a, b)
+            line += f" {good / bad:6.2f}" if bad else ""
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"

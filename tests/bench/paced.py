@@ -1,0 +1,64 @@
+"""Delayed sends at a steady rate, from a process of its own so that nothing else holds it up.
+
+    python -m tests.bench.paced PORT TOPIC RATE SECONDS DELAY_MS
+
+Every 5 ms one write holds the messages that are due by then; the schedule does not slow down when the broker does.
+Prints {"count": n, "failed": n, "seconds": until the last answer, "behind_ms": the most that a write came too late}.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import sys
+import time
+
+from tests.bench.blast import DelayedFrames, Pipeline
+from tests.peers.broker import HOST
+
+_TICK = 0.005
+_PATIENCE = 60
+
+
+def main() -> None:
+    """Send, and print the result."""
+    port, topic, rate, seconds, delay_ms = sys.argv[1:]
+    print(json.dumps(paced((HOST, int(port)), topic, int(rate), int(seconds), int(delay_ms))))
+
+
+def paced(address: tuple[str, int], topic: str, rate: int, seconds: int, delay_ms: int) -> dict[str, float]:
+    """Send messages 0 to rate * seconds - 1 with level 1."""
+    count = rate * seconds
+    frames = DelayedFrames(topic, delay_ms=delay_ms)
+    pipeline = Pipeline(address)
+    pipeline.socket.setblocking(False)
+    number, behind = 0, 0.0
+    start = time.perf_counter()
+    tick = 0
+    while number < count or pipeline.waiting:
+        now = time.perf_counter() - start
+        if now > seconds + _PATIENCE:
+            raise TimeoutError(f"{pipeline.waiting} sends without an answer")
+        if number < count and now >= tick * _TICK:
+            behind = max(behind, now - tick * _TICK)
+            tick = int(now / _TICK) + 1
+            upto = min(count, int(rate * tick * _TICK))
+            pipeline.add(frames.block(number, upto - number))
+            number = upto
+        writers = [pipeline.socket] if pipeline.pending else []
+        pause = max(0.0, start + tick * _TICK - time.perf_counter()) if number < count else 1.0
+        readable, writable, _ = select.select([pipeline.socket], writers, [], pause)
+        if writable:
+            pipeline.write()
+        if readable:
+            pipeline.read()
+    return {
+        "count": count,
+        "failed": pipeline.sent - pipeline.good,
+        "seconds": time.perf_counter() - start,
+        "behind_ms": behind * 1000,
+    }
+
+
+if __name__ == "__main__":
+    main()

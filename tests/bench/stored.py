@@ -1,0 +1,109 @@
+"""What a broker's commitlog says of a run with delayed messages, read after the broker has stopped.
+
+It reads RocketMQ's files by itself and not with the modules that wrote ours: a benchmark that checks its answers must
+not share a mistake with what it measures.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from protocol.record import HEAD_IPV4, MAGIC_END, MAGIC_V1
+from tests.bench.blast import NUMBER_DIGITS
+from tests.bench.figures import part
+
+SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
+_NUMBER = b"number\x01"
+
+
+class Record(NamedTuple):
+    """A numbered message in the commitlog. Times are ms since the epoch."""
+
+    topic: bytes
+    store_ms: int
+    number: int
+
+
+def records(store: Path) -> Iterator[Record]:
+    """The messages that have a number (see tests.bench.blast), in the order of the commitlog."""
+    for path in sorted((store / "commitlog").iterdir()):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            at = 0
+            while at + 8 <= len(data):
+                size, magic = int.from_bytes(data[at : at + 4], "big"), int.from_bytes(data[at + 4 : at + 8], "big")
+                if magic == MAGIC_END:
+                    break
+                if magic != MAGIC_V1:
+                    return
+                head = HEAD_IPV4.unpack_from(data, at)
+                topic_at = at + HEAD_IPV4.size + head[14] + 1
+                topic = data[topic_at : topic_at + data[topic_at - 1]]
+                number_at = data.find(_NUMBER, topic_at, at + size)
+                if number_at >= 0:
+                    digits_at = number_at + len(_NUMBER)
+                    yield Record(topic, head[10], int(data[digits_at : digits_at + NUMBER_DIGITS]))
+                at += size
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """Messages that were delivered, each once and none early. Indexes are their numbers, times ms since the epoch."""
+
+    scheduled: array[int]
+    """When each was stored for its level."""
+    stored: array[int]
+    """When each was stored in its topic."""
+    delay_ms: int
+
+    @property
+    def first_ms(self) -> int:
+        """When the first one was stored in its topic."""
+        return min(self.stored)
+
+    @property
+    def last_ms(self) -> int:
+        """When the last one was."""
+        return max(self.stored)
+
+    @property
+    def per_second(self) -> float:
+        """Rate from the first to the last."""
+        return len(self.stored) / max(1, self.last_ms - self.first_ms) * 1000
+
+    @property
+    def scheduled_per_second(self) -> float:
+        """Rate at which they were stored for their level."""
+        return len(self.scheduled) / max(1, max(self.scheduled) - min(self.scheduled)) * 1000
+
+    def late_ms(self, share: float) -> float:
+        """How late this share of the messages was stored at most."""
+        return part([after - before for before, after in zip(self.scheduled, self.stored, strict=True)], share) - (
+            self.delay_ms
+        )
+
+
+def delivered(store: Path, topic: str, count: int, delay_ms: int) -> Delivered:
+    """Read how messages 0 to `count` - 1 went to a topic, after a delay that was the same for all.
+
+    Raises RuntimeError if one was lost, delivered twice or delivered early.
+    """
+    scheduled, stored = array("q", bytes(8 * count)), array("q", bytes(8 * count))
+    wanted = topic.encode()
+    twice = 0
+    for record in records(store):
+        times = scheduled if record.topic == SCHEDULE_TOPIC else stored if record.topic == wanted else None
+        if times is not None:
+            twice += times[record.number] != 0
+            times[record.number] = record.store_ms
+    lost, unknown = stored.count(0), scheduled.count(0)
+    if lost or twice or unknown:
+        raise RuntimeError(f"{topic}: {lost} messages lost, {twice} stored twice, {unknown} never scheduled")
+    early = sum(after < before + delay_ms for before, after in zip(scheduled, stored, strict=True))
+    if early:
+        raise RuntimeError(f"{topic}: {early} messages were early")
+    return Delivered(scheduled, stored, delay_ms)
