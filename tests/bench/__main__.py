@@ -4,7 +4,8 @@
 
 Time is noise, ratios count: on a small machine client and broker share the processors. Each round measures Apache's
 broker and then ours; the table shows the median of the rounds. Every run of a client checks its own answer: nothing
-failed, lost, doubled or early. Results are appended to tests/bench/results.jsonl with the date and the commit.
+failed, lost, doubled or early. A run of all
+cases is appended to tests/bench/results.jsonl with the date and the commit.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import asyncio
 import datetime
 import json
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tests.bench.cases import FIGURES, REAL, TINY, Figures, all_cases, apache, ours
+from tests.bench import cases, level_cases
+from tests.bench.brokers import MakeBroker, apache, ours
+from tests.bench.figures import Figures, median, table
 
+NAMES = (*cases.NAMES, *level_cases.NAMES)
 RESULTS = Path(__file__).parent / "results.jsonl"
 
 
@@ -29,45 +33,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="only see that it works")
+    parser.add_argument("--only", nargs="+", choices=NAMES, metavar="CASE", help=f"some of: {', '.join(NAMES)}")
     arguments = parser.parse_args()
-    theirs, mine = asyncio.run(run(arguments.rounds, tiny=arguments.tiny))
-    print(table(theirs, mine))
-    if not arguments.tiny:
+    only = arguments.only or NAMES
+    theirs, mine = asyncio.run(run(arguments.rounds, only, tiny=arguments.tiny))
+    print(table({**cases.FIGURES, **level_cases.FIGURES}, theirs, mine))
+    if not arguments.tiny and not arguments.only:
         record(theirs, mine)
 
 
-async def run(rounds: int, *, tiny: bool) -> tuple[Figures, Figures]:
-    """The medians of all figures, Apache's and ours."""
+async def run(rounds: int, only: Collection[str], *, tiny: bool) -> tuple[Figures, Figures]:
+    """The medians of all figures of some cases, Apache's and ours."""
     results: dict[str, list[Figures]] = {"apache": [], "duemq": []}
     for number in range(rounds):
         for name, make in (("apache", apache), ("duemq", ours)):
+
+            def say(case: str, name: str = name, number: int = number) -> None:
+                print(f"round {number + 1} of {rounds}, {name}: {case}", file=sys.stderr, flush=True)
+
             with tempfile.TemporaryDirectory(prefix="duemq-bench-") as directory:
-
-                def say(case: str, name: str = name, number: int = number) -> None:
-                    print(f"round {number + 1} of {rounds}, {name}: {case}", file=sys.stderr, flush=True)
-
-                results[name].append(await all_cases(make, Path(directory), TINY if tiny else REAL, say))
+                results[name].append(await one_broker(make, Path(directory), only, say, tiny=tiny))
     return median(results["apache"]), median(results["duemq"])
 
 
-def median(rounds: list[Figures]) -> Figures:
-    return {name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]}
-
-
-def table(theirs: Figures, mine: Figures) -> str:
-    """The figures side by side; a ratio above 1 is in our favour."""
-    lines = [f"{'':48} {'Apache 4.9.7':>14} {'duemq':>12}  {'ratio':>6}"]
-    for name, figure in FIGURES.items():
-        if name in mine:
-            a, b = theirs[name], mine[name]
-            better = (b, a) if figure.more_is_better else (a, b)
-            ratio = f"{better[0] / better[1]:6.2f}" if better[1] else "      "
-            lines.append(f"{figure.title:48} {_number(a):>11} {figure.unit:3}{_number(b):>9} {figure.unit:3} {ratio}")
-    return "\n".join(lines)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+async def one_broker(
+    make: MakeBroker, directory: Path, only: Collection[str], say: Callable[[str], None], *, tiny: bool
+) -> Figures:
+    """The figures of some cases for one broker."""
+    figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
+    return figures | await level_cases.run(make, directory, level_cases.TINY if tiny else level_cases.REAL, only, say)
 
 
 def record(theirs: Figures, mine: Figures) -> None:

@@ -1,35 +1,17 @@
-"""What is measured, for one broker at a time. Each case gives figures by name; see FIGURES for what they mean."""
+"""What is measured of sending, pulling and idling, for one broker at a time; see tests.bench.level_cases for delays."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.bench.blast import blast
+from tests.bench.brokers import MakeBroker, java, running, start_timed
+from tests.bench.figures import Figure, Figures
 from tests.bench.measure import cpu_seconds, memory
-from tests.peers import install, tools
-from tests.peers.apache import ApacheBroker
-from tests.peers.broker import Broker
-from tests.peers.duemq_broker import DuemqBroker
-
-Figures = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A row of the table. `more_is_better` decides which way the ratio is good."""
-
-    title: str
-    unit: str
-    more_is_better: bool
-
+from tests.peers.broker import HOST, Broker
 
 FIGURES: Mapping[str, Figure] = {
     "start_s": Figure("start, empty store", "s", False),
@@ -67,80 +49,13 @@ class Sizes:
 REAL = Sizes(blast=400_000, java=150_000, flush=40_000, backlog=500_000, late_seconds=30, idle_seconds=10)
 TINY = Sizes(blast=3200, java=500, flush=200, backlog=2000, late_seconds=2, idle_seconds=1)
 
-MakeBroker = Callable[[Path, Mapping[str, object]], Broker]
-
-
-def apache(directory: Path, properties: Mapping[str, object]) -> Broker:
-    """Apache's 4.9.7, with the heap that its own documentation gives a small broker."""
-    return ApacheBroker("4.9.7", directory, properties, heap="2g")
-
-
-def ours(directory: Path, properties: Mapping[str, object]) -> Broker:
-    """This broker."""
-    return DuemqBroker(directory, properties)
-
-
-@asynccontextmanager
-async def running(make: MakeBroker, directory: Path, properties: Mapping[str, object]) -> AsyncIterator[Broker]:
-    """A broker that is stopped in the end."""
-    broker = make(directory, properties)
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.stop()
-
-
-async def java(*arguments: str) -> dict[str, Any]:
-    """Run the Java load with Apache's 4.9.7 client."""
-    jars = install.apache("4.9.7").require() / "lib"
-    classes = install.java_program("4.9.7").require() / "classes"
-    process = await asyncio.create_subprocess_exec(
-        tools.find("java"), "-Xmx2g", "-Dcom.rocketmq.sendMessageWithVIPChannel=false",
-        "-cp", f"{classes}:{jars}/*", "duemq.peer.Load", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    output, errors = await process.communicate()
-    if process.returncode != 0:
-        raise RuntimeError(errors.decode())
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    if result.get("failed") or result.get("lost") or result.get("twice"):
-        raise RuntimeError(f"the load went wrong: {result}")
-    return result
-
-
-async def all_cases(make: MakeBroker, directory: Path, sizes: Sizes, say: Callable[[str], None]) -> Figures:
-    """Every figure for one broker."""
-    figures: Figures = {}
-    say("start")
-    figures |= await start_time(make, directory / "start")
-    async with running(make, directory / "async", {}) as broker:
-        for case in (idle, pipelined, java_sends, backlog, lateness):
-            say(case.__name__)
-            figures |= await case(broker, sizes)
-        used = memory(broker.pid)
-        figures |= {"anonymous_mib": used.anonymous, "resident_mib": used.resident}
-    async with running(make, directory / "sync", {"flushDiskType": "SYNC_FLUSH"}) as broker:
-        say("sync_flush")
-        figures |= await sync_flush(broker, sizes)
-    return figures
-
 
 async def start_time(make: MakeBroker, directory: Path) -> Figures:
     """From the process's start until its port takes a connection. Apache's name server runs beforehand."""
     broker = make(directory, {})
-    task = asyncio.create_task(broker.start())
-    began = time.perf_counter()
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", broker.port), 0.1).close()
-            break
-        except OSError:
-            await asyncio.sleep(0.005)
-    seconds = time.perf_counter() - began
-    await task
+    started = await start_timed(broker)
     await broker.stop()
-    return {"start_s": seconds}
+    return {"start_s": started.open_s}
 
 
 async def idle(broker: Broker, sizes: Sizes) -> Figures:
@@ -153,7 +68,7 @@ async def idle(broker: Broker, sizes: Sizes) -> Figures:
 
 async def pipelined(broker: Broker, sizes: Sizes) -> Figures:
     """1 KiB sends over four raw sockets, 512 unanswered at a time; the third run counts."""
-    address = ("127.0.0.1", broker.port)
+    address = (HOST, broker.port)
     for _ in range(2):
         await asyncio.to_thread(blast, address, "blast", sizes.blast)
     before = cpu_seconds(broker.pid)
@@ -218,3 +133,36 @@ async def sync_flush(broker: Broker, sizes: Sizes) -> Figures:
     async_ = await java("send", name, "topic=async", f"count={sizes.flush}", f"warm={warm}")
     sync = await java("send", name, "topic=sync", f"count={sizes.flush // 4}", f"warm={warm}", "sync=true")
     return {"flush_async": async_["per_second"], "flush_sync": sync["per_second"]}
+
+
+async def memory_after(broker: Broker, sizes: Sizes) -> Figures:
+    """Memory of a broker after the cases before."""
+    used = memory(broker.pid)
+    return {"anonymous_mib": used.anonymous, "resident_mib": used.resident}
+
+
+Case = Callable[[Broker, Sizes], Awaitable[Figures]]
+_SHARED: tuple[tuple[str, Mapping[str, object], tuple[Case, ...]], ...] = (
+    ("async", {}, (idle, pipelined, java_sends, backlog, lateness, memory_after)),
+    ("sync", {"flushDiskType": "SYNC_FLUSH"}, (sync_flush,)),
+)
+"""Cases that share a broker: the directory it gets, its properties, the cases in their order."""
+NAMES = (start_time.__name__, *(case.__name__ for _, _, cases in _SHARED for case in cases))
+
+
+async def run(
+    make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
+) -> Figures:
+    """The figures of the cases whose names are in `only`, for one broker."""
+    figures: Figures = {}
+    if start_time.__name__ in only:
+        say(start_time.__name__)
+        figures |= await start_time(make, directory / "start")
+    for name, properties, cases in _SHARED:
+        chosen = [case for case in cases if case.__name__ in only]
+        if chosen:
+            async with running(make, directory / name, properties) as broker:
+                for case in chosen:
+                    say(case.__name__)
+                    figures |= await case(broker, sizes)
+    return figures
