@@ -7,14 +7,13 @@ import logging
 import random
 from dataclasses import dataclass
 
-import msgspec
-
 from duemq._client import Client, typed_body, typed_header
 from duemq._message import MessageQueue, ReceivedMessage
 from duemq._routes import PRIMARY, Route
 from duemq._subscription import Subscription
 from duemq.errors import DueMQError, NoRouteError, NotFoundError, PeerError
 from protocol import record
+from protocol.bodies import ConsumerIdList
 from protocol.codes import RequestCode, ResponseCode
 from protocol.errors import RecordError
 from protocol.headers import (
@@ -45,12 +44,6 @@ _PULL_ANSWERS = (
 )
 
 log = logging.getLogger("duemq.consumer")
-
-
-class _Members(msgspec.Struct, rename="camel"):
-    """Body of the answer to GET_CONSUMER_LIST_BY_GROUP."""
-
-    consumer_id_list: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +77,7 @@ class GroupApi:
             raise NoRouteError(route.topic, f"the broker {broker} has no address now")
         header = ConsumerGroup(consumer_group=self._group)
         answer = await self._client.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        return typed_body(answer, _Members, address).consumer_id_list
+        return typed_body(answer, ConsumerIdList, address).consumer_id_list
 
     async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription, *, hold: bool) -> Pulled:
         """Messages from an offset on. `hold`: where there is none yet, let the broker answer when one comes."""

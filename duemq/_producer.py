@@ -23,6 +23,7 @@ from duemq._outgoing import Outgoing, compressed, prepare
 from duemq._routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
 from duemq._settings import Rhythm
 from duemq._times import Clock, Span, Time, now_ms
+from duemq._unique_keys import UniqueKeys
 from duemq.errors import (
     ArgumentError,
     BrokerError,
@@ -36,7 +37,6 @@ from protocol.bodies import HeartbeatData, ProducerData
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.headers import SendMessageResponse, SendMessageV2, UnregisterClient
-from protocol.message_id import UniqueKeys
 from protocol.properties import java_hash
 
 T = TypeVar("T")

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from duemq._checks import check_topic
 from duemq.errors import ArgumentError
-from protocol import bodies
+from protocol.bodies import SubscriptionData
 from protocol.properties import java_hash
 
 ALL_TAGS = "*"
-
-
-class SubscriptionData(bodies.SubscriptionData, rename="camel", gc=False):
-    """With the tags taken apart and their hashes. Apache's broker does not work them out itself: when another member
-    of the group pulls without naming its subscription, as Java members do, it filters by these of the last heartbeat,
-    and without them would find nothing."""
-
-    tags_set: list[str] = msgspec.field(default_factory=list)
-    code_set: list[int] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

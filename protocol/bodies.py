@@ -39,13 +39,19 @@ BROADCASTING = "BROADCASTING"
 
 class SubscriptionData(msgspec.Struct, rename="camel", gc=False):
     """What a consumer group wants of a topic. `sub_string`: tags joined by ||, or * for all; `sub_version` grows with
-    each change (ms since the epoch when it was made)."""
+    each change (ms since the epoch when it was made).
+
+    `tags_set` and `code_set` are the tags taken apart, and their hashes. Apache's broker does not work them out itself:
+    when another member of the group pulls without naming its subscription, as Java members do, it filters by those of
+    the last heartbeat, and without them would find nothing."""
 
     topic: str
     sub_string: str | None = "*"
     sub_version: Int64 = 0
     expression_type: str | None = "TAG"
     class_filter_mode: bool = False
+    tags_set: list[str] | None = msgspec.field(default_factory=list)
+    code_set: list[Int32] | None = msgspec.field(default_factory=list)
 
 
 _CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
@@ -103,6 +109,12 @@ class HeartbeatData(msgspec.Struct, rename="camel", gc=False):
     client_id: str = msgspec.field(name="clientID")
     producer_data_set: list[ProducerData] | None = None
     consumer_data_set: list[ConsumerData] | None = None
+
+
+class ConsumerIdList(msgspec.Struct, rename="camel", gc=False):
+    """Body of the answer to GET_CONSUMER_LIST_BY_GROUP (38): the client ids of a group's members."""
+
+    consumer_id_list: list[str] = msgspec.field(default_factory=list)
 
 
 class LockBatch(msgspec.Struct, rename="camel", gc=False):

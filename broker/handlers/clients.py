@@ -12,7 +12,7 @@ from broker.locks import QueueLocks
 from broker.router import Answer, Router
 from broker.topics import RETRY_PREFIX, Topics, check_name
 from protocol import bodies, fastjson
-from protocol.bodies import ConsumerData, HeartbeatData, LockBatch, SubscriptionData
+from protocol.bodies import ConsumerData, ConsumerIdList, HeartbeatData, LockBatch, SubscriptionData
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import ConsumerGroup, NoFields, Request, UnregisterClient, response
 
@@ -91,7 +91,7 @@ class ClientHandlers:
         group = self._clients.consumers.get(request.header.consumer_group)
         if group is None or not group.members:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.header.consumer_group}")
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"consumerIdList": list(group.members)}))
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(ConsumerIdList(list(group.members))))
 
     def lock(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Lock queues for a client; tells which it holds."""

@@ -18,7 +18,7 @@ ALLOWED = {
     "duemq": {"protocol"},
 }
 FORBIDDEN_LIBRARIES = {
-    "protocol": {"asyncio", "select", "socketserver", "ssl", "threading", "uvloop"},
+    "protocol": {"asyncio", "select", "socket", "socketserver", "ssl", "threading", "uvloop"},
     "storage": {"asyncio", "select", "socket", "socketserver", "ssl", "threading", "uvloop"},
     "scheduler": {"asyncio", "select", "socket", "socketserver", "ssl", "threading", "uvloop"},
 }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
-from protocol.message_id import UniqueKeys, offset_message_id, pack_host, parse_offset_message_id, unpack_host
+from protocol.message_id import offset_message_id, pack_host, parse_offset_message_id, unpack_host
 from tests.unit.protocol.strategies import INT32
 
 ADDRESSES = st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map(str).filter(lambda ip: "ffff:" not in ip)
@@ -48,11 +48,3 @@ def test_a_text_that_is_no_id_is_refused(text: str) -> None:
 def test_any_text_is_an_id_or_refused(text: str) -> None:
     with contextlib.suppress(RemoteProtocolError):
         parse_offset_message_id(text)
-
-
-def test_unique_keys_are_unique_and_have_32_digits() -> None:
-    keys = UniqueKeys()
-    made = [keys.make() for _ in range(1000)]
-    assert len(set(made)) == 1000
-    assert all(len(key) == 32 and int(key, 16) >= 0 and key.upper() == key for key in made)
-    assert UniqueKeys().make()[:20] != made[0][:20]
