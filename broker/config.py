@@ -158,7 +158,7 @@ class BrokerConfig:
     )
     cluster_topic: bool = _setting("clusterTopicEnable", True, "whether there is a topic named as the cluster")
     broker_topic: bool = _setting("brokerTopicEnable", True, "whether there is a topic named as the broker")
-    delay_levels: str = _setting("messageDelayLevel", DEFAULT_LEVELS, "the delay levels, from 1 on: s m h d")
+    delay_levels: str = _setting("messageDelayLevel", DEFAULT_LEVELS, "the delay levels, from 1 on: s m h d", live=True)
 
     async_delivery: bool = _setting(
         "enableScheduleAsyncDeliver", False, "whether a level goes on before its deliveries are durable", live=True
