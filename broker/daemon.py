@@ -26,6 +26,7 @@ from broker.flusher import Flusher
 from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
 from broker.handlers.clients import ClientHandlers
+from broker.handlers.clock import ClockHandlers
 from broker.handlers.offsets import OffsetHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.reset_offset import ResetOffsetHandlers
@@ -46,9 +47,10 @@ from broker.topics import Topics
 from protocol.headers import BrokerIdentity
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import LevelQueues
-from storage.clock import Clock, SystemClock
+from storage.clock import Clock, MovableClock, SystemClock
 from storage.config_file import ConfigFile
 from storage.files import Files, OsFiles
+from storage.retention import Retention
 from storage.store import MessageStore, StoreConfig
 
 log = structlog.get_logger(__name__)
@@ -72,7 +74,10 @@ class Broker:
         self.config = config
         """The settings at the start."""
         self.settings = LiveSettings(config, origin)
-        self._clock = clock or SystemClock()
+        self._real_clock = clock or SystemClock()
+        """What clients, connections and files live by..."""
+        self._clock: Clock = MovableClock(self._real_clock) if config.test_clock else self._real_clock
+        """...and what messages do: two hours for those must not throw clients out or delete files."""
         self._files = files or OsFiles(_descriptor_limit() // 4)
         self._levels_table = DelayLevels(config.delay_levels)
         self.store = MessageStore(
@@ -82,6 +87,7 @@ class Broker:
             (config.advertised_host, config.listen_port),
             self._levels_table.deliver_time,
         )
+        self.store.retention = Retention(retention_config(config), self._files, self.store.log, self._real_clock)
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
 
@@ -140,7 +146,7 @@ class Broker:
             raise
 
     def _assemble(self, loop: asyncio.AbstractEventLoop) -> None:
-        config, store, clock = self.config, self.store, self._clock
+        config, store, clock, real_clock = self.config, self.store, self._clock, self._real_clock
         address = _join(config.advertised_host, config.listen_port)
 
         def table(name: str) -> ConfigFile:
@@ -148,21 +154,21 @@ class Broker:
 
         self._blocking = ThreadPoolExecutor(2, thread_name_prefix="blocking")
         self._persister = persister = Persister(loop)
-        self.topics = topics = Topics(config, store, table("topics.json"), clock, persister)
+        self.topics = topics = Topics(config, store, table("topics.json"), real_clock, persister)
         self.groups = groups = Groups(
-            table("subscriptionGroup.json"), clock, persister, auto_create=config.auto_create_group
+            table("subscriptionGroup.json"), real_clock, persister, auto_create=config.auto_create_group
         )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
         self.levels = levels = LevelQueues(store, table("delayOffset.json"), clock, self._levels_table)
         self.nameserver = NameServer(
-            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), clock, persister
+            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
         )
         for loaded in (topics, groups, offsets, levels, self.nameserver):
             loaded.load()
 
-        self.clients = clients = Clients(clock, notify=config.notify_consumers)
-        locks = QueueLocks(clock)
-        stats = Stats(store.appender, clock)
+        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
+        locks = QueueLocks(real_clock)
+        stats = Stats(store.appender, real_clock)
         self.flusher = flusher = Flusher(
             store,
             loop,
@@ -184,7 +190,7 @@ class Broker:
                 self._connect,
             )
         self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
-        sources = Sources(config, store, stats, levels, flusher, self._pulls.polls, clock)
+        sources = Sources(config, store, stats, levels, flusher, self._pulls.polls, real_clock)
         send = SendHandlers(config, store, topics, groups, levels, flusher, router)
         admin = AdminHandlers(
             config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
@@ -217,6 +223,7 @@ class Broker:
             lambda: list(router.connections),
             clock,
         )
+        ClockHandlers(clock, self.housekeeping.clock_moved).register(router)
         follow(self.settings, store, topics, groups, clients, flusher, send, self._pulls, admin, self.housekeeping)
 
     def _connect(self) -> Connection:

@@ -108,6 +108,10 @@ class Housekeeping:
 
     # --- levels
 
+    def clock_moved(self) -> None:
+        """Somebody moved the clock: look at what waits by it, whose timer knows nothing of that."""
+        self._step_soon()
+
     def _step_soon(self) -> None:
         """A message came that may be due first."""
         if self._level_timer is not None:

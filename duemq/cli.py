@@ -1,4 +1,4 @@
-"""The command line: `duemq send`, `duemq receive`, `duemq serve`.
+"""The command line: `duemq send`, `duemq receive`, `duemq serve`, `duemq clock advance`.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
@@ -79,17 +79,19 @@ def fail(text: str) -> NoReturn:
     sys.exit(1)
 
 
+nameserver_option = click.option(
+    "--nameserver",
+    metavar="HOST:PORT[;...]",
+    default="127.0.0.1:9876",
+    envvar=["DUEMQ_NAMESERVER", "NAMESRV_ADDR"],
+    show_default=True,
+    show_envvar=True,
+    help="Name servers, any of which will do.",
+)
+
+
 def client_options(command: Callable[P, None]) -> Callable[P, None]:
     """The options that `send` and `receive` share."""
-    nameserver = click.option(
-        "--nameserver",
-        metavar="HOST:PORT[;...]",
-        default="127.0.0.1:9876",
-        envvar=["DUEMQ_NAMESERVER", "NAMESRV_ADDR"],
-        show_default=True,
-        show_envvar=True,
-        help="Name servers, any of which will do.",
-    )
     codec = click.option(
         "--codec",
         type=click.Choice(["auto", "json", "msgpack"]),
@@ -97,7 +99,7 @@ def client_options(command: Callable[P, None]) -> Callable[P, None]:
         show_default=True,
         help="Codec of the request headers; auto: MessagePack with a duemq broker, JSON with any other.",
     )
-    return nameserver(codec(command))
+    return nameserver_option(codec(command))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -297,6 +299,34 @@ def serve(
             log_format=log_format,
         )
     )
+
+
+@main.group()
+def clock() -> None:
+    """Move the clock of brokers that run for tests.
+
+    \b
+    duemq serve --store ./test-data --set testClock=true
+    duemq clock advance 2h
+    """
+
+
+@clock.command(short_help="Move it ahead.")
+@click.argument("by", type=duration, metavar="DURATION")
+@nameserver_option
+@one_line_errors
+def advance(by: int, nameserver: str) -> None:
+    """Move the clock of all brokers of a name server ahead by DURATION (5s, 1h30m, 2d), and print their time: what is
+    due by then is delivered now. Only brokers that were started with --set testClock=true let themselves be moved;
+    where one of them does not, none is.
+    """
+    from duemq.testing import TestClock
+
+    async def work() -> None:
+        now = await TestClock(nameserver).advance(ms=by)
+        click.echo(f"the brokers' clock says {now:%Y-%m-%d %H:%M:%S}.{now.microsecond // 1000:03d}")
+
+    _run(work())
 
 
 # --- what the commands share --------------------------------------------------------------------------------------

@@ -186,6 +186,13 @@ class TopicRoute(msgspec.Struct, rename="camel", gc=False):
         )
 
 
+class ClusterInfo(msgspec.Struct, rename="camel", gc=False):
+    """Body of the answer to GET_BROKER_CLUSTER_INFO (106), as read. Brokers by their name; the names by cluster."""
+
+    broker_addr_table: dict[str, BrokerData] = msgspec.field(default_factory=dict)
+    cluster_addr_table: dict[str, list[str]] = msgspec.field(default_factory=dict)
+
+
 def cluster_info(brokers: Iterable[BrokerData], clusters: Mapping[str, Iterable[str]]) -> bytes:
     """Body of the answer to GET_BROKER_CLUSTER_INFO (106): always with unquoted broker ids."""
     table = b",".join(

@@ -99,6 +99,10 @@ class RequestCode(IntEnum):
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
 
+    MOVE_CLOCK = 30001
+    """duemq's own: moves the clock of a broker that was started with testClock=true. The binary header has 16 bits for
+    the code; RocketMQ's codes, up to 5.3.3, are below 3100 or above 200000."""
+
 
 class ResponseCode(IntEnum):
     """How a request ended."""

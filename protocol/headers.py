@@ -287,6 +287,18 @@ class BrokerStats(Header):
     stats_key: str
 
 
+class MoveClock(Header):
+    """MOVE_CLOCK (30001, duemq's own). In ms, 0 or more."""
+
+    advance_millis: Int64
+
+
+class MoveClockResponse(Header):
+    """Answer to MOVE_CLOCK: what the clock says now, ms since the epoch."""
+
+    now: Int64
+
+
 # --- name server -------------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+MAX_AHEAD_MS: Final = 100 * 365 * 86_400_000
+"""So far times can be computed with everywhere."""
 
 
 class Clock(Protocol):
@@ -26,6 +29,32 @@ class SystemClock:
     def monotonic(self) -> float:
         """Seconds since some start."""
         return time.monotonic()
+
+
+class MovableClock:
+    """A clock that goes on by itself and can be moved ahead, for users' tests: two hours' delay need not take two
+    hours. Wall and monotonic time move together, so that nobody takes it for somebody setting the wall clock."""
+
+    def __init__(self, base: Clock | None = None) -> None:
+        """`base`: the clock that makes it go on; the machine's by default."""
+        self._base = base or SystemClock()
+        self._ahead_ms = 0
+
+    def now_ms(self) -> int:
+        """Wall time, ms since the epoch."""
+        return self._base.now_ms() + self._ahead_ms
+
+    def monotonic(self) -> float:
+        """Seconds since some start."""
+        return self._base.monotonic() + self._ahead_ms / 1000
+
+    def advance(self, ms: int) -> None:
+        """Move ahead. Raises ValueError for a negative number, and beyond MAX_AHEAD_MS in all."""
+        if ms < 0:
+            raise ValueError(f"a clock moves forward only, not by {ms} ms")
+        if self._ahead_ms + ms > MAX_AHEAD_MS:
+            raise ValueError(f"a clock moves ahead by a hundred years at most, {MAX_AHEAD_MS} ms in all")
+        self._ahead_ms += ms
 
 
 class ManualClock:

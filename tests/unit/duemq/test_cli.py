@@ -27,8 +27,8 @@ SEND = RequestCode.SEND_MESSAGE_V2
 class Threaded:
     """A fake broker in a loop of its own."""
 
-    def __init__(self) -> None:
-        self.broker = FakeBroker()
+    def __init__(self, broker: FakeBroker | None = None) -> None:
+        self.broker = broker or FakeBroker()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
 

@@ -1,0 +1,104 @@
+"""Time travel for tests of what uses delayed messages.
+
+    duemq serve --set testClock=true
+
+    clock = TestClock("127.0.0.1:9876")
+    await producer.send("reminders", b"call back", delay="2h")
+    await clock.advance("2h")
+    message = await consumer.receive()
+
+The clock of the brokers goes on as the machine's and can be moved ahead, never back. Delays go by it, and the store
+times of messages; clients, connections and the deletion of old messages do not. This process's own clock stays as it
+is: a message's `lateness_ms` is then negative by what the brokers are ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from duemq._client import typed_body, typed_header
+from duemq._connection import Connection, connect
+from duemq._pool import Pool
+from duemq._routes import NameServers
+from duemq._times import span_ms
+from duemq.errors import ArgumentError, ConnectError, error_of
+from protocol.bodies import ClusterInfo
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers import MoveClock, MoveClockResponse
+
+__all__ = ["TestClock"]
+
+
+class TestClock:
+    """The clocks of all brokers that a name server knows, moved together. `timeout`: of each request, in seconds.
+
+    Its methods raise ConnectError where a name server or a broker does not answer or no broker is known,
+    NoPermissionError where a broker was started without testClock=true, NotSupportedError where it is no duemq,
+    RequestTimeoutError, ConnectionLostError and PeerError.
+    """
+
+    __test__ = False
+    """pytest takes classes of such names for tests."""
+
+    def __init__(self, nameserver: str = "127.0.0.1:9876", *, timeout: float = 3.0) -> None:
+        self._nameserver = nameserver
+        self._timeout = timeout
+
+    async def advance(self, by: str | timedelta | None = None, *, ms: int | None = None) -> datetime:
+        """Move the clocks ahead by text such as "2h" or "1h30m", a timedelta, or `ms` milliseconds; gives the brokers'
+        time after that. What became due is on its way then. No clock is moved where one of them cannot be; raises
+        ArgumentError for what is no time span."""
+        return await self._move(_milliseconds(by, ms))
+
+    async def now(self) -> datetime:
+        """The brokers' time; the earliest, where they differ."""
+        return await self._move(0)
+
+    async def _move(self, ms: int) -> datetime:
+        pool = Pool(self._connect)
+        try:
+            addresses = await self._brokers(pool)
+            times = await self._move_all(pool, addresses, 0)
+            if ms:
+                times = await self._move_all(pool, addresses, ms)
+        finally:
+            await pool.close()
+        return datetime.fromtimestamp(min(times) / 1000, UTC).astimezone()
+
+    async def _brokers(self, pool: Pool) -> list[str]:
+        answer, address = await NameServers(self._nameserver, pool).ask(
+            RequestCode.GET_BROKER_CLUSTER_INFO, None, timeout=self._timeout
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            raise error_of(answer, address)
+        brokers = typed_body(answer, ClusterInfo, address).broker_addr_table.values()
+        addresses = sorted({one for broker in brokers for one in broker.broker_addrs.values()})
+        if not addresses:
+            raise ConnectError(address, "the name server knows no broker")
+        return addresses
+
+    async def _move_all(self, pool: Pool, addresses: list[str], ms: int) -> list[int]:
+        return await asyncio.gather(*(self._move_one(pool, address, ms) for address in addresses))
+
+    async def _move_one(self, pool: Pool, address: str, ms: int) -> int:
+        connection = await pool.get(address)
+        answer = await connection.request(RequestCode.MOVE_CLOCK, MoveClock(ms), timeout=self._timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise error_of(answer, address)
+        return typed_header(answer, MoveClockResponse, address).now
+
+    async def _connect(self, address: str) -> Connection:
+        return await connect(address, codec="json", on_request=lambda command: None, timeout=self._timeout)
+
+
+def _milliseconds(by: str | timedelta | None, ms: int | None) -> int:
+    if (by is None) == (ms is None):
+        raise ArgumentError("give one span of time, as text such as '2h', a timedelta, or ms=")
+    if ms is not None:
+        if not isinstance(ms, int) or isinstance(ms, bool) or ms < 0:
+            raise ArgumentError(f"ms={ms!r}; a clock moves ahead by a whole number of milliseconds, 0 or more")
+        return ms
+    if not isinstance(by, str | timedelta):
+        raise ArgumentError(f"{by!r} says no unit; give text such as '2h', a timedelta, or ms=")
+    return span_ms(by)
