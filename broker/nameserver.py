@@ -127,7 +127,7 @@ class NameServer:
         }
         own = self._topics.get(topic)
         if own is not None:
-            configs[self._own.broker_name] = own.config
+            configs[self._own.broker_name] = self._topics.announced(own)
         return configs
 
     def route(self, _: Connection, request: Request[GetRouteInfo]) -> Answer:

@@ -68,7 +68,7 @@ class Registration:
         await asyncio.gather(*(self._register(address) for address in self._connections))
 
     async def _register(self, address: tuple[str, int]) -> None:
-        body = encode_registration(self._topics.to_json())
+        body = encode_registration(self._topics.announcement())
         identity = self._identity
         host, _, port = identity.broker_addr.rpartition(":")
         header = RegisterBroker(

@@ -157,6 +157,8 @@ class Topics:
             for topic in self.table.values():
                 topic.takes_messages = bool(config.broker_permission & PERM_WRITE)
                 topic.refresh()
+            self._next_version()
+            self.on_change()
 
     # --- finding
 
@@ -241,6 +243,23 @@ class Topics:
             **self._extra,
             "dataVersion": self.version.to_json(),
             "topicConfigTable": {name: {**topic.extra, **topic.config.to_json()} for name, topic in self.table.items()},
+        }
+
+    def announced(self, topic: Topic) -> TopicConfig:
+        """A topic as name servers are told of it: a broker that takes or gives no messages has no topic that does, so
+        that clients go to others."""
+        permission = self._config.broker_permission
+        if permission & PERM_READ and permission & PERM_WRITE:
+            return topic.config
+        return msgspec.structs.replace(topic.config, perm=topic.config.perm & permission)
+
+    def announcement(self) -> dict[str, Any]:
+        """The table as name servers are told of it."""
+        return {
+            **self.to_json(),
+            "topicConfigTable": {
+                name: {**topic.extra, **self.announced(topic).to_json()} for name, topic in self.table.items()
+            },
         }
 
     def _topic(self, config: TopicConfig, extra: Fields) -> Topic:

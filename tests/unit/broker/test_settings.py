@@ -13,7 +13,7 @@ from broker.errors import ConfigError
 from broker.settings import LiveSettings
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import Topic
+from protocol.headers import GetRouteInfo, Topic
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -249,6 +249,29 @@ async def test_the_brokers_permission_holds_for_topics_that_there_are(peer: Peer
     await change(peer, brokerPermission=2)
     assert (await peer.ask(send("T"))).code == ResponseCode.SUCCESS
     assert (await peer.ask(pull("T"))).code == ResponseCode.NO_PERMISSION
+
+
+async def test_routes_tell_what_the_broker_permits(broker: UnboundBroker, peer: Peer) -> None:
+    """That is how a broker is emptied: its topics cannot be written to, so that producers go elsewhere."""
+
+    async def told() -> int:
+        route = await peer.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo("T", True)))
+        (queues,) = json.loads(bytes(route.body))["queueDatas"]
+        assert broker.topics.announcement()["topicConfigTable"]["T"]["perm"] == queues["perm"]
+        return int(queues["perm"])
+
+    await peer.ask(send("T"))
+    assert await told() == 6
+    version = broker.topics.version.counter
+    changes: list[int] = []
+    broker.topics.on_change = lambda: changes.append(1)
+    await change(peer, brokerPermission=4)
+    assert await told() == 4
+    assert broker.topics.version.counter > version
+    assert changes == [1]
+    assert broker.topics.to_json()["topicConfigTable"]["T"]["perm"] == 6
+    await change(peer, brokerPermission=6)
+    assert await told() == 6
 
 
 async def test_the_largest_message_follows(peer: Peer) -> None:
