@@ -31,6 +31,8 @@ from protocol import bodies
 from protocol.bodies import ConsumerData, HeartbeatData
 from protocol.codes import RequestCode
 from protocol.command import Command
+from protocol.errors import ProtocolError
+from protocol.headers import ResetOffset, decode_ext
 
 _FROM_WHERE: Final = {FIRST: "CONSUME_FROM_FIRST_OFFSET", LAST: "CONSUME_FROM_LAST_OFFSET"}
 _FROM_TIME: Final = "CONSUME_FROM_TIMESTAMP"
@@ -82,6 +84,8 @@ class Member:
         self._stopped = False
         self._announce = False
         self._change = asyncio.Event()
+        self._moving = asyncio.Lock()
+        """Held by whoever changes the queues or stores offsets: what is stored must be of the queues as they are."""
         self._progress = asyncio.Event()
         if not config.broadcasting:
             self.subscribe(RETRY_PREFIX + config.group, ALL_TAGS)
@@ -135,12 +139,13 @@ class Member:
 
     async def commit(self, *, even_unchanged: bool = False) -> None:
         """Store the offsets; what goes wrong is logged."""
-        offsets = {}
-        for queue, (reader, _) in self._readers.items():
-            offset = reader.offset_to_commit(even_unchanged=even_unchanged)
-            if offset is not None:
-                offsets[queue] = offset
-        await self._save(offsets)
+        async with self._moving:
+            offsets = {}
+            for queue, (reader, _) in self._readers.items():
+                offset = reader.offset_to_commit(even_unchanged=even_unchanged)
+                if offset is not None:
+                    offsets[queue] = offset
+            await self._save(offsets)
 
     # --- rebalance ------------------------------------------------------------------------------------------------
 
@@ -194,14 +199,15 @@ class Member:
 
     async def _update(self, topic: str, mine: Iterable[MessageQueue]) -> None:
         wanted = set(mine)
-        had = {queue for queue in self._readers if queue.topic == topic}
-        if wanted == had:
-            return
-        log.info("%s now reads %d queues of %s, before %d", self._config.group, len(wanted), topic, len(had))
-        for queue in had - wanted:
-            await self._drop(queue)
-        for queue in sorted(wanted - had):
-            self._add(queue)
+        async with self._moving:
+            had = {queue for queue in self._readers if queue.topic == topic}
+            if wanted == had:
+                return
+            log.info("%s now reads %d queues of %s, before %d", self._config.group, len(wanted), topic, len(had))
+            for queue in had - wanted:
+                await self._drop(queue)
+            for queue in sorted(wanted - had):
+                self._add(queue)
 
     def _add(self, queue: MessageQueue) -> None:
         late = queue.topic in self._begun_without
@@ -264,6 +270,22 @@ class Member:
             if queue in self._readers:
                 self._readers[queue][0].committed(offset)
 
+    async def _go_elsewhere(self, offsets: dict[MessageQueue, int]) -> None:
+        """Read on at other offsets in those queues that this member has: an administrator wants it so. What was read
+        and is not finished counts as lost."""
+        async with self._moving:
+            mine = {queue: offset for queue, offset in offsets.items() if queue in self._readers}
+            for queue in mine:
+                reader, task = self._readers.pop(queue)
+                reader.dropped = True
+                task.cancel()
+            await self._save(mine)
+            for queue, offset in sorted(mine.items()):
+                log.info(
+                    "%s now reads %s from offset %d on, as an administrator said", self._config.group, queue, offset
+                )
+                self._add(queue)
+
     # --- the brokers' side ----------------------------------------------------------------------------------------
 
     def _heartbeat(self, client_id: str) -> HeartbeatData:
@@ -279,4 +301,18 @@ class Member:
     def _request_received(self, command: Command) -> Command | None:
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self._change.set()
+        elif command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+            self._offsets_reset(command)
         return None
+
+    def _offsets_reset(self, command: Command) -> None:
+        try:
+            header = decode_ext(ResetOffset, command.ext)
+            table = bodies.read_reset_offset_body(command.body)
+        except ProtocolError as error:
+            log.error("cannot read where to go on: %s", error)
+            return
+        if header.group != self._config.group or self._stopped:
+            return
+        offsets = {MessageQueue(at.topic, at.broker_name, at.queue_id): offset for at, offset in table.items()}
+        self._tasks.start(self._go_elsewhere(offsets), "duemq reset of offsets")

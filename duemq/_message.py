@@ -209,7 +209,8 @@ class ReceivedMessage:
 
     @property
     def lost(self) -> bool:
-        """Whether its queue went to another member of the group meanwhile, which gets the message again."""
+        """Whether its queue went to another member of the group meanwhile, which gets the message again; or the group
+        was sent to other offsets."""
         return self._settler.dropped
 
     async def ack(self) -> None:

@@ -135,6 +135,17 @@ def reset_offset_body(offsets: Mapping[MessageQueue, int], *, as_list: bool = Fa
     return b'{"offsetTable":%b}' % table
 
 
+class _ResetOffsets(msgspec.Struct, rename="camel"):
+    offset_table: dict[str, Int64] = {}
+    """By queue, as JSON text."""
+
+
+def read_reset_offset_body(body: bytes | bytearray | memoryview) -> dict[MessageQueue, int]:
+    """The offsets in the body that Java and Go clients are sent. Raises BodyError."""
+    table = decode(body, _ResetOffsets).offset_table
+    return {decode(queue.encode(), MessageQueue): offset for queue, offset in table.items()}
+
+
 # --- routes ------------------------------------------------------------------------------------------------------
 
 

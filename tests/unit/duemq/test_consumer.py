@@ -10,9 +10,12 @@ import pytest
 
 from duemq import ArgumentError, ClosedError, ConnectError, MessageQueue, PushConsumer, ReceivedMessage
 from protocol import fastjson
-from protocol.codes import RequestCode, ResponseCode
+from protocol.bodies import MessageQueue as Queue
+from protocol.bodies import reset_offset_body
+from protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import OffsetResponse
+from protocol.frame import JSON
+from protocol.headers import OffsetResponse, ResetOffset
 from tests.unit.duemq.conftest import RHYTHM
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, pulled, success
 
@@ -289,6 +292,52 @@ async def test_a_queue_that_goes_to_another_member_is_committed_and_its_messages
         assert bodies(await take(consumer, 1)) == [b"d"]  # and not c, which was read but belongs to the other now
     assert broker.offsets["g", "demo", 1] == 3
     assert not broker.requests_of(BACK)
+
+
+def tell_to_reset(broker: FakeBroker, ext: dict[str, str], body: bytes) -> None:
+    """Send the notice to the member, once: over the connection that its heartbeats come by."""
+    code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+    command = Command(code=code, opaque=9, ext=ext, flag=FLAG_ONEWAY, language="JAVA", body=body)
+    broker.requests_of(RequestCode.HEART_BEAT)[-1].connection.send(command, JSON)
+
+
+def reset(broker: FakeBroker, group: str, **offsets: int) -> None:
+    """An administrator sends a group elsewhere: offsets by "q<queue id>"."""
+    table = {Queue("broker-a", int(name[1:]), "demo"): offset for name, offset in offsets.items()}
+    tell_to_reset(broker, ResetOffset("demo", group, 0).to_ext(), reset_offset_body(table))
+
+
+async def test_an_administrator_sends_the_group_to_other_offsets(broker: FakeBroker) -> None:
+    await broker.store("demo", b"a", b"b", b"c", queue_id=1)
+    async with make_consumer(broker, _rhythm=RHYTHM_WITHOUT_COMMITS) as consumer:
+        first, second, third = await take(consumer, 3)
+        await first.ack()
+        await second.ack()
+        reset(broker, "other", q1=0)
+        reset(broker, "g", q1=1, q9=5)
+        again = await take(consumer, 2)
+        assert [message.body for message in again] == [b"b", b"c"]
+        assert broker.offsets["g", "demo", 1] == 1
+        assert ("g", "demo", 9) not in broker.offsets
+        assert third.lost
+        await third.ack()  # says nothing of the message that came again
+        await again[0].ack()
+    assert broker.offsets["g", "demo", 1] == 2
+
+
+async def test_a_reset_that_cannot_be_read_changes_nothing(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    await broker.store("demo", b"a")
+    async with make_consumer(broker) as consumer:
+        await (await take(consumer, 1))[0].ack()
+        ext = ResetOffset("demo", "g", 0).to_ext()
+        for body in (b"", b'{"offsetTable":[]}', b'{"offsetTable":{"x":1}}', b'{"offsetTable":{{"queueId":1}:2}}'):
+            tell_to_reset(broker, ext, body)
+        tell_to_reset(broker, {}, reset_offset_body({}))
+        await broker.store("demo", b"b")
+        assert bodies(await take(consumer, 1)) == [b"b"]
+    assert caplog.text.count("cannot read where to go on") == 5
 
 
 async def test_while_the_group_cannot_be_asked_the_queues_stay(broker: FakeBroker) -> None:
