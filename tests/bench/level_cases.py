@@ -38,6 +38,7 @@ FIGURES: Mapping[str, Figure] = {
     "drain_pull_p99_ms": Figure("  p99", "ms", False),
     "steady_in": Figure("15,000/s at one level: in", "/s", True),
     "steady_out": Figure("  out", "/s", True),
+    "steady_refused": Figure("  sends refused as busy", "", False),
     "steady_p50_ms": Figure("  lateness p50", "ms", False),
     "steady_p99_ms": Figure("  p99", "ms", False),
     "steady_max_ms": Figure("  max", "ms", False),
@@ -125,9 +126,8 @@ class Bench:
         copy = f"cp -a --sparse=always '{filled}' '{directory / 'store'}' && sync -f '{directory}'"
         await asyncio.to_thread(subprocess.run, copy, shell=True, check=True)
         broker = self.make(directory, self._table(levels) | dict(properties))
-        started = await start_timed(broker)
         try:
-            yield Drain(broker, started, count, self.delay_seconds * 1000)
+            yield Drain(broker, await start_timed(broker), count, self.delay_seconds * 1000)
         finally:
             await broker.stop()
             await asyncio.to_thread(shutil.rmtree, directory)
@@ -249,7 +249,8 @@ async def drain_latency(bench: Bench) -> Figures:
 
 
 async def steady(bench: Bench) -> Figures:
-    """1 KiB messages at a steady rate to one level of 2 s, in and out at the same time."""
+    """1 KiB messages at a steady rate to one level of 2 s, in and out at the same time. A broker may refuse some, as
+    Apache's does when its queue of sends gets too old; it has to deliver those that it took."""
     sizes, directory = bench.sizes, bench.directory / "steady"
     async with running(bench.make, directory, {"messageDelayLevel": f"{_STEADY_DELAY_MS // 1000}s"}) as broker:
         await asyncio.to_thread(blast, (HOST, broker.port), "warm", sizes.warm)
@@ -262,17 +263,18 @@ async def steady(bench: Bench) -> Figures:
         if process.returncode != 0:
             raise RuntimeError("the paced client failed")
         paced = json.loads(output)
-        if paced["failed"]:
-            raise RuntimeError(f"{paced['failed']} paced sends were refused")
-        await wait_for(broker, "steady", paced["count"])
-    result = await asyncio.to_thread(delivered, broker.store, "steady", paced["count"], _STEADY_DELAY_MS)
+        count, refused = paced["count"], paced["failed"]
+        await wait_for(broker, "steady", count - refused)
+    result = await asyncio.to_thread(delivered, broker.store, "steady", count, _STEADY_DELAY_MS, refused=refused)
     await asyncio.to_thread(shutil.rmtree, directory)
+    late = result.late_ms
     return {
         "steady_in": result.scheduled_per_second,
         "steady_out": result.per_second,
-        "steady_p50_ms": result.late_ms(0.5),
-        "steady_p99_ms": result.late_ms(0.99),
-        "steady_max_ms": result.late_ms(1),
+        "steady_refused": refused,
+        "steady_p50_ms": part(late, 0.5),
+        "steady_p99_ms": part(late, 0.99),
+        "steady_max_ms": part(late, 1),
     }
 
 

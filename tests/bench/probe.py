@@ -75,7 +75,7 @@ def _regularly(request: Callable[[int], None], done: threading.Event) -> list[Sa
     start = time.perf_counter()
     wall = time.time() - start
     number = 0
-    while not done.is_set():
+    while not samples or not done.is_set():
         planned = start + number * _INTERVAL
         pause = planned - time.perf_counter()
         if pause > 0:

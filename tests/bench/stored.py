@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import mmap
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from protocol.record import HEAD_IPV4, MAGIC_END, MAGIC_V1
 from tests.bench.blast import NUMBER_DIGITS
-from tests.bench.figures import part
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
 _NUMBER = b"number\x01"
@@ -52,11 +51,11 @@ def records(store: Path) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Delivered:
-    """Messages that were delivered, each once and none early. Indexes are their numbers, times ms since the epoch."""
+    """Messages that were delivered, each once and none early. Times are ms since the epoch, in the messages' order."""
 
-    scheduled: array[int]
+    scheduled: Sequence[int]
     """When each was stored for its level."""
-    stored: array[int]
+    stored: Sequence[int]
     """When each was stored in its topic."""
     delay_ms: int
 
@@ -73,24 +72,28 @@ class Delivered:
     @property
     def per_second(self) -> float:
         """Rate from the first to the last."""
-        return len(self.stored) / max(1, self.last_ms - self.first_ms) * 1000
+        return _rate(self.stored)
 
     @property
     def scheduled_per_second(self) -> float:
         """Rate at which they were stored for their level."""
-        return len(self.scheduled) / max(1, max(self.scheduled) - min(self.scheduled)) * 1000
+        return _rate(self.scheduled)
 
-    def late_ms(self, share: float) -> float:
-        """How late this share of the messages was stored at most."""
-        return part([after - before for before, after in zip(self.scheduled, self.stored, strict=True)], share) - (
-            self.delay_ms
-        )
+    @property
+    def late_ms(self) -> list[int]:
+        """How late each was stored in its topic."""
+        return [after - before - self.delay_ms for before, after in zip(self.scheduled, self.stored, strict=True)]
 
 
-def delivered(store: Path, topic: str, count: int, delay_ms: int) -> Delivered:
-    """Read how messages 0 to `count` - 1 went to a topic, after a delay that was the same for all.
+def _rate(times_ms: Sequence[int]) -> float:
+    return len(times_ms) / max(1, max(times_ms) - min(times_ms)) * 1000
 
-    Raises RuntimeError if one was lost, delivered twice or delivered early.
+
+def delivered(store: Path, topic: str, count: int, delay_ms: int, *, refused: int = 0) -> Delivered:
+    """Read how messages 0 to `count` - 1, of which the broker refused some, went to a topic, after a delay that was
+    the same for all.
+
+    Raises RuntimeError if one was lost, stored twice or delivered early.
     """
     scheduled, stored = array("q", bytes(8 * count)), array("q", bytes(8 * count))
     wanted = topic.encode()
@@ -100,10 +103,11 @@ def delivered(store: Path, topic: str, count: int, delay_ms: int) -> Delivered:
         if times is not None:
             twice += times[record.number] != 0
             times[record.number] = record.store_ms
-    lost, unknown = stored.count(0), scheduled.count(0)
-    if lost or twice or unknown:
-        raise RuntimeError(f"{topic}: {lost} messages lost, {twice} stored twice, {unknown} never scheduled")
-    early = sum(after < before + delay_ms for before, after in zip(scheduled, stored, strict=True))
-    if early:
-        raise RuntimeError(f"{topic}: {early} messages were early")
-    return Delivered(scheduled, stored, delay_ms)
+    there = [number for number in range(count) if scheduled[number] or stored[number]]
+    lost = sum(not (scheduled[number] and stored[number]) for number in there) + abs(len(there) + refused - count)
+    if lost or twice:
+        raise RuntimeError(f"{topic}: {lost} messages lost, {twice} stored twice, {refused} of {count} refused")
+    result = Delivered([scheduled[number] for number in there], [stored[number] for number in there], delay_ms)
+    if min(result.late_ms) < 0:
+        raise RuntimeError(f"{topic}: messages were {-min(result.late_ms)} ms early")
+    return result

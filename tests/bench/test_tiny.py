@@ -27,6 +27,7 @@ async def test_a_case_gives_its_figures(names: tuple[str, ...], tmp_path: Path) 
     assert figures
     assert set(figures) <= set(level_cases.FIGURES)
     assert all(value >= 0 for value in figures.values()), figures
+    assert figures.get("steady_refused", 0) == 0
 
 
 def test_every_case_is_exercised_here() -> None:
