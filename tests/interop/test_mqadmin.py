@@ -76,6 +76,8 @@ class Outputs:
                 self.run("consumerConnection", "consumerConnection", "-g", group),
                 self.run("producerConnection", "producerConnection", "-g", self.producers, "-t", topic),
                 self.run("getBrokerConfig", "getBrokerConfig", "-b", address),
+                self.run("updateBrokerConfig", "updateBrokerConfig", "-b", address, "-k", "deleteWhen", "-v", "04"),
+                self.run("wrong config", "updateBrokerConfig", "-b", address, "-k", "deleteWhan", "-v", "04"),
             )
         await asyncio.gather(
             self.run("consumerProgress", "consumerProgress", "-g", group),
@@ -192,6 +194,17 @@ async def test_get_broker_config(outputs: Outputs) -> None:
     table = {name.strip(): value.strip() for name, _, value in lines}
     assert table["brokerName"] == BROKER
     assert table["listenPort"] == str(outputs.broker.port)
+
+
+async def test_update_broker_config(outputs: Outputs) -> None:
+    assert f"update broker config success, {outputs.broker.address}" in outputs.text("updateBrokerConfig")
+
+
+async def test_a_wrong_update_says_why(outputs: Outputs) -> None:
+    not_on(outputs.broker, "apache-4.9.7", "it ignores properties that it does not know")
+    not_on(outputs.broker, "apache-5.3.3", "it ignores properties that it does not know")
+    why = "CODE: 1  DESC: there is no property deleteWhan; did you mean deleteWhen?"
+    assert why in outputs.of["wrong config"].output
 
 
 async def test_send_message(outputs: Outputs) -> None:
