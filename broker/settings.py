@@ -62,5 +62,8 @@ class LiveSettings:
             self.version.timestamp = int(time.time() * 1000)
             callbacks = (callback for name, _, _ in changes for callback in self._callbacks.get(name, ()))
             for callback in dict.fromkeys(callbacks):
-                callback(new)
+                try:
+                    callback(new)
+                except Exception:  # the others hear of it all the same
+                    log.exception("setting_not_followed", changes=[change.name for change in changes])
         return changes, ignored

@@ -2,7 +2,7 @@
 
 RocketMQ has delay levels, a short table of spans, and since 5.0 timers with any time. An older broker ignores a timer
 and delivers at once, and any broker takes a level beyond its table for the last one. So the client asks each broker
-once per connection what it has, and refuses what would be delivered early.
+what it has, for each connection and again from time to time, and refuses what would be delivered early.
 """
 
 from __future__ import annotations

@@ -94,7 +94,8 @@ class Producer:
         self._clock = _clock
         self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, rhythm=_rhythm)
         self._round_robin: dict[str, RoundRobin] = {}
-        self._delays: WeakKeyDictionary[Connection, Delays] = WeakKeyDictionary()
+        self._delays: WeakKeyDictionary[Connection, tuple[Delays, float]] = WeakKeyDictionary()
+        """What each broker said, and when it is asked again, in seconds of the loop's clock."""
         self._keys: UniqueKeys | None = None
         self._closed = False
 
@@ -320,18 +321,26 @@ class Producer:
         address = _primary(route, queue)
         if wish.at_once:
             return address, Plan({})
-        connection = await self._client.broker(address)
-        delays = self._delays.get(connection)
-        if delays is None:
-            try:
-                delays = read_delays(await self._client.call(address, RequestCode.GET_BROKER_CONFIG))
-            except BrokerError as error:
-                if wish.level is None:
-                    error.add_note("a delay or time of delivery needs to know which delays the broker has")
-                    raise
-                delays = Delays()
-            self._delays[connection] = delays
-        return address, make_plan(wish, delays, self._clock(), address)
+        return address, make_plan(wish, await self._delays_of(address, wish), self._clock(), address)
+
+    async def _delays_of(self, address: str, wish: Wish) -> Delays:
+        connection, time = await self._client.broker(address), asyncio.get_running_loop().time
+        known, until = self._delays.get(connection, (None, 0.0))
+        if known is not None:
+            if time() < until:
+                return known
+            # Others who send meanwhile take what is known, rather than ask as well.
+            self._delays[connection] = known, time() + self._client.rhythm.delays
+        try:
+            delays = read_delays(await self._client.call(address, RequestCode.GET_BROKER_CONFIG))
+        except BrokerError as error:
+            self._delays.pop(connection, None)
+            if wish.level is None:
+                error.add_note("a delay or time of delivery needs to know which delays the broker has")
+                raise
+            delays = Delays()
+        self._delays[connection] = delays, time() + self._client.rhythm.delays
+        return delays
 
     def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> SendMessageV2:
         return SendMessageV2(

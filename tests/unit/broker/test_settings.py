@@ -71,6 +71,19 @@ def test_who_asked_hears_once_of_an_update(settings: LiveSettings) -> None:
     assert others == []
 
 
+def test_one_who_fails_does_not_keep_an_update_from_others(settings: LiveSettings, logged: Any) -> None:
+    heard: list[BrokerConfig] = []
+
+    def fail(_: BrokerConfig) -> None:
+        raise OSError("x")
+
+    settings.on_change("fileReservedTime", fail)
+    settings.on_change("fileReservedTime", heard.append)
+    settings.update({"fileReservedTime": "48"})
+    assert heard == [settings.config]
+    assert [line["event"] for line in logged] == ["setting_not_followed"]
+
+
 def test_an_update_that_changes_nothing_is_none(settings: LiveSettings) -> None:
     heard: list[BrokerConfig] = []
     settings.on_change("fileReservedTime", heard.append)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -164,6 +165,18 @@ async def test_a_broker_is_asked_for_its_delays_once_per_connection(broker: Fake
         await producer.send("demo", b"x", delay=5)
         broker.cut()
     assert len(broker.requests_of(CONFIG)) == 2
+
+
+async def test_delays_that_change_while_the_broker_runs_are_noticed(broker: FakeBroker) -> None:
+    """Sent by the level that was right before, the message would be delivered too early."""
+    async with Producer(broker.address, _rhythm=replace(RHYTHM, delays=0.0), _clock=lambda: NOW_MS) as producer:
+        await producer.send("demo", b"x", delay=5)
+        broker.config = "messageDelayLevel=5s 1s\n"
+        await producer.send("demo", b"x", delay=5)
+        broker.on(CONFIG, failure(ResponseCode.NO_PERMISSION))
+        with pytest.raises(BrokerError):
+            await producer.send("demo", b"x", delay=5, timeout=5)
+    assert [sent.properties()["DELAY"] for sent in sends(broker)] == ["2", "1"]
 
 
 async def test_without_its_settings_a_broker_gets_levels_only(broker: FakeBroker, producer: Producer) -> None:
