@@ -38,7 +38,7 @@ FIGURES: Mapping[str, Figure] = {
     "drain_pull_p99_ms": Figure("  p99", "ms", False),
     "steady_in": Figure("15,000/s at one level: in", "/s", True),
     "steady_out": Figure("  out", "/s", True),
-    "steady_refused": Figure("  sends refused as busy", "", False),
+    "steady_refused": Figure("  sends refused", "", False),
     "steady_p50_ms": Figure("  lateness p50", "ms", False),
     "steady_p99_ms": Figure("  p99", "ms", False),
     "steady_max_ms": Figure("  max", "ms", False),
@@ -249,8 +249,8 @@ async def drain_latency(bench: Bench) -> Figures:
 
 
 async def steady(bench: Bench) -> Figures:
-    """1 KiB messages at a steady rate to one level of 2 s, in and out at the same time. A broker may refuse some, as
-    Apache's does when its queue of sends gets too old; it has to deliver those that it took."""
+    """1 KiB messages at a steady rate to one level of 2 s, in and out at the same time. A broker may refuse some,
+    which is counted; it has to deliver those that it took."""
     sizes, directory = bench.sizes, bench.directory / "steady"
     async with running(bench.make, directory, {"messageDelayLevel": f"{_STEADY_DELAY_MS // 1000}s"}) as broker:
         await asyncio.to_thread(blast, (HOST, broker.port), "warm", sizes.warm)
