@@ -13,6 +13,7 @@ import os
 import resource
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -46,10 +47,12 @@ from broker.stats import Stats
 from broker.topics import Topics
 from protocol.headers import BrokerIdentity
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import LevelQueues
+from scheduler.level_queues import DeliveryConfig, LevelQueues
+from storage.ahead import AllocateJob
 from storage.clock import Clock, MovableClock, SystemClock
 from storage.config_file import ConfigFile
 from storage.files import Files, OsFiles
+from storage.pull import ColdRead
 from storage.retention import Retention
 from storage.store import MessageStore, StoreConfig
 
@@ -58,6 +61,13 @@ log = structlog.get_logger(__name__)
 VIP_PORT_OFFSET: Final = 2
 BACKLOG: Final = 4096
 STOP_SECONDS: Final = 5.0
+DELIVERY_SETTINGS: Final = (
+    "enableScheduleAsyncDeliver",
+    "scheduleAsyncDeliverMaxPendingLimit",
+    "scheduleAsyncDeliverMaxResendNum2Blocked",
+    "scheduleDeliverBatchSize",
+    "scheduleLatenessWarnMillis",
+)
 
 
 class Broker:
@@ -99,7 +109,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         self._bind()
         try:
-            recovered = self.store.open()
+            recovered = self._recovered = self.store.open()
             log.info(
                 "store_opened",
                 path=self.config.store_root,
@@ -153,22 +163,13 @@ class Broker:
             return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
 
         self._blocking = ThreadPoolExecutor(2, thread_name_prefix="blocking")
+        self._allocator = ThreadPoolExecutor(1, thread_name_prefix="allocate")
         self._persister = persister = Persister(loop)
         self.topics = topics = Topics(config, store, table("topics.json"), real_clock, persister)
         self.groups = groups = Groups(
             table("subscriptionGroup.json"), real_clock, persister, auto_create=config.auto_create_group
         )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
-        self.levels = levels = LevelQueues(store, table("delayOffset.json"), clock, self._levels_table)
-        self.nameserver = NameServer(
-            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
-        )
-        for loaded in (topics, groups, offsets, levels, self.nameserver):
-            loaded.load()
-
-        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
-        locks = QueueLocks(real_clock)
-        stats = Stats(store.appender, real_clock)
         self.flusher = flusher = Flusher(
             store,
             loop,
@@ -176,6 +177,25 @@ class Broker:
             config.sync_flush_timeout_ms / 1000,
             config.send_queue_capacity,
         )
+        self.levels = levels = LevelQueues(
+            store,
+            table("delayOffset.json"),
+            clock,
+            self._levels_table,
+            delivery_config(config),
+            flusher.call_when_flushed if config.sync_flush else None,
+            self._read_cold,
+        )
+        self.nameserver = NameServer(
+            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
+        )
+        for loaded in (topics, groups, offsets, self.nameserver):
+            loaded.load()
+        levels.load(self._recovered)
+
+        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
+        locks = QueueLocks(real_clock)
+        stats = Stats(store.appender, real_clock)
         self.router = router = Router(store.appender, flusher, stats, sync_flush=config.sync_flush)
         self._budget, self._output = Budget(), OutputBudget()
         self._loop = loop
@@ -207,6 +227,9 @@ class Broker:
         ):
             handlers.register(router)
         topics.on_change = self._register_soon
+        store.run_allocate = self._allocate
+        self.settings.on_change(DELIVERY_SETTINGS, self._change_delivery)
+        self.settings.on_change("messageDelayLevel", self._change_levels)
         self.housekeeping = Housekeeping(
             loop,
             config,
@@ -225,6 +248,33 @@ class Broker:
         )
         ClockHandlers(clock, self.housekeeping.clock_moved).register(router)
         follow(self.settings, store, topics, groups, clients, flusher, send, self._pulls, admin, self.housekeeping)
+
+    def _allocate(self, job: AllocateJob) -> None:
+        """Allocate space ahead; nothing is lost where that fails."""
+        future = self._loop.run_in_executor(self._allocator, job.run)
+
+        def finished(_: asyncio.Future[None]) -> None:
+            future.exception()
+            self.store.ahead.done()
+
+        future.add_done_callback(finished)
+
+    def _change_delivery(self, config: BrokerConfig) -> None:
+        self.levels.config = delivery_config(config)
+        self.levels.on_earlier()
+
+    def _change_levels(self, config: BrokerConfig) -> None:
+        self.levels.set_table(DelayLevels(config.delay_levels))
+
+    def _read_cold(self, job: ColdRead, done: Callable[[], None]) -> None:
+        """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
+        future = self._loop.run_in_executor(self._blocking, job.run)
+
+        def finished(_: asyncio.Future[bytes]) -> None:
+            future.exception()
+            done()
+
+        future.add_done_callback(finished)
 
     def _connect(self) -> Connection:
         return Connection(self.router, self._loop, self._budget, self._output)
@@ -253,10 +303,12 @@ class Broker:
         await asyncio.sleep(0)
         self._persister.stop()
         self._blocking.shutdown(wait=True)
+        self._allocator.shutdown(wait=True)
         if self.flusher.failure is None:
             job = self.store.plan_flush()
             job.run()
             self.store.note_flushed(job)
+            self.levels.note_flushed(job.target)
             self.levels.save(self.levels.to_json())
         self.offsets.save_now()
         self.store.close()
@@ -266,6 +318,17 @@ class Broker:
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
+
+
+def delivery_config(config: BrokerConfig) -> DeliveryConfig:
+    """The scheduler's part of the settings."""
+    return DeliveryConfig(
+        is_async=config.async_delivery,
+        pending_limit=config.async_delivery_pending,
+        max_resends=config.async_delivery_resends,
+        batch_size=config.delivery_batch,
+        warn_ms=config.lateness_warn_ms,
+    )
 
 
 def store_config(config: BrokerConfig) -> StoreConfig:

@@ -33,6 +33,7 @@ CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
 MAX_LEVEL_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set: look at it at least this often while a message waits."""
 CLEAN_SECONDS: Final = 10.0
+LEVEL_REPORT_SECONDS: Final = 1.0
 
 
 class Housekeeping:
@@ -81,6 +82,7 @@ class Housekeeping:
         """Start all timers."""
         self._write_regularly()
         self._every("stats", SAMPLE_SECONDS, self._stats.sample)
+        self._every("levels", LEVEL_REPORT_SECONDS, self._levels.report)
         self._every("clean", CLEAN_SECONDS, self._clean)
         self._levels.on_earlier = self._step_soon
         self._step()

@@ -92,6 +92,8 @@ def collect(sources: Sources) -> dict[str, str]:
     }
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
+        # Ours: what an operator asks next.
+        table[f"scheduleLevel_{level.number}"] = sources.levels.describe(level)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
 
 

@@ -16,10 +16,11 @@ from broker.persister import Persister, SavedTable
 from broker.tables import Fields, section, typed
 from protocol.bodies import DataVersion, TopicConfig
 from protocol.codes import ResponseCode
+from scheduler.delay_levels import DelayLevels
 from storage.clock import Clock
 from storage.config_file import ConfigFile
-from storage.consume_queue import ConsumeQueue
-from storage.store import SCHEDULE_TOPIC, MessageStore
+from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
+from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
 
@@ -49,10 +50,15 @@ _SYSTEM_PREFIX: Final = "rmq_sys_"
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
+DELAY_LEVELS: Final = "delay.levels"
+"""Topic attribute of ours: a table of levels as messageDelayLevel has, for the messages of this topic only. Its delays
+are among the broker's."""
+
+
 class Topic:
     """A topic at run time. `queues` are those for which a message came, by queue id, else None."""
 
-    __slots__ = ("config", "extra", "is_direct", "is_saved", "queues", "store", "takes_messages")
+    __slots__ = ("config", "delay_levels", "extra", "is_direct", "is_saved", "queues", "store", "takes_messages")
 
     def __init__(self, store: MessageStore, config: TopicConfig, extra: Fields, *, takes_messages: bool) -> None:
         """`takes_messages`: whether the broker takes any at all."""
@@ -63,6 +69,8 @@ class Topic:
         self.is_saved = False
         self.is_direct = False
         """Whether a plain send needs no further look at the topic."""
+        self.delay_levels: DelayLevels | None = None
+        """The topic's own table of levels, where it has one (attribute delay.levels)."""
         self.queues: list[ConsumeQueue | None] = []
         self.refresh()
 
@@ -81,6 +89,7 @@ class Topic:
         config = self.config
         known = self.store.queues.get(config.topic_name, {})
         self.queues = [known.get(queue_id) for queue_id in range(self.queue_limit)]
+        self.delay_levels = delay_levels_of(config)
         self.is_direct = (
             self.is_saved
             and self.takes_messages
@@ -95,6 +104,15 @@ class Topic:
         if queue is None:
             queue = self.queues[queue_id] = self.store.ensure_queue(self.config.topic_name, queue_id)
         return queue
+
+
+def delay_levels_of(config: TopicConfig) -> DelayLevels | None:
+    """The table of levels in a topic's attributes; None without one, or with one that is wrong, which `put` refuses."""
+    text = (config.attributes or {}).get(DELAY_LEVELS)
+    try:
+        return DelayLevels(text) if text is not None else None
+    except ValueError:
+        return None
 
 
 class Topics:

@@ -43,6 +43,10 @@ class DelayLevels:
             return self._delays_ms[level - 1]
         return UNKNOWN_LEVEL_DELAY_MS
 
+    def level_of(self, delay_ms: int) -> int | None:
+        """The first level with a delay, or None."""
+        return self._delays_ms.index(delay_ms) + 1 if delay_ms in self._delays_ms else None
+
     def deliver_time(self, level: int, store_timestamp: int) -> int:
         """When a message of a level is due, ms since the epoch, from its store time. A level beyond the table counts
         as the highest, as at the send."""

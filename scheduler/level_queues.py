@@ -2,218 +2,528 @@
 their topic when they are due.
 
     queue of level n:  n - 1 of SCHEDULE_TOPIC_XXXX; the tags code of each consume-queue unit is the deliver time,
-                       ms since the epoch; a level's delay is constant, so its queue is in order of deliver times
-    progress:          config/delayOffset.json, {"offsetTable": {"<level>": next queue offset to deliver}}
+                       ms since the epoch, which the record has as well, in its prepared-transaction offset
+    progress:          config/delayOffset.json, {"offsetTable": {"<level>": next queue offset to deliver}}, for
+                       RocketMQ and its tools, and the checkpoint's note (see `runs`), by which recovery knows exactly
 
 Delivery copies a message into a record of its real topic and queue (properties REAL_TOPIC, REAL_QID) with its
 properties as they are; the prepared-transaction offset of that record, unused otherwise, names the record that
 scheduled it.
 
 Nothing polls: the head of each queue says when to wake, and an append to an empty queue says so too (`on_earlier`).
-`step` does a bounded amount and gives the time of the next one; whoever calls it owns the timer. This is the sync
-path: a slice of due messages is written before progress moves over it.
+`step` does a bounded amount and gives the time of the next one; whoever calls it owns the timer.
+
+Two paths. Sync: a batch is put, and nothing more of its level before the result is there. Async: puts whose results
+are awaited follow one another, up to a limit; they are settled in order. Without `when_durable` (ASYNC_FLUSH) a result
+is there at once.
 
 Behaviour after apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+import contextlib
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import structlog
 
-from protocol import properties
-from protocol.record import StoredMessage
+from scheduler import runs
+from scheduler.batches import Batches, Kind, Outcome
+from scheduler.clock_watch import ClockWatch
 from scheduler.delay_levels import DelayLevels, queue_id_of
+from scheduler.level import Level, OpenRun, Put, Status
+from scheduler.runs import Note, Run
 from storage.clock import Clock
 from storage.config_file import ConfigFile
-from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
+from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, ConsumeQueue
 from storage.errors import StoreError, StoreFormatError
-from storage.pull import EXT_ADDRESS_MAX
-from storage.scan import is_topic_name
-from storage.store import SCHEDULE_TOPIC, MessageStore
+from storage.pull import EXT_ADDRESS_MAX, ColdRead
+from storage.recovery import Recovered
+from storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 log = structlog.get_logger(__name__)
 
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-SLICE: Final = 128
-"""Messages of one level delivered in one write."""
-STEP_BYTES: Final = 2 * 1024 * 1024
-"""About how many bytes one step delivers at most, so that it ends within a few ms."""
-RETRY_MS: Final = 100
-"""When the store takes nothing, try again after this."""
+SLICE_SECONDS: Final = 0.003
+"""How long one step goes on delivering."""
+REFUSED_RETRY_MS: Final = 100
+"""When the store takes nothing, the sync path tries again after this."""
+WARN_AGAIN_SECONDS: Final = 60.0
+_SETTLE_UNITS: Final = 65_536
+_WARM_UNITS: Final = 8192
 
-Unit = tuple[int, int, int]
+DurableCallback = Callable[[int, Callable[[], None]], None]
+"""Calls back when the commitlog is durable up to a physical offset."""
+ReadCold = Callable[[ColdRead, Callable[[], None]], None]
+"""Runs a read where it may wait for the disk, and calls back when it is done."""
 
 
-class Level:
-    """One level. `offset` is the next queue offset to deliver; `due_ms` when its head is due, None when empty."""
+@dataclass
+class DeliveryConfig:
+    """How messages are delivered; may be changed while running."""
 
-    __slots__ = ("delivered", "due_ms", "number", "offset", "queue", "skipped")
-
-    def __init__(self, number: int, queue: ConsumeQueue, offset: int) -> None:
-        self.number = number
-        self.queue = queue
-        self.offset = offset
-        self.due_ms: int | None = None
-        self.delivered = 0
-        """Messages delivered since start."""
-        self.skipped = 0
-        """Messages that could not be delivered since start: their record was missing or said no topic."""
+    is_async: bool = False
+    """enableScheduleAsyncDeliver."""
+    pending_limit: int = 2000
+    """scheduleAsyncDeliverMaxPendingLimit: messages of a level whose result is awaited."""
+    max_resends: int = 3
+    """scheduleAsyncDeliverMaxResendNum2Blocked: a level with a put that failed more often goes no further."""
+    batch_size: int = 512
+    """scheduleDeliverBatchSize: most messages in one put."""
+    warn_ms: int = 1000
+    """scheduleLatenessWarnMillis: a level that is later than this is logged."""
 
 
 class LevelQueues:
     """Delivers the messages of all levels."""
 
-    def __init__(self, store: MessageStore, file: ConfigFile, clock: Clock, table: DelayLevels) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        file: ConfigFile,
+        clock: Clock,
+        table: DelayLevels,
+        config: DeliveryConfig | None = None,
+        when_durable: DurableCallback | None = None,
+        read_cold: ReadCold | None = None,
+    ) -> None:
         self._store = store
         self._file = file
         self._clock = clock
+        self._watch = ClockWatch(clock)
         self.table = table
+        self.config = config or DeliveryConfig()
+        self._when_durable = when_durable
+        self._read_cold = read_cold
+        self._batches = Batches(store)
         self.levels: dict[int, Level] = {}
         self._extra: dict[str, Any] = {}
         self._turn = 0
+        self._sampled_at = clock.monotonic()
         self.on_earlier: Callable[[], None] = lambda: None
-        """Called when a message came that may be due before everything that was waiting."""
+        """Called when something may be due, or have to be tried again, before everything that was waiting."""
 
-    def load(self) -> None:
-        """Read the progress. Progress outside a queue is moved into it, and said. Raises StoreFormatError."""
+    # --- start
+
+    def load(self, recovered: Recovered | None = None) -> None:
+        """Find out how far each level is; `recovered` is what opening the store found. Raises StoreFormatError.
+
+        Exactly, where only we wrote the store: by the checkpoint's note and the deliveries that recovery read behind
+        it. Otherwise by delayOffset.json, which may be some seconds behind: then messages come twice, as RocketMQ's.
+        """
         data = self._file.read()
-        offsets = data.pop("offsetTable", None) or {}
+        saved = self._saved_offsets(data.pop("offsetTable", None) or {})
         self._extra = data
+        note = runs.decode(recovered.note) if recovered is not None and not recovered.is_foreign else None
         known = [queue_id + 1 for queue_id in self._store.queues.get(SCHEDULE_TOPIC, {})]
         for number in sorted({*range(1, self.table.maximum + 1), *known}):
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
-            try:
-                offset = int(offsets.get(str(number), 0))
-            except (TypeError, ValueError):
-                raise StoreFormatError(self._file.path, f"the offset of level {number} is no number") from None
-            level = self.levels[number] = Level(number, queue, offset)
-            self._correct(level)
-            queue.watch(self._arrived)
-            level.due_ms = self._head(level)
+            self.levels[number] = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
+        if recovered is not None:
+            self._pass_delivered(recovered.origins)
+        shift = self._set_back_meanwhile()
+        is_new_table = note is None or note.table_crc != runs.table_crc(self.table.text)
+        for level in self.levels.values():
+            for run in level.runs:
+                run.shift_ms += shift
+                if is_new_table:
+                    run.delay_limit_ms = self.table.delay_ms(self.table.cap(level.number))
+            if is_new_table or level.runs[-1].shift_ms:
+                level.split(level.queue.next_offset)
+            level.settle()
+            self._look(level)
+            if note is not None and saved.get(level.number, level.offset) > level.offset:
+                log.warning(
+                    "delay_offset_ignored", delay_level=level.number, saved=saved[level.number], delivered=level.offset
+                )
+            level.queue.watch(self._arrived)
+        self._store.take_note = self._note
+
+    def _saved_offsets(self, table: dict[str, Any]) -> dict[int, int]:
+        try:
+            return {int(level): int(offset) for level, offset in table.items()}
+        except (TypeError, ValueError):
+            raise StoreFormatError(self._file.path, "offsetTable: levels and offsets are numbers") from None
+
+    @staticmethod
+    def _runs_of(number: int, queue: ConsumeQueue, note: Note | None, saved: int) -> list[OpenRun]:
+        found = note.runs.get(number, [Run(0, 0)]) if note is not None else [Run(0, saved)]
+        low, high = queue.min_offset, queue.next_offset
+        result = []
+        for run in found:
+            start, cursor = (min(max(offset, low), high) for offset in (run.start, run.cursor))
+            if cursor != run.cursor:
+                log.warning("level_offset_corrected", delay_level=number, offset=run.cursor, corrected=cursor)
+            result.append(OpenRun(start, cursor, run.shift_ms))
+        return result
+
+    def _pass_delivered(self, origins: array[int]) -> None:
+        """Move the cursors over what recovery found delivered; what lies further ahead is passed over later."""
+        if not origins:
+            return
+        self._batches.set_delivered(np.frombuffer(origins, np.int64))
+        for level in self.levels.values():
+            for run in level.runs:
+                end = level.end_of(run)
+                while run.cursor < end:
+                    units = self._batches.read(level.queue, run.cursor, min(_SETTLE_UNITS, end - run.cursor))
+                    done = self._batches.is_delivered(units)
+                    count = len(done) if done.all() else int(np.argmin(done))
+                    run.cursor += count
+                    if count < len(done) or not count:
+                        break
+
+    def _set_back_meanwhile(self) -> int:
+        """By how much, at least, the clock was set back while the broker was down: no record can be of the future."""
+        ahead = self._store.appender.last_store_timestamp - self._clock.now_ms()
+        if ahead <= 0:
+            return 0
+        log.warning("clock_set_back", ms=ahead, while_running=False)
+        return -ahead
+
+    # --- what comes in
 
     def _arrived(self, queue: ConsumeQueue) -> None:
+        # Into the file at once: RocketMQ, were it to go on with this store after a crash, would make the unit anew, and
+        # before it knows its levels.
+        with contextlib.suppress(OSError):  # housekeeping will try again, and say so
+            queue.write_tail()
         level = self.levels[queue.queue_id + 1]
-        if level.due_ms is None:
-            level.due_ms = self._head(level)
+        run = level.runs[-1]
+        if run.due_ms is None:
+            run.due_ms = self._head(level, run)
             self.on_earlier()
 
-    def _correct(self, level: Level) -> None:
-        low, high = level.queue.min_offset, level.queue.next_offset
-        corrected = min(max(level.offset, low), high)
-        if corrected != level.offset:
-            log.warning(
-                "level_offset_corrected",
-                level=level.number,
-                offset=level.offset,
-                corrected=corrected,
-                min=low,
-                max=high,
-            )
-            level.offset = corrected
+    def set_table(self, table: DelayLevels) -> None:
+        """Change the levels. Messages that wait keep the time they were promised."""
+        old, self.table = self.table, table
+        for number in range(1, table.maximum + 1):
+            level = self.levels.get(number)
+            if level is None:
+                queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
+                level = self.levels[number] = Level(number, queue, [OpenRun(queue.min_offset, queue.min_offset)])
+                queue.watch(self._arrived)
+            elif table.delay_ms(number) < old.delay_ms(old.cap(number)):
+                level.split(level.queue.next_offset)
+            self._look(level)
+        log.info("delay_levels_changed", old=old.text, new=table.text)
+        self.on_earlier()
 
     # --- time
 
-    def _head(self, level: Level) -> int | None:
-        """When the first message that is not delivered is due, or None."""
-        unit = level.queue.unit(level.offset)
-        return self._due(level, unit, self._clock.now_ms()) if unit is not None else None
+    def _look(self, level: Level) -> None:
+        """Find the heads of a level anew."""
+        for run in level.runs:
+            run.due_ms = self._head(level, run)
 
-    def _due(self, level: Level, unit: Unit, now_ms: int) -> int:
-        """When a unit's message is due. A time further ahead than the level's delay cannot be right (the table was
-        shortened, the clock set back): then it is due now, as in RocketMQ."""
-        physical, size, code = unit
+    def _head(self, level: Level, run: OpenRun) -> int | None:
+        """When the first message of a run that was not tried is due, or None."""
+        unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None
+        return self._due(level, run, *unit, self._clock.now_ms()) if unit is not None else None
+
+    def _due(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
+        """When a unit's message is due; now, where there is none."""
         if size == PADDING_SIZE:
             return now_ms
         if code <= EXT_ADDRESS_MAX:
-            message = self._store.message_at(physical, size)
-            code = self.table.deliver_time(level.number, message.store_timestamp) if message is not None else now_ms
-        return code if code <= now_ms + self.table.delay_ms(self.table.cap(level.number)) else now_ms
+            stored = self._store_timestamp(physical, size)
+            return self.table.deliver_time(level.number, stored) + run.shift_ms if stored is not None else now_ms
+        due = code + run.shift_ms
+        limit = run.delay_limit_ms
+        if limit is not None and due > now_ms + limit:
+            # RocketMQ's correctDeliverTimestamp: the table was shortened. RocketMQ delivers such a message at once.
+            stored = self._store_timestamp(physical, size)
+            return min(due, stored + run.shift_ms + limit) if stored is not None else now_ms
+        return due
+
+    def _store_timestamp(self, physical: int, size: int) -> int | None:
+        message = self._store.message_at(physical, size)
+        return message.store_timestamp if message is not None else None
+
+    def _watch_clock(self, now_ms: int) -> None:
+        jump = self._watch.jump_ms()
+        if not jump:
+            return
+        log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)
+        for level in self.levels.values():
+            boundary = self._first_after(level, now_ms, jump)
+            last_shift = 0
+            for run in level.runs:
+                if run.start < boundary:
+                    run.shift_ms += jump
+                    last_shift = run.shift_ms
+            if last_shift:
+                level.split(boundary)
+            level.trouble = "the clock was set"
+            level.settle()
+            self._look(level)
+
+    def _first_after(self, level: Level, now_ms: int, jump_ms: int) -> int:
+        """The first message of a level that was stored after the clock was set: nearer to the new time than the old."""
+        delay = self.table.delay_ms(self.table.cap(level.number))
+        offset = level.queue.next_offset
+        while (unit := level.queue.unit(offset - 1)) is not None:
+            stored = unit[2] - delay
+            if abs(stored - now_ms) > abs(stored - (now_ms - jump_ms)):
+                break
+            offset -= 1
+        return offset
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next message is due, ms since the epoch; None when none waits."""
-        return min((level.due_ms for level in self.levels.values() if level.due_ms is not None), default=None)
+        """When something has to be done next, ms since the epoch; None when nothing waits but for a result."""
+        times = [time_ms for level in self.levels.values() for time_ms in self._times(level)]
+        return min(times, default=None)
+
+    def _times(self, level: Level) -> Iterator[int]:
+        due_ms = level.due_ms
+        if due_ms is not None and self._is_free(level):
+            yield max(due_ms, level.retry_ms)
+        if not level.is_reading:
+            for put in level.failed:
+                yield put.retry_ms
+
+    def _is_free(self, level: Level) -> bool:
+        """Whether more of a level may be put now."""
+        if level.is_reading:
+            return False
+        if not level.puts:
+            return True
+        if not self.config.is_async:
+            return False
+        if level.pending >= self.config.pending_limit:
+            level.trouble = "flow control: scheduleAsyncDeliverMaxPendingLimit"
+            return False
+        return not level.is_held_back(self.config.max_resends)
 
     # --- delivery
 
     def step(self) -> int | None:
-        """Deliver what is due, a bounded amount; gives when to call again, ms since the epoch, or None for "when a
-        message comes"."""
+        """Deliver what is due, for a few ms; gives when to call again, ms since the epoch, or None for "when a message
+        or a result comes"."""
         now_ms = self._clock.now_ms()
-        budget = STEP_BYTES
+        self._watch_clock(now_ms)
+        until = time.perf_counter() + SLICE_SECONDS
+        position = self._store.log.end
         try:
-            for level in self._in_turn():
-                while level.due_ms is not None and level.due_ms <= now_ms:
-                    budget -= self._deliver_slice(level, now_ms)
-                    if budget <= 0:
-                        return now_ms
+            while self._round(now_ms, until):
+                if time.perf_counter() >= until:
+                    return now_ms
             return self.next_due_ms
-        except StoreError as error:
-            log.warning("delivery_refused", reason=str(error))
-            return now_ms + RETRY_MS
+        finally:
+            if self._when_durable is not None and self._store.log.end > position:
+                self._await(self._store.log.end)
 
-    def _in_turn(self) -> list[Level]:
-        """The levels, each time beginning with another one, so that none waits for ever."""
+    def _round(self, now_ms: int, until: float) -> bool:
+        """A batch of each level that has one, each time beginning with another level; whether there was any."""
         levels = list(self.levels.values())
-        self._turn = (self._turn + 1) % len(levels)
-        return levels[self._turn :] + levels[: self._turn]
-
-    def _deliver_slice(self, level: Level, now_ms: int) -> int:
-        """Deliver the due messages at the head of a level, up to a slice; gives about how many bytes that were."""
-        self._correct(level)
-        offset = level.offset
-        delivered = skipped = size = 0
-        appender = self._store.appender
-        for unit in UNIT.iter_unpack(level.queue.read(offset, SLICE)):
-            if self._due(level, unit, now_ms) > now_ms or size > STEP_BYTES:
+        any_tried = False
+        for _ in levels:
+            self._turn = (self._turn + 1) % len(levels)
+            level = levels[self._turn]
+            any_tried |= self._deliver(level, now_ms)
+            if time.perf_counter() >= until:
                 break
-            size += unit[1] if unit[1] != PADDING_SIZE else 0
-            offset += 1
-            if self._stage(level, unit):
-                delivered += 1
-            else:
-                skipped += 1
-        appender.commit()
-        level.offset = offset
-        level.delivered += delivered
-        level.skipped += skipped
-        level.due_ms = self._head(level)
-        return size
+        return any_tried
 
-    def _stage(self, level: Level, unit: Unit) -> bool:
-        """Stage a due message for its real topic; False where that is impossible for ever."""
-        physical, size, _ = unit
-        message = self._store.message_at(physical, size) if size != PADDING_SIZE else None
-        if message is None:
-            log.error("scheduled_message_missing", level=level.number, physical_offset=physical)
+    def _deliver(self, level: Level, now_ms: int) -> bool:
+        """Put one batch of a level; whether anything was tried."""
+        if level.failed:
+            failed = self._to_resend(level, now_ms)
+            if failed is not None:
+                self._resend(level, failed, now_ms)
+                return True
+        due_ms = level.due_ms
+        if due_ms is None or due_ms > now_ms or level.retry_ms > now_ms or not self._is_free(level):
             return False
-        topic = message.get_property(properties.REAL_TOPIC)
-        queue_id = message.get_property(properties.REAL_QID)
-        if not topic or not is_topic_name(topic.encode()) or topic == HALF_TOPIC or not _is_queue_id(queue_id):
-            log.error("scheduled_message_undeliverable", level=level.number, physical_offset=physical, topic=topic)
-            return False
-        self._store.appender.begin()
-        self._append(self._store.ensure_queue(topic, int(queue_id or 0)), message)
+        run = next(run for run in level.runs if run.due_ms == due_ms)
+        self._correct(level, run)
+        limit = self.config.batch_size
+        if level.puts:
+            limit = max(1, min(limit, self.config.pending_limit - level.pending))
+        units = self._due_units(level, run, now_ms, limit)
+        if not len(units):
+            run.due_ms = self._head(level, run)
+            return True
+        level.late_by_ms = now_ms - due_ms
+        try:
+            outcome = self._batches.deliver(level.number, units, may_wait=level.is_warm or self._read_cold is None)
+        except StoreError as error:
+            self._refused(level, run, len(units), now_ms, error)
+            return True
+        level.is_warm = False
+        self._took(level, run, units, outcome, now_ms)
         return True
 
-    def _append(self, queue: ConsumeQueue, message: StoredMessage) -> None:
-        self._store.appender.add(
-            queue,
-            message.body,
-            message.properties_text.encode(),
-            properties.tags_code(message.get_property(properties.TAGS)),
-            message.born_timestamp,
-            message.born_host,
-            message.flag,
-            message.sys_flag,
-            message.reconsume_times,
-            message.physical_offset,
-        )
+    def _due_units(self, level: Level, run: OpenRun, now_ms: int, limit: int) -> NDArray[Any]:
+        """The units of a run from its cursor on that are due."""
+        units = self._batches.read(level.queue, run.cursor, min(limit, level.end_of(run) - run.cursor))
+        codes = units["tags_code"]
+        if run.delay_limit_ms is None:
+            late = (codes > now_ms - run.shift_ms) | (codes <= EXT_ADDRESS_MAX)
+            if not late.any():
+                return units
+            count = int(np.argmax(late))
+            if count:
+                return units[:count]
+        low, high = 0, len(units)
+        while low < high:
+            middle = (low + high) // 2
+            physical, size, code = units[middle].item()
+            if self._due(level, run, physical, size, code, now_ms) <= now_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return units[:low]
+
+    def _took(self, level: Level, run: OpenRun, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
+        """Note what became of a batch."""
+        start, end = run.cursor, run.cursor + outcome.units
+        if outcome.kind is Kind.COLD:
+            self._warm(level, start, level.end_of(run))
+            return
+        if outcome.kind is Kind.GONE:
+            level.trouble = "records are missing"
+            log.error(
+                "scheduled_messages_missing",
+                delay_level=level.number,
+                messages=outcome.units,
+                queue_offset=start,
+                physical_offset=int(units["physical_offset"][0]),
+            )
+            if self.config.is_async:
+                put = Put(start, end)
+                level.add(put)
+                level.fail(put, now_ms, origin_is_gone=True)
+            else:
+                level.skipped += outcome.units
+        else:
+            level.delivered += outcome.delivered
+            level.skipped += outcome.units - outcome.delivered
+            if outcome.delivered and self._when_durable is not None:
+                put = Put(start, end)
+                put.position = self._store.log.end
+                level.add(put)
+                level.trouble = "the disk: its flush is awaited"
+            elif not level.puts:
+                level.trouble = None
+        run.cursor = end
+        run.due_ms = self._head(level, run)
+        if len(level.runs) > 1:
+            level.settle()
+
+    def _refused(self, level: Level, run: OpenRun, units: int, now_ms: int, error: StoreError) -> None:
+        """The store took nothing of a batch."""
+        if level.trouble != str(error):
+            log.warning("delivery_refused", delay_level=level.number, reason=str(error))
+        level.trouble = str(error)
+        if not self.config.is_async:
+            level.retry_ms = now_ms + REFUSED_RETRY_MS
+            return
+        put = Put(run.cursor, run.cursor + units)
+        level.add(put)
+        level.fail(put, now_ms, origin_is_gone=False)
+        run.cursor += units
+        run.due_ms = self._head(level, run)
+
+    # --- puts that failed
+
+    @staticmethod
+    def _to_resend(level: Level, now_ms: int) -> Put | None:
+        if level.is_reading:
+            return None
+        return next((put for put in level.failed if put.retry_ms <= now_ms), None)
+
+    def _resend(self, level: Level, put: Put, now_ms: int) -> None:
+        """Try a put that failed once more."""
+        units = self._batches.read(level.queue, put.start, put.end - put.start)
+        try:
+            outcome = self._batches.deliver(level.number, units, may_wait=level.is_warm or self._read_cold is None)
+        except StoreError as error:
+            level.trouble = str(error)
+            level.fail(put, now_ms, origin_is_gone=False)
+            return
+        level.is_warm = False
+        if outcome.kind is Kind.COLD:
+            self._warm(level, put.start, put.end)
+        elif outcome.kind is Kind.GONE:
+            level.fail(put, now_ms, origin_is_gone=True)
+            if put.status is Status.SKIP:
+                level.skipped += put.end - put.start
+                log.error("scheduled_messages_skipped", delay_level=level.number, messages=put.end - put.start)
+        else:
+            self._resent(level, put, outcome)
+        level.settle()
+
+    def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:
+        """A put went through, or the first part of it did."""
+        level.delivered += outcome.delivered
+        level.skipped += outcome.units - outcome.delivered
+        part = level.take_part(put, outcome.units)
+        part.status, part.position = Status.RUNNING, self._store.log.end
+        if not outcome.delivered or self._when_durable is None:
+            part.status = Status.SUCCESS
+
+    # --- results
+
+    def _await(self, position: int) -> None:
+        if self._when_durable is not None:
+            self._when_durable(position, lambda: self.note_flushed(position))
+
+    def note_flushed(self, position: int) -> None:
+        """The commitlog is durable up to a physical offset: puts before it are a success."""
+        for level in self.levels.values():
+            if level.puts:
+                for put in level.puts:
+                    if put.status is Status.RUNNING and put.position <= position:
+                        put.status = Status.SUCCESS
+                level.settle()
+                if not level.puts:
+                    level.trouble = None
+        self.on_earlier()
+
+    def _warm(self, level: Level, start: int, end: int) -> None:
+        """Have a thread read from the disk what comes next."""
+        assert self._read_cold is not None
+        level.is_reading = True
+        level.trouble = "the disk: old messages are being read"
+        job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
+
+        def done() -> None:
+            level.is_reading = False
+            level.is_warm = True
+            self.on_earlier()
+
+        self._read_cold(job, done)
+
+    def _correct(self, level: Level, run: OpenRun) -> None:
+        """Heal a cursor that lies outside the queue: the commitlog lost files before it, or the queue its end."""
+        low, high = level.queue.min_offset, level.queue.next_offset
+        corrected = min(max(run.cursor, low), high)
+        if corrected != run.cursor:
+            log.warning(
+                "level_offset_corrected",
+                delay_level=level.number,
+                offset=run.cursor,
+                corrected=corrected,
+                min=low,
+                max=high,
+            )
+            run.cursor = corrected
 
     # --- progress
+
+    def _note(self) -> bytes:
+        """See `storage.store.MessageStore.take_note`."""
+        crc = runs.table_crc(self.table.text)
+        return runs.encode(crc, {level.number: level.appended() for level in self.levels.values()})
 
     def progress(self) -> tuple[dict[str, Any], int]:
         """The progress as delayOffset.json has it, and the physical offset up to which the commitlog has to be
@@ -228,6 +538,41 @@ class LevelQueues:
         """Write the progress. May wait for the disk. Raises OSError."""
         self._file.write(table)
 
+    # --- what an operator sees
 
-def _is_queue_id(text: str | None) -> bool:
-    return text is not None and text.isascii() and text.isdecimal() and int(text) < 2**31
+    def report(self) -> None:
+        """Once a second or so: take rates, and log levels that are late, with the reason."""
+        monotonic, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        seconds = max(monotonic - self._sampled_at, 0.001)
+        self._sampled_at = monotonic
+        for level in self.levels.values():
+            level.rate = (level.delivered - level.sampled) / seconds
+            level.sampled = level.delivered
+            late_ms = self.lateness_ms(level, now_ms)
+            if late_ms < self.config.warn_ms:
+                level.warned_at = None
+            elif level.warned_at is None or monotonic - level.warned_at >= WARN_AGAIN_SECONDS:
+                level.warned_at = monotonic
+                log.warning(
+                    "level_late",
+                    delay_level=level.number,
+                    late_ms=late_ms,
+                    waiting=level.waiting,
+                    delivered_per_second=round(level.rate),
+                    reason=level.trouble or "many messages are due at once",
+                )
+
+    def describe(self, level: Level) -> str:
+        """One line for tools: what waits, when the first of it is due (ms since the epoch, - without one), how late
+        that is, how late the last delivery was, and messages delivered a second."""
+        late_ms = self.lateness_ms(level, self._clock.now_ms())
+        return (
+            f"pending={level.waiting} nextDue={level.due_ms if level.due_ms is not None else '-'} "
+            f"lateMillis={late_ms} lastLateMillis={level.late_by_ms} deliveredTps={level.rate:.1f} "
+            f"delivered={level.delivered} skipped={level.skipped}"
+        )
+
+    @staticmethod
+    def lateness_ms(level: Level, now_ms: int) -> int:
+        """For how long the first message of a level that is not delivered has been due; 0 when none is."""
+        return max(0, now_ms - level.due_ms) if level.due_ms is not None else 0

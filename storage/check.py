@@ -24,7 +24,12 @@ def problems(store: MessageStore) -> Iterator[str]:
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
             continue
         topic = record.topic.decode()
-        code = store.tags_code(topic, record.properties.decode("utf-8", "replace"), record.store_timestamp)
+        code = store.tags_code(
+            topic,
+            record.properties.decode("utf-8", "replace"),
+            record.store_timestamp,
+            record.prepared_transaction_offset,
+        )
         units = expected.setdefault((topic, record.queue_id), {})
         units[record.queue_offset] = (record.physical_offset, record.size, code)
     if scanner.end.physical_offset != log.end:

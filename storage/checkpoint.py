@@ -7,15 +7,17 @@
     physic timestamp: store time of the last flushed record; logic: of the last record whose consume-queue unit is
     flushed; index: of the last record in a full index file. ms since the epoch; 0 is always safe.
 
-    2048        2056              2064               2072              2080
-    | "DUEMQCP1"| recovery offset | physic timestamp | logic timestamp  | crc32 of these 32 bytes |
-    | 8 bytes   | int64           | int64            | int64            | uint32                  |
+    2048        2056              2064               2072              2080        2084
+    | "DUEMQCP2"| recovery offset | physic timestamp | logic timestamp  | note size | note ... | crc32 from 2048 on |
+    | 8 bytes   | int64           | int64            | int64            | uint32    |          | uint32             |
 
     recovery offset: the records before it, and their consume-queue units, are durable, so recovery starts there. It
     holds as long as RocketMQ has not written the store meanwhile, which shows in its timestamps differing from the
     copies here: then recovery goes by the timestamps, as RocketMQ does.
+    note: what the scheduler knew when the commitlog ended at the recovery offset (see `scheduler.runs`).
 
-All integers big-endian. RocketMQ maps the file and touches only its own fields. Mirrors apache/rocketmq
+All integers big-endian. The file is longer than 4096 bytes where the note asks for it. RocketMQ maps the first 4096 and
+touches only its own fields. Mirrors apache/rocketmq
 store/StoreCheckpoint.java (4.9.7, 5.3.3) but for ours.
 """
 
@@ -31,9 +33,9 @@ from storage.files import Files
 
 SIZE: Final = 4096
 _THEIRS: Final = struct.Struct(">qqq")
-_OURS: Final = struct.Struct(">8sqqq")
+_OURS: Final = struct.Struct(">8sqqqI")
 _OURS_AT: Final = 2048
-_MAGIC: Final = b"DUEMQCP1"
+_MAGIC: Final = b"DUEMQCP2"
 _CRC: Final = struct.Struct(">I")
 
 
@@ -44,6 +46,7 @@ class Checkpoint(msgspec.Struct):
     logic_timestamp: int = 0
     index_timestamp: int = 0
     recovery_offset: int | None = None
+    note: bytes = b""
     is_foreign: bool = False
     """Whether somebody else wrote the file last."""
 
@@ -56,11 +59,13 @@ def load(files: Files, path: str) -> Checkpoint:
     physic, logic, index = _THEIRS.unpack_from(data)
     checkpoint = Checkpoint(physic, logic, index, is_foreign=True)
     ours = data[_OURS_AT : _OURS_AT + _OURS.size]
-    if len(data) >= _OURS_AT + _OURS.size + _CRC.size and ours.startswith(_MAGIC):
-        _, offset, our_physic, our_logic = _OURS.unpack(ours)
-        (crc,) = _CRC.unpack_from(data, _OURS_AT + _OURS.size)
-        if crc == zlib.crc32(ours) and (our_physic, our_logic) == (physic, logic):
+    if len(ours) == _OURS.size and ours.startswith(_MAGIC):
+        _, offset, our_physic, our_logic, note_size = _OURS.unpack(ours)
+        end = _OURS_AT + _OURS.size + note_size
+        is_whole = data[end : end + _CRC.size] == _CRC.pack(zlib.crc32(data[_OURS_AT:end]))
+        if is_whole and (our_physic, our_logic) == (physic, logic):
             checkpoint.recovery_offset = offset
+            checkpoint.note = data[_OURS_AT + _OURS.size : end]
             checkpoint.is_foreign = False
     return checkpoint
 
@@ -74,7 +79,9 @@ def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
         checkpoint.recovery_offset or 0,
         checkpoint.physic_timestamp,
         checkpoint.logic_timestamp,
+        len(checkpoint.note),
     )
-    data[_OURS_AT : _OURS_AT + _OURS.size] = ours
-    _CRC.pack_into(data, _OURS_AT + _OURS.size, zlib.crc32(ours))
+    ours += checkpoint.note
+    ours += _CRC.pack(zlib.crc32(ours))
+    data[_OURS_AT:] = ours.ljust(SIZE - _OURS_AT, b"\0")
     files.write_whole(path, bytes(data))

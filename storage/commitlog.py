@@ -90,6 +90,10 @@ class Commitlog:
             return None
         return self._segments.file_at(offset)
 
+    def locate_space(self, offset: int) -> tuple[File, int] | None:
+        """The file that has an offset that is not written yet, and the position in it; None where it is not made."""
+        return self._segments.file_at(offset) if offset < self._segments.end else None
+
     def recovered(self, end: int) -> None:
         """Set the positions after recovery, and clear what a torn write left behind `end`."""
         self._segments.clear_from(end)

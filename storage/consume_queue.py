@@ -32,6 +32,7 @@ UNIT_SIZE: Final = 20
 assert UNIT.size == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 300_000 * UNIT_SIZE
 PADDING_SIZE: Final = 0x7FFFFFFF
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 _PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
 
 Watcher = Callable[["ConsumeQueue"], None]

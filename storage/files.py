@@ -25,6 +25,9 @@ _MAX_GAP: Final = 16 * 1024
 """Copying so much costs about as much as another call."""
 _MAX_BUFFERS: Final = 1000
 """The system takes 1024."""
+_WRITE_SIZE: Final = 32 * 1024
+"""Larger writes to new pages make the system look for larger pieces of memory: two to three times the cost a byte
+(ext4, Linux 6; measured)."""
 _VOID: Final = memoryview(bytearray(_MAX_GAP))
 
 
@@ -183,11 +186,17 @@ class OsFile:
     def write(self, offset: int, data: bytes) -> None:
         """See File."""
         fd = self._descriptor()
-        written = os.pwrite(fd, data, offset)
-        while written < len(data):
-            data = data[written:]
-            offset += written
+        size = len(data)
+        if size <= _WRITE_SIZE:
             written = os.pwrite(fd, data, offset)
+            if written == size:
+                return
+        else:
+            written = 0
+        view = memoryview(data)
+        while written < size:
+            end = min(size, written + _WRITE_SIZE - (offset + written) % _WRITE_SIZE)
+            written += os.pwrite(fd, view[written:end], offset + written)
 
     def clear(self, offset: int) -> None:
         """See File. Holes stay holes."""

@@ -19,15 +19,16 @@ lost): then all consume queues are made anew from the whole commitlog.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
-
-import msgspec
 
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from storage.checkpoint import Checkpoint
 from storage.commitlog import Commitlog
-from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
+from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT, ConsumeQueue
+from storage.copies import origin_of
 from storage.errors import StoreFileMissing, StoreFormatError
 from storage.files import Files
 from storage.scan import ScannedRecord, Scanner, read_record
@@ -35,12 +36,15 @@ from storage.scan import ScannedRecord, Scanner, read_record
 _CLOCK_MARGIN_MS: Final = 3000
 _WRITE_TAIL_BYTES: Final = 1 << 18
 _MAX_PADDING: Final = 10_000_000
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
-TagsCode = Callable[[str, str, int], int]
-"""Of topic, property text and store time: what the consume queue keeps beside a record's place."""
+TagsCode = Callable[[str, str, int, int], int]
+"""Of topic, property text, store time and prepared-transaction offset: what the consume queue keeps beside a record's
+place."""
 
 
-class Recovered(msgspec.Struct):
+@dataclass
+class Recovered:
     """What recovery found. Offsets are physical offsets."""
 
     start: int
@@ -55,6 +59,13 @@ class Recovered(msgspec.Struct):
     """Whether all consume queues were made anew."""
     last_store_timestamp: int
     """Store time of the last record, 0 without one; ms since the epoch."""
+    origins: array[int]
+    """Of the records read that are copies, the physical offsets of what they are copies of: for deliveries, the record
+    that scheduled the message."""
+    note: bytes = b""
+    """The checkpoint's note, as of `start`."""
+    is_foreign: bool = False
+    """Whether somebody else wrote the store last."""
 
 
 class _MissingUnits(Exception):
@@ -170,7 +181,11 @@ class Recovery:
         complete = start == self._log.begin
         scanner = Scanner(self._log, start, zeros_are_torn=self._is_ours)
         count, last_timestamp = 0, 0
+        origins = array("q")
         for record in scanner:
+            origin = origin_of(record.prepared_transaction_offset)
+            if origin is not None and record.topic != _SCHEDULE_TOPIC:
+                origins.append(origin)
             self._dispatch(record, complete=complete, rebuild=rebuild)
             count += 1
             last_timestamp = record.store_timestamp
@@ -181,7 +196,8 @@ class Recovery:
         for queue in self._queues.values():
             for path in queue.advance_min(self._log.begin):
                 self._files.remove(path)
-        return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp or self._timestamp_before(start))
+        last_timestamp = last_timestamp or self._timestamp_before(start)
+        return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp, origins)
 
     def _dispatch(self, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
@@ -192,7 +208,12 @@ class Recovery:
             queue = self._queues[topic, record.queue_id] = self._open_queue(topic, record.queue_id)
         if record.queue_offset != queue.next_offset:
             self._align(queue, record, complete=complete, rebuild=rebuild)
-        code = self._tags_code(topic, record.properties.decode("utf-8", "replace"), record.store_timestamp)
+        code = self._tags_code(
+            topic,
+            record.properties.decode("utf-8", "replace"),
+            record.store_timestamp,
+            record.prepared_transaction_offset,
+        )
         queue.tail += UNIT.pack(record.physical_offset, record.size, code)
         queue.next_offset += 1
         if len(queue.tail) > _WRITE_TAIL_BYTES:

@@ -48,6 +48,7 @@ class ScannedRecord(NamedTuple):
     store_timestamp: int
     topic: bytes
     properties: bytes
+    prepared_transaction_offset: int
 
 
 class ScanEnd(NamedTuple):
@@ -141,6 +142,7 @@ def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRec
         _I64.unpack_from(data, store_time_at)[0],
         data[topic_at:topic_end],
         data[topic_end + 2 : end],
+        _I64.unpack_from(data, body_size_at - 8)[0],
     )
 
 

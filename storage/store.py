@@ -21,13 +21,14 @@ from protocol.command import Body
 from protocol.errors import RecordError
 from protocol.record import StoredMessage
 from storage import checkpoint, pull
+from storage.ahead import AllocateAhead, AllocateJob
 from storage.append import Appender
 from storage.checkpoint import Checkpoint
 from storage.clock import Clock
 from storage.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from storage.commitlog import Commitlog
 from storage.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
-from storage.consume_queue import UNIT_SIZE, ConsumeQueue
+from storage.consume_queue import SCHEDULE_TOPIC, UNIT_SIZE, ConsumeQueue
 from storage.errors import StoreBroken, StoreClosed, StoreFull
 from storage.files import Files, Lock
 from storage.flush import CheckpointJob, FlushJob
@@ -35,10 +36,11 @@ from storage.recovery import Recovered, Recovery
 from storage.retention import Retention, RetentionConfig
 from storage.scan import read_record
 
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-
 DeliverTime = Callable[[int, int], int]
 """Of delay level and store time, ms since the epoch: when a message of the level is due."""
+
+MAX_PROMISE_MS: Final = 100 * 366 * 86_400_000
+"""A promise further ahead of the store time than this is none."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,20 @@ class MessageStore:
         self.retention = Retention(config.retention, files, self.log, clock)
         self.queues: dict[str, dict[int, ConsumeQueue]] = {}
         """Topic to queue id to queue."""
+        self.removals = 0
+        """How often queues were removed: whoever keeps some has to look again."""
         self._dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those start."""
         self._opened_at = 0
         """Where the commitlog ended when it was opened: what was there before may not be in the page cache."""
         self._checkpoint = Checkpoint()
-        self._queues_written = (0, 0)
-        """Commitlog end and store time when the queues were last put into their files."""
+        self._queues_written = (0, 0, b"")
+        """Commitlog end, store time and note when the queues were last put into their files."""
+        self.ahead = AllocateAhead(self.log, clock)
+        self.run_allocate: Callable[[AllocateJob], None] = lambda job: self.ahead.done()
+        """Has a thread run a job, and calls `ahead.done` after it."""
+        self.take_note: Callable[[], bytes] = lambda: b""
+        """Gives what a checkpoint has to keep for the scheduler: what it has appended, as of now."""
 
     # --- opening and closing
 
@@ -114,6 +123,9 @@ class MessageStore:
             raise
         self._dirty = {queue: queue.min_offset for queue in self.all_queues()}
         self._opened_at = recovered.end
+        self.ahead.opened()
+        recovered.note = self._checkpoint.note
+        recovered.is_foreign = self._checkpoint.is_foreign
         self.appender.open(recovered.last_store_timestamp)
         return recovered
 
@@ -163,13 +175,20 @@ class MessageStore:
     def remove_topic(self, topic: str) -> list[ConsumeQueue]:
         """Forget the queues of a topic; the caller removes them (`ConsumeQueue.remove`), which may take long."""
         removed = list(self.queues.pop(topic, {}).values())
+        self.removals += 1
         for queue in removed:
             self._dirty.pop(queue, None)
         return removed
 
-    def tags_code(self, topic: str, text: str, store_timestamp: int) -> int:
-        """What a consume queue keeps of a record: its deliver time in the schedule topic, else the tags' hash."""
+    def tags_code(self, topic: str, text: str, store_timestamp: int, promise: int = 0) -> int:
+        """What a consume queue keeps of a record: its deliver time in the schedule topic, else the tags' hash.
+
+        `promise` is the prepared-transaction offset of the record. RocketMQ does not use it in records of the schedule
+        topic; ours have the deliver time there, so that a message keeps it whatever becomes of the table of levels.
+        """
         if topic == SCHEDULE_TOPIC:
+            if store_timestamp <= promise <= store_timestamp + MAX_PROMISE_MS:
+                return promise
             level = properties.get(text, properties.DELAY)
             if level is not None and level.isdecimal() and int(level) > 0:
                 return self._deliver_time(int(level), store_timestamp)
@@ -236,7 +255,7 @@ class MessageStore:
 
     def write_queues(self) -> Iterator[None]:
         """Put the units in memory into the files, a queue a step. Raises OSError."""
-        self._queues_written = (self.log.end, self.appender.last_store_timestamp)
+        self._queues_written = (self.log.end, self.appender.last_store_timestamp, self.take_note())
         for queue in list(self._dirty):
             queue.write_tail()
             yield
@@ -244,14 +263,14 @@ class MessageStore:
     def plan_checkpoint(self) -> CheckpointJob:
         """A job after which the records written before the last `write_queues` began, and their units, are durable
         and recovery starts behind them. One at a time."""
-        end, timestamp = self._queues_written
+        end, timestamp, note = self._queues_written
         timestamp = timestamp or self._checkpoint.physic_timestamp
         job = CheckpointJob(
             self.files,
             self.config.root,
             self.log,
             self._dirty.items(),
-            Checkpoint(timestamp, timestamp, self._checkpoint.index_timestamp, end),
+            Checkpoint(timestamp, timestamp, self._checkpoint.index_timestamp, end, note),
             self._checkpoint_path,
         )
         self._dirty = {queue: queue.written_offset for queue in self._dirty if queue.tail}
@@ -286,6 +305,8 @@ class MessageStore:
 
     def _appended(self, touched: list[ConsumeQueue]) -> None:
         dirty = self._dirty
+        if self.log.end > self.ahead.look_at and (job := self.ahead.plan()) is not None:
+            self.run_allocate(job)
         for queue in touched:
             if queue not in dirty:
                 dirty[queue] = queue.written_offset

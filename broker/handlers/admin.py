@@ -20,7 +20,7 @@ from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
 from broker.runtime_info import Sources
 from broker.stats import Stats
-from broker.topics import MAX_QUEUES, Topics, check_name
+from broker.topics import DELAY_LEVELS, MAX_QUEUES, Topics, check_name
 from protocol import bodies, fastjson, headers
 from protocol.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
 from protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
@@ -28,6 +28,7 @@ from protocol.command import Command
 from protocol.errors import RemoteProtocolError
 from protocol.headers import NoFields, Request, response
 from protocol.message_id import parse_offset_message_id
+from scheduler.delay_levels import DelayLevels
 from storage.consume_queue import ConsumeQueue
 from storage.store import MessageStore
 
@@ -106,6 +107,8 @@ class AdminHandlers:
                 f"topicFilterType={header.topic_filter_type}: there are SINGLE_TAG and MULTI_TAG",
             )
         old = self._topics.get(header.topic)
+        attributes = _attributes(old.config.attributes if old is not None else None, header.attributes)
+        self._check_delay_levels((attributes or {}).get(DELAY_LEVELS))
         self._topics.put(
             TopicConfig(
                 header.topic,
@@ -115,12 +118,29 @@ class AdminHandlers:
                 header.topic_filter_type,
                 header.topic_sys_flag or 0,
                 header.order,
-                _attributes(old.config.attributes if old is not None else None, header.attributes),
+                attributes,
             )
         )
         await self._topics.save()
         await self._told_name_servers()
         return response(ResponseCode.SUCCESS)
+
+    def _check_delay_levels(self, text: str | None) -> None:
+        """A topic's own table of levels: each delay needs a queue, which is one of the broker's levels."""
+        if text is None:
+            return
+        table = self._sources.levels.table
+        try:
+            own = DelayLevels(text)
+        except ValueError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{DELAY_LEVELS}={text}: {error}") from None
+        for level in range(1, own.maximum + 1):
+            if table.level_of(own.delay_ms(level)) is None:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"{DELAY_LEVELS}={text}: messageDelayLevel has no level of {own.delay_ms(level) // 1000} s "
+                    f"({table.text}): add it there first",
+                )
 
     async def delete_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
         """Remove a topic, its queues and what consumers know of it."""

@@ -41,9 +41,9 @@ from protocol.record import (
 )
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
-from storage.consume_queue import ConsumeQueue
+from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
 from storage.errors import RecordTooLarge
-from storage.store import SCHEDULE_TOPIC, MessageStore
+from storage.store import MessageStore
 
 _FRAME: Final = struct.Struct(">II").pack
 _WAIT_TRUE: Final = "WAIT\x01true\x02"
@@ -219,7 +219,7 @@ class SendHandlers:
         """Stage a message for a queue, at once or by way of a delay level."""
         text = property_bytes.decode()
         if level > 0:
-            level = self._levels.table.cap(level)
+            level = self._level_for(queue.topic, level)
             text = properties.with_property(text, properties.DELAY, str(level))
             text = properties.with_property(text, properties.REAL_TOPIC, queue.topic)
             text = properties.with_property(text, properties.REAL_QID, str(queue.queue_id))
@@ -239,7 +239,26 @@ class SendHandlers:
             flag,
             sys_flag & ~_HOST_FLAGS,
             reconsume_times,
+            code if is_delayed else 0,  # the promise: see MessageStore.tags_code
         )
+
+    def _level_for(self, topic_name: str, level: int) -> int:
+        """The level of the broker's table for the level that a message asks for. Raises Refused where the topic has a
+        table of its own with a delay that the broker's has not: that would have no queue."""
+        table = self._levels.table
+        topic = self._table.get(topic_name)
+        if topic is None or topic.delay_levels is None:
+            return table.cap(level)
+        own = topic.delay_levels
+        delay_ms = own.delay_ms(own.cap(level))
+        found = table.level_of(delay_ms)
+        if found is None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"level {own.cap(level)} of the topic {topic_name} is {delay_ms // 1000} s, which "
+                f"messageDelayLevel has not ({table.text}): add it there",
+            )
+        return found
 
     def _prepare(self, connection: Connection, request: Request[SendMessage]) -> Topic | None:
         """The topic of a send, checked; None where the request has to wait for the topic to be made. Raises Refused."""

@@ -4,7 +4,7 @@ Method: a scenario runs on a file layer in memory that records every write and s
 before and just after it) the disks are built that a cut there could leave; each is opened, checked, written to, closed
 and opened again. The promises: nothing acknowledged under SYNC_FLUSH (an answer goes out when a flush job that began
 after the message was written has run) is missing or changed; the consume queues say what the commitlog says; no
-scheduled message is lost; no exception.
+scheduled message is lost or delivered twice, whatever became of delayOffset.json; no exception.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ import pytest
 
 from protocol import properties
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import LevelQueues
+from scheduler.level_queues import DeliveryConfig, LevelQueues
 from storage.check import problems
 from storage.clock import ManualClock
 from storage.config_file import ConfigFile
-from storage.store import SCHEDULE_TOPIC, MessageStore, StoreConfig
+from storage.consume_queue import SCHEDULE_TOPIC
+from storage.copies import origin_of
+from storage.errors import StoreFull
+from storage.recovery import Recovered
+from storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync, SyncDirectory
 
 pytestmark = pytest.mark.crash
@@ -38,12 +42,13 @@ class World:
     files: SimulatedFiles
     clock: ManualClock
     chance: random.Random
+    delivery: DeliveryConfig
     acknowledged: list[tuple[int, int, bytes]] = field(default_factory=list)
     """Number of the operation after which a message was acknowledged, its physical offset, its body."""
 
     def open(self) -> None:
-        self.store = open_store(self.files, self.clock)
-        self.levels = open_levels(self.store, self.clock)
+        self.store, recovered = open_store(self.files, self.clock)
+        self.levels = open_levels(self.store, self.clock, recovered, self.delivery)
         self.unacknowledged: list[tuple[int, bytes]] = []
 
     def send(self, count: int) -> None:
@@ -54,13 +59,13 @@ class World:
             if self.chance.random() < 0.3:
                 level = self.chance.choice((1, 2))
                 queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
-                text = f"DELAY\x01{level}\x02REAL_TOPIC\x01later\x02REAL_QID\x010\x02TAGS\x01d"
-                code = LEVELS.deliver_time(level, appender.begin())
+                text = f"DELAY\x01{level}\x02TAGS\x01d\x02REAL_TOPIC\x01later\x02REAL_QID\x010"
+                code = promise = LEVELS.deliver_time(level, appender.begin())
             else:
                 queue = self.store.ensure_queue(self.chance.choice(("a", "b")), self.chance.randrange(2))
-                text, code = "TAGS\x01plain", properties.tags_code("plain")
+                text, code, promise = "TAGS\x01plain", properties.tags_code("plain"), 0
             appender.begin()
-            appender.add(queue, body, text.encode(), code, 1, HOST)
+            appender.add(queue, body, text.encode(), code, 1, HOST, prepared_transaction_offset=promise)
             self.unacknowledged.append((appender.last_physical_offset, body))
         appender.commit()
 
@@ -83,6 +88,11 @@ class World:
         self.store.note_checkpoint(job)
 
     def deliver(self) -> None:
+        """A step, in which the store may refuse: with the async path, later messages may be delivered before."""
+        if self.chance.random() < 0.3:
+            self.store.appender.refuse(StoreFull("full"))
+            self.levels.step()
+            self.store.appender.accept()
         self.levels.step()
 
     def save_progress(self) -> None:
@@ -96,23 +106,35 @@ class World:
         self.levels.save(self.levels.to_json())
         self.store.close()
 
+    def tamper(self) -> None:
+        """Somebody removes the file of the levels' progress, or puts an old one back."""
+        path = f"{ROOT}/config/delayOffset.json"
+        if self.chance.random() < 0.5:
+            self.files.remove(path)
+            self.files.remove(f"{path}.bak")
+        else:
+            self.files.write_whole(path, b'{"offsetTable":{"1":0,"2":0}}')
 
-def open_store(files: SimulatedFiles, clock: ManualClock) -> MessageStore:
+
+def open_store(files: SimulatedFiles, clock: ManualClock) -> tuple[MessageStore, Recovered]:
     store = MessageStore(CONFIG, files, clock, ("127.0.0.1", 10911), LEVELS.deliver_time)
-    store.open()
-    return store
+    return store, store.open()
 
 
-def open_levels(store: MessageStore, clock: ManualClock) -> LevelQueues:
-    levels = LevelQueues(store, ConfigFile(store.files, f"{ROOT}/config/delayOffset.json"), clock, LEVELS)
-    levels.load()
+def open_levels(
+    store: MessageStore, clock: ManualClock, recovered: Recovered, delivery: DeliveryConfig | None = None
+) -> LevelQueues:
+    file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
+    levels = LevelQueues(store, file, clock, LEVELS, delivery)
+    levels.load(recovered)
     return levels
 
 
 def run_scenario(seed: int, steps: int) -> World:
     """A life of a store, with clean restarts and crashes that lose nothing (kill -9)."""
     chance = random.Random(seed)
-    world = World(SimulatedFiles(), ManualClock(), chance)
+    delivery = DeliveryConfig(is_async=seed % 2 == 1, batch_size=chance.choice((1, 2, 512)))
+    world = World(SimulatedFiles(), ManualClock(), chance, delivery)
     world.open()
     for _ in range(steps):
         action = chance.random()
@@ -129,9 +151,13 @@ def run_scenario(seed: int, steps: int) -> World:
             world.save_progress()
         elif action < 0.97:
             world.close()
+            if chance.random() < 0.5:
+                world.tamper()
             world.open()
         else:
             world.files.locked.clear()
+            if chance.random() < 0.5:
+                world.tamper()
             world.open()
     return world
 
@@ -139,40 +165,61 @@ def run_scenario(seed: int, steps: int) -> World:
 def check_image(image: SimulatedFiles, world: World, when: int) -> None:
     """Open what a crash left, and hold it against the promises."""
     clock = ManualClock(world.clock.now_ms())
-    store = open_store(image, clock)
+    store, recovered = open_store(image, clock)
     assert list(problems(store)) == []
     for acknowledged_at, offset, body in world.acknowledged:
         if acknowledged_at <= when:
             message = store.message_at(offset)
             assert message is not None, f"the message at {offset} is gone"
             assert message.body == body
-    levels = open_levels(store, clock)
+    levels = open_levels(store, clock, recovered)
     check_schedules(store, levels)
     clock.advance(10_000)
     while (due := levels.step()) is not None and due <= clock.now_ms():
         pass
+    check_each_once(store, levels)
     appender = store.appender
     appender.begin()
     appender.add(store.ensure_queue("a", 0), b"after", b"", 0, 1, HOST)
     appender.commit()
     assert list(problems(store)) == []
     image.locked.clear()
-    again = open_store(image, clock)
+    again, recovered = open_store(image, clock)
+    levels = open_levels(again, clock, recovered)
+    assert levels.step() is None
     assert list(problems(again)) == []
     assert again.log.end == store.log.end
 
 
+def origins(store: MessageStore) -> list[int]:
+    """The records that deliveries name, one for each delivery."""
+    queue = store.queue("later", 0)
+    found = []
+    for offset in range(queue.min_offset, queue.next_offset) if queue is not None else ():
+        unit = queue.unit(offset) if queue is not None else None
+        assert unit is not None
+        message = store.message_at(unit[0], unit[1])
+        assert message is not None
+        origin = origin_of(message.prepared_transaction_offset)
+        assert origin is not None
+        found.append(origin)
+    return found
+
+
+def check_each_once(store: MessageStore, levels: LevelQueues) -> None:
+    """All that was scheduled is due and delivered: each message by one record."""
+    scheduled = []
+    for level in levels.levels.values():
+        for offset in range(level.queue.min_offset, level.queue.next_offset):
+            unit = level.queue.unit(offset)
+            assert unit is not None
+            scheduled.append(unit[0])
+    assert sorted(origins(store)) == sorted(scheduled)
+
+
 def check_schedules(store: MessageStore, levels: LevelQueues) -> None:
     """Every scheduled message that progress says was delivered is in its topic."""
-    delivered = set()
-    queue = store.queue("later", 0)
-    if queue is not None:
-        for offset in range(queue.min_offset, queue.next_offset):
-            unit = queue.unit(offset)
-            assert unit is not None
-            message = store.message_at(unit[0], unit[1])
-            assert message is not None
-            delivered.add(message.prepared_transaction_offset)
+    delivered = set(origins(store))
     for level in levels.levels.values():
         for offset in range(level.queue.min_offset, level.offset):
             unit = level.queue.unit(offset)

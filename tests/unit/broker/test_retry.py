@@ -13,7 +13,7 @@ from protocol.command import Command
 from protocol.headers import ConsumerSendMsgBack, CreateTopic
 from protocol.message_id import pack_host
 from protocol.record import FLAG_STORE_IPV6, StoredMessage
-from storage.store import SCHEDULE_TOPIC
+from storage.consume_queue import SCHEDULE_TOPIC
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.wire import pull, request, send
 

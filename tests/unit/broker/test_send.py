@@ -17,7 +17,7 @@ from protocol.message_id import pack_host, parse_offset_message_id
 from protocol.properties import MAX_BYTES, java_hash
 from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
 from storage.clock import ManualClock
-from storage.store import SCHEDULE_TOPIC
+from storage.consume_queue import SCHEDULE_TOPIC
 from tests.support import wire
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import BORN_MS, pull, request, send

@@ -19,16 +19,6 @@ from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
 from tests.unit.broker.test_config import value_for
 
-SCHEDULER = {
-    "enableScheduleAsyncDeliver",
-    "messageDelayLevel",
-    "scheduleAsyncDeliverMaxPendingLimit",
-    "scheduleAsyncDeliverMaxResendNum2Blocked",
-    "scheduleDeliverBatchSize",
-    "scheduleLatenessWarnMillis",
-}
-"""Live properties that the scheduler follows."""
-
 
 def update(text: str) -> Command:
     return request(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
@@ -146,7 +136,7 @@ def test_only_live_properties_can_be_followed(settings: LiveSettings) -> None:
 
 async def test_every_live_property_has_a_follower(broker: UnboundBroker) -> None:
     """A setting that can be changed and has no effect would be a lie."""
-    assert broker.settings.followed | SCHEDULER >= LIVE
+    assert broker.settings.followed >= LIVE
 
 
 # --- over the wire

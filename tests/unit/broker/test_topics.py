@@ -12,8 +12,8 @@ from broker.topics import MAX_QUEUES, check_name
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.headers import CreateTopic, Topic
+from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFormatError
-from storage.store import SCHEDULE_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import pull, request, send
 

@@ -1,0 +1,194 @@
+"""Delivering one batch: due units of a level's queue are read as one range, the records they point to copied for their
+real queues and appended in one write."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from protocol import properties, record
+from protocol.command import Body
+from protocol.errors import RecordError
+from scheduler.targets import Targets
+from storage.consume_queue import PADDING_SIZE, UNIT_SIZE, ConsumeQueue
+from storage.copies import ORIGIN_ZERO, UNITS, Records
+from storage.errors import StoreError
+from storage.pull import ColdRead, Range
+from storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Units = NDArray[Any]
+
+log = structlog.get_logger(__name__)
+
+BATCH_BYTES: Final = 512 * 1024
+"""About how much one batch holds at most, so that it takes no more than a few ms."""
+WARM_BYTES: Final = 4 * 1024 * 1024
+"""How much a thread reads ahead where records are not in memory any more."""
+
+
+class Kind(Enum):
+    """What became of a batch."""
+
+    APPENDED = auto()
+    SKIPPED = auto()
+    """They stand for no message, or for one that cannot be delivered: there is nothing to wait for."""
+    GONE = auto()
+    """Their records are not in the commitlog."""
+    COLD = auto()
+    """Their records are not in memory: the disk has to be waited for."""
+
+
+class Outcome(NamedTuple):
+    """What became of the first `units` of a batch; `delivered` of them were appended."""
+
+    kind: Kind
+    units: int
+    delivered: int = 0
+
+
+class Batches:
+    """Delivers units. Raises StoreError where the store takes nothing; then nothing of the batch was appended."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._targets = Targets(store)
+        self._done: NDArray[np.int64] = np.empty(0, np.int64)
+        self._done_end = 0
+
+    def set_delivered(self, origins: NDArray[np.int64]) -> None:
+        """Physical offsets of scheduled records that recovery found delivered: their units are passed over."""
+        self._done = np.unique(origins)
+        self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
+
+    def is_delivered(self, units: Units) -> NDArray[np.bool_]:
+        """Of each unit, whether recovery found its message delivered."""
+        return np.isin(units["physical_offset"], self._done)
+
+    def read(self, queue: ConsumeQueue, offset: int, count: int) -> Units:
+        """Units from a queue offset on."""
+        data = queue.read(offset, count)
+        return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
+
+    def deliver(self, level: int, units: Units, *, may_wait: bool) -> Outcome:
+        """Deliver units that are due, at least one, as many as make a batch. `may_wait`: read from the disk, if need
+        be, where otherwise the answer is COLD."""
+        physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        skipped = sizes == PADDING_SIZE
+        if self._done_end and physical[0] < self._done_end:
+            skipped |= self.is_delivered(units)
+        if skipped[0]:
+            return Outcome(Kind.SKIPPED, _leading(skipped))
+        begin, end = self._store.log.begin, self._store.log.end
+        gone = (physical < begin) | (sizes <= 0) | (physical + sizes > end)
+        if gone[0]:
+            return Outcome(Kind.GONE, _leading(gone))
+        count = min(_leading(~(skipped | gone)), max(1, int(np.searchsorted(np.cumsum(sizes), BATCH_BYTES, "right"))))
+        ranges = _ranges(physical[:count], sizes[:count])
+        data = self._read_records(ranges, may_wait=may_wait)
+        if data is None:
+            return Outcome(Kind.COLD, count)
+        if len(data) != int(sizes[:count].sum()):
+            return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(level, units[:1], may_wait=may_wait)
+        return self._append(level, Records(data, physical[:count], sizes[:count]))
+
+    def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
+        """The bytes of records; None where the disk would have to be waited for, fewer where a file is gone."""
+        try:
+            return ColdRead(self._store.log, ranges).run() if may_wait else self._store.read(ranges)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreError(f"reading the commitlog failed: {error}") from error
+
+    def warm(self, units: Units) -> ColdRead:
+        """A job that reads the records of units from the disk, for what comes next."""
+        physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        usual = _leading((sizes > 0) & (sizes != PADDING_SIZE) & (physical >= self._store.log.begin))
+        count = max(1, min(usual, int(np.searchsorted(np.cumsum(sizes[:usual]), WARM_BYTES, "right"))))
+        return ColdRead(self._store.log, _ranges(physical[:count], sizes[:count]))
+
+    # ---
+
+    def _append(self, level: int, records: Records) -> Outcome:
+        appender = self._store.appender
+        usual = records.is_usual & appender.can_copy
+        if not usual[0]:
+            return self._append_apart(level, records)
+        if not usual.all():
+            records = records.part(slice(0, _leading(usual)))
+        count = len(records)
+        found, codes = self._targets.find(records)
+        numbers = {queue: number for number, queue in enumerate(dict.fromkeys(found))}
+        which = np.zeros(count, np.int64)
+        if len(numbers) > 1:
+            which = np.fromiter(map(numbers.__getitem__, found), np.int64, count)
+        tags_codes = np.array(codes)
+        if None in numbers:
+            known = np.flatnonzero(which != numbers[None])
+            self._complain(level, records, np.flatnonzero(which == numbers[None]))
+            if not len(known):
+                return Outcome(Kind.SKIPPED, count)
+            which, tags_codes = which[known], tags_codes[known]
+            which -= which > numbers.pop(None)
+            records = records.part(known)
+        appender.begin()
+        appender.add_copies(records, [queue for queue in numbers if queue is not None], which, tags_codes)
+        appender.commit()
+        return Outcome(Kind.APPENDED, count, len(records))
+
+    def _append_apart(self, level: int, records: Records) -> Outcome:
+        """The first record, which is of another make (IPv6, a long topic), or is none."""
+        try:
+            message = record.decode(records.data[: int(records.sizes[0])])
+        except RecordError:
+            return Outcome(Kind.GONE, 1)
+        text = message.properties_text.encode()
+        queue = self._targets.queue(text)
+        if queue is None:
+            self._complain(level, records, np.arange(1))
+            return Outcome(Kind.SKIPPED, 1)
+        appender = self._store.appender
+        appender.begin()
+        appender.add(
+            queue,
+            message.body,
+            text,
+            properties.tags_code(message.get_property(properties.TAGS)),
+            message.born_timestamp,
+            message.born_host,
+            message.flag,
+            message.sys_flag,
+            message.reconsume_times,
+            message.physical_offset or ORIGIN_ZERO,
+        )
+        appender.commit()
+        return Outcome(Kind.APPENDED, 1, 1)
+
+    @staticmethod
+    def _complain(level: int, records: Records, which: NDArray[np.int64]) -> None:
+        log.error(
+            "scheduled_messages_undeliverable",
+            delay_level=level,
+            messages=len(which),
+            physical_offset=int(records.heads["physical_offset"][which[0]]),
+            reason="no topic and queue in REAL_TOPIC and REAL_QID that a message may go to",
+        )
+
+
+def _leading(mask: NDArray[np.bool_]) -> int:
+    """How many elements hold before the first that does not."""
+    return len(mask) if mask.all() else int(np.argmin(mask))
+
+
+def _ranges(physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Range]:
+    """The records as ranges that are as long as possible, each within one read's reach."""
+    ends = physical + sizes
+    breaks = np.flatnonzero(physical[1:] != ends[:-1]) + 1
+    firsts, lasts = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(physical)])) - 1
+    return list(zip(physical[firsts].tolist(), (ends[lasts] - physical[firsts]).tolist(), strict=True))

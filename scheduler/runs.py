@@ -1,0 +1,75 @@
+"""How far a level is.
+
+A level's queue is in order of deliver times as long as its delay and the clock stay what they are. Where the delay was
+shortened, or the clock set, another run begins: within a run the order holds, and each run has a cursor of its own.
+Nearly always there is one run.
+
+The checkpoint keeps the runs of all levels as a note (`storage.checkpoint`), as of its recovery offset: every message
+before a cursor has been delivered by a record before that offset, or was given up. With the deliveries that recovery
+finds behind it that tells exactly what was delivered.
+
+    | crc32 of the table's text | number of levels | level  | number of runs | start | cursor | shift ms | ...
+    | uint32                    | uint16           | uint16 | uint16         | int64 | int64  | int64    |
+    a level follows the other, in it a run the other; all integers big-endian
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+_START: Final = struct.Struct(">IH")
+_LEVEL: Final = struct.Struct(">HH")
+_RUN: Final = struct.Struct(">qqq")
+
+
+class Run(NamedTuple):
+    """Queue offsets of a part of a level's queue, which ends where the next run starts. `cursor`: the next to deliver.
+    `shift_ms`: by how much the clock was set since these messages were stored; their deliver times move with it."""
+
+    start: int
+    cursor: int
+    shift_ms: int = 0
+
+
+class Note(NamedTuple):
+    """What the checkpoint's note says."""
+
+    table_crc: int
+    runs: dict[int, list[Run]]
+    """By level."""
+
+
+def table_crc(text: str) -> int:
+    """What the note keeps of the table of levels."""
+    return zlib.crc32(text.encode())
+
+
+def encode(crc: int, levels: Mapping[int, Iterable[Run]]) -> bytes:
+    """The note's bytes."""
+    parts = [_START.pack(crc, len(levels))]
+    for level, runs in levels.items():
+        packed = [_RUN.pack(*run) for run in runs]
+        parts += (_LEVEL.pack(level, len(packed)), *packed)
+    return b"".join(parts)
+
+
+def decode(note: bytes) -> Note | None:
+    """What a note says; None for one that is empty or of another make."""
+    try:
+        crc, count = _START.unpack_from(note)
+        at = _START.size
+        levels: dict[int, list[Run]] = {}
+        for _ in range(count):
+            level, number = _LEVEL.unpack_from(note, at)
+            at += _LEVEL.size
+            end = at + number * _RUN.size
+            if number == 0 or end > len(note):
+                return None
+            levels[level] = [Run(*fields) for fields in _RUN.iter_unpack(note[at:end])]
+            at = end
+    except struct.error:
+        return None
+    return Note(crc, levels) if at == len(note) else None

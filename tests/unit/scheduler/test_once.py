@@ -1,0 +1,100 @@
+"""Exactly once over crashes: what the checkpoint's note and the log say, whatever became of delayOffset.json."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler import runs
+from scheduler.level_queues import DeliveryConfig
+from scheduler.runs import Run
+from storage.errors import StoreFull
+from tests.unit.scheduler.world import World
+
+OFFSETS = st.integers(0, 2**62)
+PROGRESS = "/s/config/delayOffset.json"
+
+
+@pytest.mark.parametrize("checkpoint_after", [None, 0, 3, 5, 8])
+@pytest.mark.parametrize("tampering", ["none", "deleted", "old"])
+def test_nothing_comes_twice_after_a_kill(checkpoint_after: int | None, tampering: str) -> None:
+    world = World()
+    for number in range(10):
+        world.schedule(1 + number % 2, b"%d" % number)
+        if number == 4:
+            world.save()
+        world.pass_time(700)
+        if number == checkpoint_after:
+            world.checkpoint()
+    before = len(world.bodies())
+    assert 0 < before < 10
+    if tampering == "deleted":
+        world.files.remove(PROGRESS)
+        world.files.remove(f"{PROGRESS}.bak")
+    elif tampering == "old":
+        world.files.write_whole(PROGRESS, b'{"offsetTable":{"1":0,"2":0}}')
+    world.open()
+    world.pass_time(10_000)
+    assert sorted(world.bodies(), key=int) == [b"%d" % number for number in range(10)]
+    assert world.twice() == []
+
+
+def test_what_was_delivered_out_of_order_is_known_as_well() -> None:
+    world = World(delivery=DeliveryConfig(is_async=True, batch_size=1, max_resends=50), sync_flush=True)
+    for number in range(3):
+        world.schedule(1, b"%d" % number)
+    world.clock.advance(1000)
+    world.store.appender.refuse(StoreFull("full"))
+    world.run()
+    world.store.appender.accept()
+    world.schedule(1, b"3")
+    world.clock.advance(1000)
+    # All are due again, the failed ones first: let only the new one through.
+    level = world.levels.levels[1]
+    for put in level.puts:
+        put.retry_ms = world.clock.now_ms() + 5000
+    world.run()
+    assert world.bodies() == [b"3"]
+    assert level.appended() == [Run(0, 0), Run(1, 1), Run(2, 2), Run(3, 4)]
+    world.checkpoint()
+    world.open()
+    world.run()
+    world.flush()
+    assert sorted(world.bodies()) == [b"0", b"1", b"2", b"3"]
+    assert world.twice() == []
+    world.checkpoint()
+    world.open()
+    assert [Run(run.start, run.cursor, run.shift_ms) for run in world.levels.levels[1].runs][-1].cursor == 4
+
+
+def test_a_store_that_rocketmq_wrote_last_goes_by_its_progress() -> None:
+    world = World()
+    for number in range(4):
+        world.schedule(1, b"%d" % number)
+    world.pass_time(1000)
+    world.store.close()
+    data = bytearray(world.files.read_whole("/s/checkpoint") or b"")
+    data[7] ^= 1  # RocketMQ writes its own timestamps
+    world.files.write_whole("/s/checkpoint", bytes(data))
+    world.files.write_whole(PROGRESS, b'{"offsetTable":{1:1}}')
+    world.open()
+    world.run()
+    assert world.bodies() == [b"0", b"1", b"2", b"3", b"1", b"2", b"3"], "at least once, as RocketMQ"
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.dictionaries(
+        st.integers(1, 65535),
+        st.lists(st.builds(Run, OFFSETS, OFFSETS, st.integers(-(2**40), 2**40)), min_size=1),
+    ),
+    st.binary(max_size=60),
+)
+def test_a_note_is_read_as_it_was_written_and_rubbish_is_none(
+    crc: int, levels: dict[int, list[Run]], rubbish: bytes
+) -> None:
+    note = runs.encode(crc, levels)
+    assert runs.decode(note) == runs.Note(crc, levels)
+    assert runs.decode(note[:-1]) is None
+    runs.decode(rubbish)

@@ -1,0 +1,136 @@
+"""Copies made as a block are what copies made one by one are."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol import record
+from storage.clock import ManualClock
+from storage.copies import ORIGIN_ZERO, Records, origin_of
+from storage.store import MessageStore
+from tests.crash.simulated_files import SimulatedFiles
+from tests.unit.storage.conftest import HOST, make_store
+
+MESSAGES = st.lists(
+    st.tuples(st.binary(max_size=300), st.sampled_from([b"", b"TAGS\x01a", b"KEYS\x01k\x02x\x01y"]), st.integers(0, 2)),
+    min_size=1,
+    max_size=40,
+)
+"""Body, properties, and to which of three queues."""
+TARGETS = (("a", 0), ("a", 7), ("longer-topic-name", 1))
+
+
+def stored(store: MessageStore, messages: list[tuple[bytes, bytes, int]]) -> list[tuple[int, int]]:
+    """Places of records of some topic."""
+    queue = store.ensure_queue("from", 2)
+    for number, (body, text, _) in enumerate(messages):
+        store.appender.begin()
+        store.appender.add(queue, body, text, number, number, HOST, 3, 0, number)
+    store.appender.commit()
+    units = [queue.unit(queue.min_offset + number) for number in range(queue.next_offset)]
+    return [(unit[0], unit[1]) for unit in units if unit is not None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(MESSAGES, st.booleans())
+def test_a_block_is_what_single_copies_are(messages: list[tuple[bytes, bytes, int]], alike: bool) -> None:
+    if alike:
+        messages = [messages[0]] * len(messages)
+    clock = ManualClock()
+    block_store, single_store = (make_store("/s", SimulatedFiles(), clock, segment_size=8192) for _ in range(2))
+    for store in (block_store, single_store):
+        store.open()
+        places = stored(store, messages)
+        clock_before = store.log.end
+        if store is block_store:
+            copy_as_block(store, places, messages)
+        else:
+            copy_singly(store, places, messages)
+        assert store.log.end > clock_before
+    size = block_store.log.end
+    assert size == single_store.log.end
+    for topic, queue_id in TARGETS:
+        ours, theirs = block_store.queue(topic, queue_id), single_store.queue(topic, queue_id)
+        count = theirs.next_offset if theirs is not None else 0
+        assert (ours.next_offset if ours is not None else 0) == count
+        for offset in range(count):
+            assert ours is not None
+            assert theirs is not None
+            unit = ours.unit(offset)
+            assert unit is not None
+            assert unit == theirs.unit(offset)
+            assert block_store.record_at(unit[0]) == single_store.record_at(unit[0])
+    block_store.close()
+    single_store.close()
+
+
+def copy_as_block(store: MessageStore, places: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]]) -> None:
+    data = b"".join(store.log.read(*place) or b"" for place in places)
+    physical, sizes = (np.array(column, np.int64) for column in zip(*places, strict=True))
+    records = Records(data, physical, sizes)
+    assert records.is_usual.all()
+    assert records.properties() == [text for _, text, _ in messages]
+    queues = [store.ensure_queue(*target) for target in TARGETS]
+    which = np.array([number for _, _, number in messages])
+    used = sorted(set(which.tolist()))
+    which = np.searchsorted(used, which)
+    store.appender.begin()
+    store.appender.add_copies(records, [queues[number] for number in used], which, np.arange(len(places)) + 5)
+    store.appender.commit()
+
+
+def copy_singly(store: MessageStore, places: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]]) -> None:
+    for number, ((physical, _), (_, text, target)) in enumerate(zip(places, messages, strict=True)):
+        found = store.message_at(physical)
+        assert found is not None
+        store.appender.begin()
+        store.appender.add(
+            store.ensure_queue(*TARGETS[target]),
+            found.body,
+            text,
+            number + 5,
+            found.born_timestamp,
+            found.born_host,
+            found.flag,
+            found.sys_flag,
+            found.reconsume_times,
+            physical or ORIGIN_ZERO,
+        )
+    store.appender.commit()
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 7, 28, 35, 84, 87, 88 + 4, -1 - 9])
+def test_what_is_damaged_is_not_usual(at: int) -> None:
+    """Size, magic, physical offset, size of the body, length of the topic, length of the properties."""
+    data = bytearray(USUAL)
+    assert Records(bytes(data), np.array([64]), np.array([len(data)])).is_usual.all()
+    data[at] ^= 0x81
+    assert not Records(bytes(data), np.array([64]), np.array([len(data)])).is_usual.any()
+
+
+def test_ipv6_hosts_are_not_usual() -> None:
+    data = record.encode(msgspec.structs.replace(MESSAGE, born_host=bytes(20)))
+    assert not Records(data, np.array([64]), np.array([len(data)])).is_usual.any()
+
+
+MESSAGE = record.StoredMessage(
+    queue_id=1,
+    physical_offset=64,
+    born_timestamp=1,
+    born_host=HOST,
+    store_timestamp=2,
+    store_host=HOST,
+    body=b"body",
+    topic="topic",
+    properties_text="TAGS\x01tag",
+)
+USUAL = record.encode(MESSAGE)
+
+
+@pytest.mark.parametrize(("stored_as", "origin"), [(0, None), (ORIGIN_ZERO, 0), (5, 5)])
+def test_the_record_at_offset_zero_can_be_named(stored_as: int, origin: int | None) -> None:
+    assert origin_of(stored_as) == origin
