@@ -1,0 +1,205 @@
+"""Levels as an operator has them: both paths, tables that change, a topic's own table, a backlog that RocketMQ wrote.
+
+What was delivered is read from the queues of the topic, where a second copy could not hide.
+"""
+
+import asyncio
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from tests.interop.environment import LEVEL_MS, BrokerFactory
+from tests.interop.support import eventually, not_on
+from tests.peers.apache import mqadmin
+from tests.peers.broker import Broker
+from tests.peers.clients import JavaClient, unique
+from tests.peers.messages import Outgoing, Received
+
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+QUEUES = 2
+CHECKPOINT_OF_OURS = b"DUEMQCP2"
+# The first three fall due while no broker runs: RocketMQ's is killed before that.
+BACKLOG_LEVELS = "5s 6s 6s 1s"
+BACKLOG_MS = 5000
+BACKLOG = 1000
+
+
+async def _topic(broker: Broker, java: JavaClient) -> str:
+    admin = java.admin(broker.nameserver)
+    topic = unique("topic")
+    await admin.create_topic(broker.address, topic, QUEUES)
+    await eventually(partial(admin.route, topic))
+    return topic
+
+
+async def _stored(broker: Broker, java: JavaClient, topic: str) -> list[list[Received]]:
+    """Return what each queue of a topic has."""
+    return [await java.pull_all(broker.nameserver, topic, queue) for queue in range(QUEUES)]
+
+
+async def _stored_so_far(broker: Broker, java: JavaClient, topic: str, count: int) -> None:
+    """Wait until so many messages are in a topic."""
+
+    async def stored() -> int:
+        return sum(queue.max for queue in (await java.admin(broker.nameserver).topic_stats(topic)).values())
+
+    await eventually(stored, lambda found: found >= count, timeout=60)
+
+
+async def _set(version: str, broker: Broker, name: str, value: str) -> None:
+    """Change a setting with mqadmin."""
+    command = ("updateBrokerConfig", "-b", broker.address, "-k", name, "-v", value)
+    output = (await mqadmin(version, *command, nameserver=broker.nameserver)).output
+    assert "update broker config success" in output, output
+
+
+@pytest.mark.parametrize("path", ["sync", "async"])
+async def test_both_paths_deliver_everything_once_and_in_order_also_when_they_change(
+    brokers: BrokerFactory, target: str, java: JavaClient, path: str
+) -> None:
+    is_async = path == "async"
+    properties = {
+        "messageDelayLevel": "1s 2s 1s",
+        "flushDiskType": "SYNC_FLUSH",
+        "enableScheduleAsyncDeliver": str(is_async).lower(),
+    }
+    broker = brokers.make(target, properties)
+    await broker.start()
+    topic = await _topic(broker, java)
+    other = str(not is_async).lower()
+    sent: list[bytes] = []
+    async with await java.producer(broker.nameserver) as producer:
+        switch = asyncio.create_task(_set("4.9.7", broker, "enableScheduleAsyncDeliver", other))
+        rest = 3
+        while rest:
+            bodies = [f"{len(sent) + n}".encode() for n in range(90)]
+            messages = [Outgoing(body, level=1 + n % 3) for n, body in enumerate(bodies)]
+            await producer.send(topic, messages, "async")
+            sent += bodies
+            # Some of these are delivered while others wait, when the next ones come and when the path changes.
+            await _stored_so_far(broker, java, topic, len(sent) - 60)
+            rest -= switch.done()
+        await switch
+    config = await java.admin(broker.nameserver).broker_config(broker.address)
+    assert config["enableScheduleAsyncDeliver"] == other
+    await _stored_so_far(broker, java, topic, len(sent))
+    stored = await _stored(broker, java, topic)
+    bodies = [message.body for queue in stored for message in queue]
+    assert sorted(bodies) == sorted(sent)
+    for level in (1, 2, 3):
+        waited = await java.pull_all(broker.nameserver, SCHEDULE, level - 1)
+        for queue in range(QUEUES):
+            in_order = [message.body for message in waited if message.properties["REAL_QID"] == f"{queue}"]
+            found = [message.body for message in stored[queue] if message.properties["DELAY"] == f"{level}"]
+            assert found == in_order
+
+
+async def test_levels_change_while_messages_wait(brokers: BrokerFactory, target: str, java: JavaClient) -> None:
+    for kind in ("apache-4.9.7", "apache-5.3.3"):
+        not_on(target, kind, "a change of messageDelayLevel has no effect before its next start")
+    broker = brokers.make(target, {"messageDelayLevel": "1s 10s"})
+    await broker.start()
+    topic = await _topic(broker, java)
+    promised = {b"old": 10_000, b"shortened": 3000, b"added": 2000, b"shortened again": 1000, b"longer": 4000}
+    async with await java.producer(broker.nameserver) as producer:
+        await producer.send(topic, [Outgoing(b"old", level=2)])
+        await _set("4.9.7", broker, "messageDelayLevel", "1s 3s 2s")
+        await producer.send(topic, [Outgoing(b"shortened", level=2), Outgoing(b"added", level=3)])
+        await _set("5.3.3", broker, "messageDelayLevel", "1s 1s 4s")
+        await producer.send(topic, [Outgoing(b"shortened again", level=2), Outgoing(b"longer", level=3)])
+    await _stored_so_far(broker, java, topic, len(promised))
+    found = {message.body: message for queue in await _stored(broker, java, topic) for message in queue}
+    assert len(found) == len(promised)
+    waited = [message for level in (2, 3) for message in await java.pull_all(broker.nameserver, SCHEDULE, level - 1)]
+    waits = {message.body: found[message.body].store_time - message.store_time for message in waited}
+    # Not early by a ms; late by less than what tells one delay from the next longer one.
+    assert {body: ms for body, ms in waits.items() if not promised[body] <= ms < promised[body] + 900} == {}
+
+
+async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: JavaClient) -> None:
+    for kind in ("apache-4.9.7", "apache-5.3.3"):
+        not_on(target, kind, "there is no such attribute")
+    topic, other = unique("topic"), unique("topic")
+    command = ("updateTopic", "-b", broker.address, "-r", f"{QUEUES}", "-w", f"{QUEUES}")
+    made, refused = await asyncio.gather(
+        mqadmin("5.3.3", *command, "-t", topic, "-a", "+delay.levels=3s 1s", nameserver=broker.nameserver),
+        mqadmin("5.3.3", *command, "-t", other, "-a", "+delay.levels=7m 1s", nameserver=broker.nameserver),
+    )
+    assert f"create topic to {broker.address} success." in made.output, made.output
+    assert "delay.levels=7m 1s: messageDelayLevel has no level of 420 s" in refused.output
+    # The broker's own first two are of 1 s and 2 s; a level beyond the topic's table is the table's highest.
+    assert LEVEL_MS[:2] == (1000, 2000)
+    promised = {b"1": 3000, b"2": 1000, b"9": 1000}
+    messages = [Outgoing(body, level=int(body)) for body in promised]
+    async with await java.producer(broker.nameserver) as producer:
+        results = await producer.send(topic, messages)
+    await _stored_so_far(broker, java, topic, len(promised))
+    found = {message.body: message for queue in await _stored(broker, java, topic) for message in queue}
+    assert found.keys() == promised.keys()
+    for message, result in zip(messages, results, strict=True):
+        assert result.queue_offset is not None
+        level = int(found[message.body].properties["DELAY"])
+        assert LEVEL_MS[level - 1] == promised[message.body], "the level of the broker's table with that delay"
+        (waited,) = (await java.pull(broker.nameserver, SCHEDULE, level - 1, result.queue_offset, count=1)).messages
+        assert waited.body == message.body
+        assert found[message.body].store_time >= waited.store_time + promised[message.body]
+
+
+async def test_a_backlog_of_rocketmq_is_delivered_once_over_kills(
+    brokers: BrokerFactory, target: str, java: JavaClient
+) -> None:
+    for kind in ("apache-4.9.7", "apache-5.3.3"):
+        not_on(target, kind, "after a crash it delivers again what it delivered since delayOffset.json was written")
+    writer = brokers.make("apache-4.9.7", {"messageDelayLevel": BACKLOG_LEVELS})
+    await writer.start()
+    topic = await _topic(writer, java)
+    backlog = [f"{level} {number}".encode() for number in range(BACKLOG) for level in (1, 2, 3)]
+    async with await java.producer(writer.nameserver) as producer:
+        await producer.send(topic, [Outgoing(backlog[0], level=1)])
+        first_sent = asyncio.get_running_loop().time()
+        await producer.send(topic, [Outgoing(body, level=int(body.split()[0])) for body in backlog[1:]], "async")
+    await writer.kill()
+    due_in = first_sent + BACKLOG_MS / 1000 - asyncio.get_running_loop().time()
+    assert due_in > 0, "this machine was too slow: RocketMQ's broker may have delivered some of it itself"
+    await asyncio.sleep(due_in)  # nobody is there to tell
+
+    # Each level has two deliveries at a time on their way to the disk, so that there is a middle to kill it in.
+    properties = {
+        "messageDelayLevel": BACKLOG_LEVELS,
+        "flushDiskType": "SYNC_FLUSH",
+        "enableScheduleAsyncDeliver": "true",
+        "scheduleAsyncDeliverMaxPendingLimit": "2",
+        "scheduleDeliverBatchSize": "1",
+    }
+    reader = brokers.make(target, properties)
+    await reader.start()
+    await _stored_so_far(reader, java, topic, BACKLOG // 10)
+    await reader.kill()
+    assert not _has_checkpoint_of_ours(reader)
+    await reader.start()
+    await _stored_so_far(reader, java, topic, len(backlog))
+    await eventually(partial(_when_checkpoint_of_ours, reader))
+    more = [f"4 {number}".encode() for number in range(BACKLOG)]
+    async with await java.producer(reader.nameserver) as producer:
+        await producer.send(topic, [Outgoing(body, level=4) for body in more], "async")
+    await _stored_so_far(reader, java, topic, len(backlog) + BACKLOG // 10)
+    await reader.kill()
+    await reader.start()
+    await _stored_so_far(reader, java, topic, len(backlog) + len(more))
+    await eventually(partial(_nothing_waits, reader, java))
+    counts = Counter(message.body for queue in await _stored(reader, java, topic) for message in queue)
+    assert counts == dict.fromkeys([*backlog, *more], 1)
+
+
+def _has_checkpoint_of_ours(broker: Broker) -> bool:
+    return CHECKPOINT_OF_OURS in (broker.store / "checkpoint").read_bytes()
+
+
+async def _when_checkpoint_of_ours(broker: Broker) -> bool:
+    return _has_checkpoint_of_ours(broker)
+
+
+async def _nothing_waits(broker: Broker, java: JavaClient) -> bool:
+    table = await java.admin(broker.nameserver).runtime_stats(broker.address)
+    return all(value.startswith("pending=0 ") for name, value in table.items() if name.startswith("scheduleLevel_"))
