@@ -5,13 +5,14 @@ that do not depend on each other run at the same time, for both versions, before
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 import pytest_asyncio
 
-from tests.interop.environment import ClientPool, SharedBroker
+from tests.interop.environment import LEVEL_MS, ClientPool, SharedBroker
 from tests.interop.support import not_on, numbered
 from tests.peers.apache import AdminOutput, mqadmin
 from tests.peers.broker import BROKER, CLUSTER, Broker
@@ -153,6 +154,24 @@ async def test_broker_status(outputs: Outputs) -> None:
     assert int(table["msgPutTotalTodayNow"]) >= COUNT
     assert int(table["commitLogMaxOffset"]) > 0
     assert {"brokerVersionDesc", "putTps", "getTotalTps", "runtime", "bootTimestamp"} <= set(table)
+
+
+async def test_broker_status_shows_the_levels(outputs: Outputs) -> None:
+    for kind in ("apache-4.9.7", "apache-5.3.3"):
+        not_on(outputs.broker, kind, "it shows the offsets of a level that has delivered something, and no more")
+    text = outputs.text("brokerStatus")
+    for level in range(1, len(LEVEL_MS) + 1):
+        assert re.search(rf"^scheduleMessageOffset_{level} *: \d+,\d+$", text, re.MULTILINE)
+        (line,) = re.findall(rf"^scheduleLevel_{level} *: (.*)$", text, re.MULTILINE)
+        assert [word.partition("=")[0] for word in line.split()] == [
+            "pending",
+            "nextDue",
+            "lateMillis",
+            "lastLateMillis",
+            "deliveredTps",
+            "delivered",
+            "skipped",
+        ]
 
 
 async def test_consumer_progress(outputs: Outputs) -> None:
