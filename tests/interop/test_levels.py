@@ -4,6 +4,7 @@ What was delivered is read from the queues of the topic, where a second copy cou
 """
 
 import asyncio
+import json
 from collections import Counter
 from functools import partial
 
@@ -144,6 +145,21 @@ async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: 
         (waited,) = (await java.pull(broker.nameserver, SCHEDULE, level - 1, result.queue_offset, count=1)).messages
         assert waited.body == message.body
         assert found[message.body].store_time >= waited.store_time + promised[message.body]
+
+
+async def test_there_may_be_more_levels_than_the_schedule_topic_says_queues(
+    brokers: BrokerFactory, target: str, java: JavaClient
+) -> None:
+    broker = brokers.make(target, {"messageDelayLevel": " ".join(["1m"] * 19 + ["1s"])})
+    await broker.start()
+    topic = await _topic(broker, java)
+    async with await java.producer(broker.nameserver) as producer:
+        await producer.send(topic, [Outgoing(b"twentieth", level=20)])
+    await _stored_so_far(broker, java, topic, 1)
+    ((found,),) = [queue for queue in await _stored(broker, java, topic) if queue]
+    assert (found.body, found.properties["DELAY"]) == (b"twentieth", "20")
+    topics = json.loads((broker.store / "config" / "topics.json").read_text())["topicConfigTable"]
+    assert topics[SCHEDULE]["writeQueueNums"] == 18
 
 
 async def test_a_backlog_of_rocketmq_is_delivered_once_over_kills(
