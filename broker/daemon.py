@@ -228,6 +228,7 @@ class Broker:
             handlers.register(router)
         topics.on_change = self._register_soon
         store.run_allocate = self._allocate
+        store.on_unflushed = flusher.flush_soon
         self.settings.on_change(DELIVERY_SETTINGS, self._change_delivery)
         self.settings.on_change("messageDelayLevel", self._change_levels)
         self.housekeeping = Housekeeping(

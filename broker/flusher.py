@@ -99,6 +99,12 @@ class Flusher:
             return
         self._add(_Waiting(position, float("inf"), None, [], 0, list, callback))
 
+    def flush_soon(self) -> None:
+        """Flush without being waited for."""
+        if self._running is None and not self._is_kicked and self.failure is None and not self._is_stopped:
+            self._is_kicked = True
+            self._loop.call_soon(self._flush)
+
     async def stop(self) -> None:
         """Serve those who wait, then flush no more."""
         self._is_stopped = True

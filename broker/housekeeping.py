@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 SLICE_SECONDS: Final = 0.003
 CHECKPOINT_SECONDS: Final = 5.0
 """At most this long after a record was written, recovery need not read it any more..."""
-CHECKPOINT_BYTES: Final = 64 * 1024 * 1024
+CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
 """...or sooner, when so much was written since."""
 MAX_LEVEL_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set: look at it at least this often while a message waits."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BATCH_BYTES: Final = 512 * 1024
+BATCH_BYTES: Final = 256 * 1024
 """About how much one batch holds at most, so that it takes no more than a few ms."""
 WARM_BYTES: Final = 4 * 1024 * 1024
 """How much a thread reads ahead where records are not in memory any more."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SLICE_SECONDS: Final = 0.003
+SLICE_SECONDS: Final = 0.002
 """How long one step goes on delivering."""
 REFUSED_RETRY_MS: Final = 100
 """When the store takes nothing, the sync path tries again after this."""

@@ -92,6 +92,8 @@ class Recovery:
         self._open_queue = open_queue
         self._tags_code = tags_code
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._by_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
+        """The same, by the topic as records have it."""
         self._is_ours = False
         """Whether only we wrote what is to be read."""
 
@@ -202,14 +204,17 @@ class Recovery:
     def _dispatch(self, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
             return
-        topic = record.topic.decode()
-        queue = self._queues.get((topic, record.queue_id))
+        queue = self._by_topic.get((record.topic, record.queue_id))
         if queue is None:
-            queue = self._queues[topic, record.queue_id] = self._open_queue(topic, record.queue_id)
+            topic = record.topic.decode()
+            queue = self._queues.get((topic, record.queue_id))
+            if queue is None:
+                queue = self._queues[topic, record.queue_id] = self._open_queue(topic, record.queue_id)
+            self._by_topic[record.topic, record.queue_id] = queue
         if record.queue_offset != queue.next_offset:
             self._align(queue, record, complete=complete, rebuild=rebuild)
         code = self._tags_code(
-            topic,
+            queue.topic,
             record.properties.decode("utf-8", "replace"),
             record.store_timestamp,
             record.prepared_transaction_offset,

@@ -11,6 +11,7 @@ from protocol.properties import MAX_BYTES
 from protocol.record import (
     FLAG_BORN_IPV6,
     FLAG_STORE_IPV6,
+    HEAD_IPV4,
     MAGIC_END,
     MAGIC_V1,
     MAGIC_V2,
@@ -26,6 +27,7 @@ _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 _BORN_END: Final = 56
 _SECTOR: Final = 512
+_HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 CHUNK_SIZE: Final = 8 << 20
 
 
@@ -72,12 +74,19 @@ class Scanner:
         self._log = log
         self._zeros_are_torn = zeros_are_torn
         self.end = ScanEnd(start, None)
+        self._names: set[bytes] = set()
 
     def __iter__(self) -> Iterator[ScannedRecord]:
         position = self.end.physical_offset
         data, base = b"", position
         while position < self._log.allocated_end:
             room = self._log.segment_end(position) - position
+            data, base = self._have(data, base, position, min(MIN_SIZE, room))
+            yield from self._usual(data, base)
+            position = self.end.physical_offset
+            room = self._log.segment_end(position) - position
+            if position >= self._log.allocated_end:
+                return
             data, base = self._have(data, base, position, min(MIN_SIZE, room))
             size, magic = _SIZE_MAGIC.unpack_from(data, position - base)
             if magic == MAGIC_END:
@@ -98,6 +107,40 @@ class Scanner:
             position += size
             self.end = ScanEnd(position, None)
             yield record
+
+    def _usual(self, data: bytes, base: int) -> Iterator[ScannedRecord]:
+        """The records from the end on that are of the usual kind (version 1, IPv4 addresses) and right, as far as
+        `data` holds them; the first that is not is left to be looked at closely. Recovery spends its time here."""
+        unpack, head_size, names, view = HEAD_IPV4.unpack_from, HEAD_IPV4.size, self._names, memoryview(data)
+        at, limit, zeros_are_torn = self.end.physical_offset - base, len(data), self._zeros_are_torn
+        try:
+            while at + MIN_SIZE <= limit:
+                size, magic, crc, queue_id, _, queue_offset, offset, flags, _, _, stored, _, _, prepared, body_size = (
+                    unpack(data, at)
+                )
+                end, topic_at = at + size, at + head_size + body_size + 1
+                if magic != MAGIC_V1 or flags & _HOST_FLAGS or end > limit or offset != base + at or body_size < 0:
+                    return
+                if topic_at + 2 > end or queue_id < 0:
+                    return
+                topic_end = topic_at + data[topic_at - 1]
+                if topic_end + 2 > end or (data[topic_end] << 8 | data[topic_end + 1]) != end - topic_end - 2:
+                    return
+                topic, text = data[topic_at:topic_end], data[topic_end + 2 : end]
+                if topic not in names:
+                    if not is_topic_name(topic):
+                        return
+                    names.add(topic)
+                if (zeros_are_torn and 0 in text) or len(text) > MAX_BYTES:
+                    return
+                if body_size and crc32(view[at + head_size : topic_at - 1]) & 0x7FFFFFFF != crc:
+                    return
+                at = end
+                yield ScannedRecord(
+                    base + end - size, size, queue_id, queue_offset, flags, stored, topic, text, prepared
+                )
+        finally:
+            self.end = ScanEnd(base + at, None)
 
     def _have(self, data: bytes, base: int, position: int, size: int) -> tuple[bytes, int]:
         """Bytes that hold `size` bytes at `position`, and the offset at which they start."""
