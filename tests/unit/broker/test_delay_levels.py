@@ -1,0 +1,110 @@
+"""Delay levels over the wire: tables of topics, live changes, what brokerStatus shows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.fastjson import loads
+from protocol.headers import CreateTopic
+from storage.consume_queue import SCHEDULE_TOPIC
+from storage.copies import origin_of
+from tests.support.broker import Peer, UnboundBroker
+from tests.support.wire import request, send
+
+START_MS = 1_700_000_000_000
+
+
+def create(topic: str, attributes: str) -> Command:
+    return request(
+        RequestCode.UPDATE_AND_CREATE_TOPIC, CreateTopic(topic, "TBW102", 4, 4, 6, "SINGLE_TAG", 0, False, attributes)
+    )
+
+
+def due_times(broker: UnboundBroker, level: int) -> list[int]:
+    """When the messages of a level are due, ms after the start."""
+    queue = broker.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
+    units = [queue.unit(offset) for offset in range(queue.next_offset)]
+    return [unit[2] - START_MS for unit in units if unit is not None]
+
+
+async def change(peer: Peer, text: str) -> Command:
+    return await peer.ask(request(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode()))
+
+
+async def test_a_topic_may_have_a_table_of_its_own(broker: UnboundBroker, peer: Peer) -> None:
+    assert (await peer.ask(create("T", "+delay.levels=10s 1h"))).code == ResponseCode.SUCCESS
+    for level in (1, 2, 9):
+        assert (await peer.ask(send("T", properties=f"DELAY\x01{level}"))).code == ResponseCode.SUCCESS
+    assert (await peer.ask(send("other", properties="DELAY\x011"))).code == ResponseCode.SUCCESS
+    assert due_times(broker, 3) == [10_000]
+    assert due_times(broker, 17) == [3_600_000, 3_600_000], "2, and 9 which is capped to it"
+    assert due_times(broker, 1) == [1000]
+
+
+async def test_delays_of_a_topic_are_among_the_brokers(broker: UnboundBroker, peer: Peer) -> None:
+    answer = await peer.ask(create("T", "+delay.levels=7s"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "messageDelayLevel has no level of 7 s" in (answer.remark or "")
+    answer = await peer.ask(create("T", "+delay.levels=soon"))
+    assert "'soon' is no delay" in (answer.remark or "")
+    assert broker.topics.get("T") is None
+    assert (await change(peer, "messageDelayLevel=1s 7s")).code == ResponseCode.SUCCESS
+    assert (await peer.ask(create("T", "+delay.levels=7s"))).code == ResponseCode.SUCCESS
+    assert (await change(peer, "messageDelayLevel=1s 8s")).code == ResponseCode.SUCCESS
+    answer = await peer.ask(send("T", properties="DELAY\x011"))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "level 1 of the topic T is 7 s" in (answer.remark or "")
+
+
+async def test_levels_change_while_running(broker: UnboundBroker, peer: Peer, logged: list[Any]) -> None:
+    await peer.ask(send("T", b"promised", properties="DELAY\x012"))
+    assert (await change(peer, "messageDelayLevel=1s 2s 1d")).code == ResponseCode.SUCCESS
+    for level in (2, 3, 18):
+        await peer.ask(send("T", properties=f"DELAY\x01{level}"))
+    assert due_times(broker, 2) == [5000, 2000]
+    assert due_times(broker, 3) == [86_400_000, 86_400_000]
+    assert [line["new"] for line in logged if line["event"] == "delay_levels_changed"] == ["1s 2s 1d"]
+    answer = await change(peer, "messageDelayLevel=1s 2 minutes")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert broker.levels.table.text == "1s 2s 1d"
+
+
+async def test_a_level_message_promises_its_time_and_its_delivery_names_it(
+    broker: UnboundBroker, peer: Peer, loop: Any
+) -> None:
+    await peer.ask(send("T", b"first", properties="DELAY\x011"))
+    unit = broker.store.ensure_queue(SCHEDULE_TOPIC, 0).unit(0)
+    assert unit is not None
+    scheduled = broker.store.message_at(unit[0])
+    assert scheduled is not None
+    assert scheduled.prepared_transaction_offset == START_MS + 1000
+    broker.clock.advance(1000)
+    loop.advance(1.0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    delivered = broker.store.ensure_queue("T", 0).unit(0)
+    assert delivered is not None
+    message = broker.store.message_at(delivered[0])
+    assert message is not None
+    assert origin_of(message.prepared_transaction_offset) == unit[0]
+
+
+async def test_broker_status_shows_each_level(broker: UnboundBroker, peer: Peer) -> None:
+    await peer.ask(send("T", properties="DELAY\x014"))
+    broker.clock.advance(31_500)
+    answer = await peer.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    table = loads(answer.body)["table"]
+    assert table["scheduleMessageOffset_4"] == "0,1"
+    assert table["scheduleLevel_4"].startswith(f"pending=1 nextDue={START_MS + 30_000} lateMillis=1500 ")
+    assert table["scheduleLevel_5"].startswith("pending=0 nextDue=- lateMillis=0 ")
+
+
+async def test_the_delivery_path_changes_while_running(broker: UnboundBroker, peer: Peer) -> None:
+    assert not broker.levels.config.is_async
+    text = "enableScheduleAsyncDeliver=true\nscheduleAsyncDeliverMaxPendingLimit=5\nscheduleDeliverBatchSize=7\n"
+    assert (await change(peer, text)).code == ResponseCode.SUCCESS
+    found = broker.levels.config
+    assert (found.is_async, found.pending_limit, found.batch_size) == (True, 5, 7)
