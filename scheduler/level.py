@@ -31,15 +31,16 @@ class Status(Enum):
 class Put:
     """The delivery of messages `start` to `end` (queue offsets) of a level in one append.
 
-    `position`: physical offset that has to be durable for it to be a success. `retry_ms`: when an EXCEPTION is sent
-    again, ms since the epoch.
+    `due_ms`: when the first of them was due. `position`: physical offset that has to be durable for it to be a success.
+    `retry_ms`: when an EXCEPTION is sent again. Times in ms since the epoch.
     """
 
-    __slots__ = ("end", "position", "resends", "retry_ms", "start", "status")
+    __slots__ = ("due_ms", "end", "position", "resends", "retry_ms", "start", "status")
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, start: int, end: int, due_ms: int) -> None:
         self.start = start
         self.end = end
+        self.due_ms = due_ms
         self.status = Status.RUNNING
         self.position = 0
         self.resends = 0
@@ -128,6 +129,14 @@ class Level:
         """When the first message that was not tried yet is due; None without one."""
         return min((run.due_ms for run in self.runs if run.due_ms is not None), default=None)
 
+    @property
+    def late_since_ms(self) -> int | None:
+        """When the first message that is not delivered was or is due; None without one."""
+        times = [put.due_ms for put in self.failed]
+        if self.due_ms is not None:
+            times.append(self.due_ms)
+        return min(times, default=None)
+
     def end_of(self, run: OpenRun) -> int:
         """Where a run ends."""
         at = self.runs.index(run) + 1
@@ -155,11 +164,13 @@ class Level:
         self.failed[put] = None
 
     def take_part(self, put: Put, count: int) -> Put:
-        """Take the first `count` messages out of a put that failed, or all of it; gives the put that has them."""
+        """Take the first `count` messages out of a put that failed, or all of it; gives the put that has them, which
+        is none of the failed ones any more."""
         if put.start + count == put.end:
             del self.failed[put]
             return put
-        part = Put(put.start, put.start + count)
+        part = Put(put.start, put.start + count, put.due_ms)
+        part.resends = put.resends
         put.start = part.end
         self.puts.insert(self.puts.index(put), part)
         return part

@@ -34,7 +34,7 @@ import structlog
 
 from scheduler import runs
 from scheduler.batches import Batches, Kind, Outcome
-from scheduler.clock_watch import ClockWatch
+from scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from scheduler.delay_levels import DelayLevels, queue_id_of
 from scheduler.level import Level, OpenRun, Put, Status
 from scheduler.runs import Note, Run
@@ -183,7 +183,7 @@ class LevelQueues:
     def _set_back_meanwhile(self) -> int:
         """By how much, at least, the clock was set back while the broker was down: no record can be of the future."""
         ahead = self._store.appender.last_store_timestamp - self._clock.now_ms()
-        if ahead <= 0:
+        if ahead < TOLERANCE_MS:
             return 0
         log.warning("clock_set_back", ms=ahead, while_running=False)
         return -ahead
@@ -386,6 +386,7 @@ class LevelQueues:
     def _took(self, level: Level, run: OpenRun, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
         """Note what became of a batch."""
         start, end = run.cursor, run.cursor + outcome.units
+        due_ms = run.due_ms if run.due_ms is not None else now_ms
         if outcome.kind is Kind.COLD:
             self._warm(level, start, level.end_of(run))
             return
@@ -399,7 +400,7 @@ class LevelQueues:
                 physical_offset=int(units["physical_offset"][0]),
             )
             if self.config.is_async:
-                put = Put(start, end)
+                put = Put(start, end, due_ms)
                 level.add(put)
                 level.fail(put, now_ms, origin_is_gone=True)
             else:
@@ -408,7 +409,7 @@ class LevelQueues:
             level.delivered += outcome.delivered
             level.skipped += outcome.units - outcome.delivered
             if outcome.delivered and self._when_durable is not None:
-                put = Put(start, end)
+                put = Put(start, end, due_ms)
                 put.position = self._store.log.end
                 level.add(put)
                 level.trouble = "the disk: its flush is awaited"
@@ -427,7 +428,7 @@ class LevelQueues:
         if not self.config.is_async:
             level.retry_ms = now_ms + REFUSED_RETRY_MS
             return
-        put = Put(run.cursor, run.cursor + units)
+        put = Put(run.cursor, run.cursor + units, run.due_ms if run.due_ms is not None else now_ms)
         level.add(put)
         level.fail(put, now_ms, origin_is_gone=False)
         run.cursor += units
@@ -454,10 +455,11 @@ class LevelQueues:
         if outcome.kind is Kind.COLD:
             self._warm(level, put.start, put.end)
         elif outcome.kind is Kind.GONE:
-            level.fail(put, now_ms, origin_is_gone=True)
-            if put.status is Status.SKIP:
-                level.skipped += put.end - put.start
-                log.error("scheduled_messages_skipped", delay_level=level.number, messages=put.end - put.start)
+            part = level.take_part(put, outcome.units)
+            level.fail(part, now_ms, origin_is_gone=True)
+            if part.status is Status.SKIP:
+                level.skipped += outcome.units
+                log.error("scheduled_messages_skipped", delay_level=level.number, messages=outcome.units)
         else:
             self._resent(level, put, outcome)
         level.settle()
@@ -575,4 +577,5 @@ class LevelQueues:
     @staticmethod
     def lateness_ms(level: Level, now_ms: int) -> int:
         """For how long the first message of a level that is not delivered has been due; 0 when none is."""
-        return max(0, now_ms - level.due_ms) if level.due_ms is not None else 0
+        since_ms = level.late_since_ms
+        return max(0, now_ms - since_ms) if since_ms is not None else 0

@@ -150,6 +150,23 @@ def test_what_is_gone_is_skipped_after_six_more_tries() -> None:
     assert [line["event"] for line in logs][-1] == "scheduled_messages_skipped"
 
 
+def test_what_is_gone_takes_nothing_with_it_that_is_there() -> None:
+    """A batch that the store refused holds both."""
+    world = async_world(batch_size=10, max_resends=100)
+    level = fill(world, 6)
+    lose_record(world, 0)
+    lose_record(world, 3)
+    world.store.appender.refuse(StoreFull("full"))
+    world.run()
+    world.store.appender.accept()
+    for _ in range(40):
+        world.clock.advance(1000)
+        world.run()
+        world.flush()
+    assert world.bodies() == [b"1", b"2", b"4", b"5"]
+    assert (level.offset, level.skipped) == (6, 2)
+
+
 def test_the_path_may_change_while_results_are_awaited() -> None:
     world = async_world()
     level = fill(world, 6)
