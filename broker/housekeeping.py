@@ -85,6 +85,7 @@ class Housekeeping:
         self._every("levels", LEVEL_REPORT_SECONDS, self._levels.report)
         self._every("clean", CLEAN_SECONDS, self._clean)
         self._levels.on_earlier = self._step_soon
+        self._levels.on_rules_changed = self._checkpoint_soon
         self._step()
         self._sliced(self._remove_each(self._store.expire()))
 
@@ -145,6 +146,11 @@ class Housekeeping:
             return
         self._is_writing_queues = True
         self._sliced(self._store.write_queues(), self._queues_written)
+
+    def _checkpoint_soon(self) -> None:
+        """Make a checkpoint now, or when the one that is being made is done."""
+        self._last_checkpoint = -CHECKPOINT_SECONDS
+        self._loop.call_soon(self._write_queues)
 
     def _queues_written(self) -> None:
         written = self._store.log.end - self._checkpoint_end

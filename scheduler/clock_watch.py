@@ -7,7 +7,9 @@ from typing import Final
 from storage.clock import Clock
 
 TOLERANCE_MS: Final = 500
-"""Smaller differences are the clock being corrected, or this process having been held up between two looks."""
+"""Smaller differences are the clock being corrected."""
+_AT_ONCE_SECONDS: Final = 0.01
+_TRIES: Final = 10
 
 
 class ClockWatch:
@@ -25,4 +27,10 @@ class ClockWatch:
         return jump if abs(jump) >= TOLERANCE_MS else 0
 
     def _look(self) -> int:
-        return self._clock.now_ms() - round(self._clock.monotonic() * 1000)
+        """Wall time less monotonic time, ms, both of one moment: this process may be held up between two readings."""
+        for _ in range(_TRIES):
+            before = self._clock.monotonic()
+            now_ms = self._clock.now_ms()
+            if self._clock.monotonic() - before < _AT_ONCE_SECONDS:
+                break
+        return now_ms - round(before * 1000)

@@ -121,7 +121,8 @@ class Level:
     @property
     def waiting(self) -> int:
         """Messages that are not delivered."""
-        count = sum(self.end_of(run) - run.cursor for run in self.runs)
+        low = self.queue.min_offset
+        count = sum(max(0, self.end_of(run) - max(low, run.cursor)) for run in self.runs)
         return count + sum(put.end - put.start for put in self.failed)
 
     @property

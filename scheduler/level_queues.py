@@ -110,6 +110,9 @@ class LevelQueues:
         self.on_earlier: Callable[[], None] = lambda: None
         """Called when something may be due, or have to be tried again, before everything that was waiting."""
 
+        self.on_rules_changed: Callable[[], None] = lambda: None
+        """Called when a crash from now on would need a checkpoint made after this: the table or the clock was set."""
+
     # --- start
 
     def load(self, recovered: Recovered | None = None) -> None:
@@ -133,8 +136,8 @@ class LevelQueues:
         for level in self.levels.values():
             for run in level.runs:
                 run.shift_ms += shift
-                if is_new_table:
-                    run.delay_limit_ms = self.table.delay_ms(self.table.cap(level.number))
+                if is_new_table and level.number <= self.table.maximum:
+                    run.delay_limit_ms = self.table.delay_ms(level.number)
             if is_new_table or level.runs[-1].shift_ms:
                 level.split(level.queue.next_offset)
             level.settle()
@@ -214,6 +217,7 @@ class LevelQueues:
                 level.split(level.queue.next_offset)
             self._look(level)
         log.info("delay_levels_changed", old=old.text, new=table.text)
+        self.on_rules_changed()
         self.on_earlier()
 
     # --- time
@@ -264,14 +268,14 @@ class LevelQueues:
             level.trouble = "the clock was set"
             level.settle()
             self._look(level)
+        self.on_rules_changed()
 
     def _first_after(self, level: Level, now_ms: int, jump_ms: int) -> int:
         """The first message of a level that was stored after the clock was set: nearer to the new time than the old."""
-        delay = self.table.delay_ms(self.table.cap(level.number))
         offset = level.queue.next_offset
         while (unit := level.queue.unit(offset - 1)) is not None:
-            stored = unit[2] - delay
-            if abs(stored - now_ms) > abs(stored - (now_ms - jump_ms)):
+            stored = self._store_timestamp(unit[0], unit[1])
+            if stored is None or abs(stored - now_ms) > abs(stored - (now_ms - jump_ms)):
                 break
             offset -= 1
         return offset
@@ -509,16 +513,22 @@ class LevelQueues:
         """Heal a cursor that lies outside the queue: the commitlog lost files before it, or the queue its end."""
         low, high = level.queue.min_offset, level.queue.next_offset
         corrected = min(max(run.cursor, low), high)
-        if corrected != run.cursor:
-            log.warning(
-                "level_offset_corrected",
-                delay_level=level.number,
-                offset=run.cursor,
-                corrected=corrected,
-                min=low,
-                max=high,
-            )
-            run.cursor = corrected
+        if corrected == run.cursor:
+            return
+        log.warning(
+            "level_offset_corrected",
+            delay_level=level.number,
+            offset=run.cursor,
+            corrected=corrected,
+            min=low,
+            max=high,
+        )
+        level.skipped += sum(max(0, min(low, level.end_of(other)) - other.cursor) for other in level.runs)
+        run.cursor = corrected
+        for other in level.runs:
+            other.start = min(max(other.start, low), high)
+            other.cursor = min(max(other.cursor, other.start), high)
+        level.settle()
 
     # --- progress
 

@@ -70,6 +70,13 @@ def load(files: Files, path: str) -> Checkpoint:
     return checkpoint
 
 
+def forget_ours(files: Files, path: str) -> None:
+    """Remove what is ours from the file: somebody else wrote the store since. May wait for the disk."""
+    data = files.read_whole(path)
+    if data is not None and data[_OURS_AT : _OURS_AT + len(_MAGIC)] == _MAGIC:
+        files.write_whole(path, data[:_OURS_AT].ljust(SIZE, b"\0"))
+
+
 def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
     """Write and sync the file; what 5.x keeps in it stays. May wait for the disk."""
     data = bytearray((files.read_whole(path) or b"")[:SIZE].ljust(SIZE, b"\0"))

@@ -27,8 +27,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds since some start."""
-        return time.monotonic()
+        """Seconds since some start; those that the machine was suspended count."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class MovableClock:

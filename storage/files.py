@@ -114,6 +114,13 @@ class Files(Protocol):
 class Lock(Protocol):
     """A held lock."""
 
+    @property
+    def was_theirs(self) -> bool:
+        """Whether RocketMQ had it since we last claimed it."""
+
+    def claim(self) -> None:
+        """Note in the file that we have the lock, durably."""
+
     def release(self) -> None:
         """Give it up."""
 
@@ -359,10 +366,14 @@ class OsFiles:
 
 
 class OsLock:
-    """RocketMQ's lock: an exclusive POSIX record lock on the first byte of the file `lock`, whose text is "lock".
+    """RocketMQ's lock: an exclusive POSIX record lock on the first byte of the file `lock`. RocketMQ writes "lock" into
+    it at every start, we something else: so it tells who had the store last.
 
     The descriptor stays open as long as the lock is held: closing any descriptor of the file would drop it.
     """
+
+    _THEIRS: Final = b"lock"
+    _OURS: Final = b"duemq"
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -373,7 +384,19 @@ class OsLock:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise StoreLocked(path) from None
             raise
-        os.pwrite(self._fd, b"lock", 0)
+        self._text = os.pread(self._fd, 16, 0)
+
+    @property
+    def was_theirs(self) -> bool:
+        """See Lock."""
+        return self._text.startswith(self._THEIRS)
+
+    def claim(self) -> None:
+        """See Lock."""
+        if self._text != self._OURS:
+            os.pwrite(self._fd, self._OURS, 0)
+            os.fdatasync(self._fd)
+            self._text = self._OURS
 
     def release(self) -> None:
         """See Lock."""

@@ -116,6 +116,10 @@ class MessageStore:
         self._lock = files.lock(os.path.join(config.root, "lock"))
         try:
             clean = not files.exists(self._abort_path)
+            if self._lock.was_theirs:
+                # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell.
+                checkpoint.forget_ours(files, self._checkpoint_path)
+            self._lock.claim()
             files.make_directories(self.log.directory)
             files.make_directories(self._queue_directory)
             files.write_whole(self._abort_path, b"%d" % os.getpid())
@@ -288,8 +292,8 @@ class MessageStore:
 
     @property
     def has_checkpoint_work(self) -> bool:
-        """Whether anything was appended that the checkpoint does not cover."""
-        return self._checkpoint.recovery_offset != self.log.end
+        """Whether there is anything that the checkpoint does not cover."""
+        return self._checkpoint.recovery_offset != self.log.end or self._checkpoint.note != self.take_note()
 
     # --- retention
 

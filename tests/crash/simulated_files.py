@@ -65,6 +65,8 @@ class SimulatedFiles:
     operations: list[Operation] = field(default_factory=list)
     directories: set[str] = field(default_factory=set)
     locked: set[str] = field(default_factory=set)
+    was_theirs: bool = False
+    """Whether RocketMQ had the store since."""
     used: float = 0.1
     room: int | None = None
     """Bytes that may still be written before the disk is full."""
@@ -262,6 +264,13 @@ class SimulatedLock:
     def __init__(self, files: SimulatedFiles, path: str) -> None:
         self._files = files
         self._path = path
+
+    @property
+    def was_theirs(self) -> bool:
+        return self._files.was_theirs
+
+    def claim(self) -> None:
+        self._files.was_theirs = False
 
     def release(self) -> None:
         self._files.locked.discard(self._path)

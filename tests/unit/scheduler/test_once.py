@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler import runs
+from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import DeliveryConfig
 from scheduler.runs import Run
 from storage.errors import StoreFull
@@ -38,6 +39,38 @@ def test_nothing_comes_twice_after_a_kill(checkpoint_after: int | None, tamperin
     world.pass_time(10_000)
     assert sorted(world.bodies(), key=int) == [b"%d" % number for number in range(10)]
     assert world.twice() == []
+
+
+def test_rocketmq_that_was_killed_before_it_wrote_the_checkpoint_is_noticed() -> None:
+    """It writes that file about once a minute, but its lock at every start."""
+    world = World()
+    for number in range(4):
+        world.schedule(1, b"%d" % number)
+    world.store.close()
+    world.files.was_theirs = True
+    world.files.write_whole(PROGRESS, b'{"offsetTable":{1:3}}')
+    world.open()
+    assert world.levels.levels[1].offset == 3
+    assert not world.files.was_theirs
+    world.open()
+    assert world.levels.levels[1].offset == 3, "still so after a crash before our own checkpoint"
+
+
+def test_a_table_changed_since_the_last_append_is_in_the_next_checkpoint() -> None:
+    world = World()
+    world.schedule(3, b"30 s")
+    world.checkpoint()
+    asked = []
+    world.levels.on_rules_changed = lambda: asked.append(world.store.has_checkpoint_work)
+    world.levels.set_table(shorter := DelayLevels("1s 5s 2s"))
+    assert asked == [True]
+    world.checkpoint()
+    assert not world.store.has_checkpoint_work
+    world.open(shorter)
+    world.pass_time(29_999)
+    assert world.bodies() == []
+    world.pass_time(1)
+    assert world.bodies() == [b"30 s"]
 
 
 def test_what_was_delivered_out_of_order_is_known_as_well() -> None:

@@ -7,7 +7,9 @@ import struct
 import pytest
 from structlog.testing import capture_logs
 
+from scheduler.clock_watch import ClockWatch
 from scheduler.delay_levels import DelayLevels
+from storage.clock import ManualClock
 from storage.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World
 
@@ -60,6 +62,61 @@ def test_the_clock_set_back_and_forward_again_with_restarts_between() -> None:
     world.schedule(3, b"2")
     world.clock.set_wall(world.clock.now_ms() + HOUR_MS)
     assert delivery_times(world, 40_000) == {b"0": 20_000, b"1": 20_000, b"2": 30_000}
+
+
+def test_the_clock_set_after_the_table_was_shortened() -> None:
+    world = World()
+    world.schedule(3, b"30 s")
+    world.levels.set_table(DelayLevels("1s 5s 2s"))
+    world.clock.advance(5000)
+    world.clock.set_wall(world.clock.now_ms() + 10_000)
+    assert delivery_times(world, 26_000) == {b"30 s": 25_000}
+
+
+class HeldUpClock(ManualClock):
+    """The process is held up between two readings, sometimes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses = 0
+
+    def now_ms(self) -> int:
+        if self.pauses:
+            self.pauses -= 1
+            self.advance(700)
+        return super().now_ms()
+
+
+def test_a_process_that_is_held_up_sees_no_clock_set() -> None:
+    clock = HeldUpClock()
+    watch = ClockWatch(clock)
+    for pauses in (0, 1, 3):
+        clock.pauses = pauses
+        assert watch.jump_ms() == 0
+    clock.set_wall(clock.now_ms() + 5000)
+    clock.pauses = 1
+    assert watch.jump_ms() == 5000
+
+
+def test_files_that_expire_under_several_runs_are_counted() -> None:
+    world = World(segment_size=4096)
+    for number in range(3):
+        world.schedule(3, b"%d" % number + bytes(1000))
+    world.levels.set_table(DelayLevels("1s 5s 20s"))
+    for number in range(3, 8):
+        world.schedule(3, b"%d" % number + bytes(1000))
+    world.store.log.drop_before(8192)
+    for queue in world.store.all_queues():
+        queue.advance_min(world.store.log.begin)
+    lost = world.store.ensure_queue(SCHEDULE_TOPIC, 2).min_offset
+    assert lost > 3
+    level = world.levels.levels[3]
+    assert level.waiting == 8 - lost
+    with capture_logs() as logs:
+        world.pass_time(31_000)
+    assert [body[:1] for body in world.bodies()] == [b"%d" % number for number in range(lost, 8)]
+    assert (level.waiting, level.skipped) == (0, lost)
+    assert [line["event"] for line in logs if line["event"] == "level_offset_corrected"]
 
 
 def test_the_clock_set_back_while_the_broker_was_down() -> None:

@@ -78,7 +78,19 @@ def test_a_lock_is_seen_by_another_process(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     lock.release()
     OsFiles().lock(str(tmp_path / "lock")).release()
-    assert (tmp_path / "lock").read_bytes() == b"lock"
+
+
+def test_the_lock_tells_whether_rocketmq_had_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for before, was_theirs in ((None, False), (b"lock", True), (b"lockq", True), (b"duemq", False)):
+        if before is not None:
+            path.write_bytes(before)
+        lock = OsFiles().lock(str(path))
+        assert lock.was_theirs == was_theirs
+        lock.claim()
+        assert not lock.was_theirs
+        lock.release()
+        assert path.read_bytes() == b"duemq"
 
 
 def test_used_ratio_is_a_ratio(tmp_path: Path) -> None:
