@@ -1,12 +1,14 @@
 """How a message is delayed so that the broker at hand delivers it when it is due, and never early.
 
 RocketMQ has delay levels, a short table of spans, and since 5.0 timers with any time. An older broker ignores a timer
-and delivers at once, and any broker takes a level beyond its table for the last one. So the client asks each broker
-what it has, for each connection and again from time to time, and refuses what would be delivered early.
+and delivers at once, and any broker takes a level beyond its table for the last one. At a duemq broker a topic may
+have a table of its own, by which its levels are read. So the client asks each broker what it has, for each connection
+and again from time to time, and refuses what would be delivered early.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,11 +17,29 @@ from duemq._message import DUE_MS
 from duemq._times import Span, Time, span_ms, time_ms
 from duemq.errors import ArgumentError, DelayError
 from protocol import properties
+from protocol.bodies import TopicConfig
 from protocol.codes import LANGUAGE
 from protocol.command import Command
 
 VERSION_TIMERS: Final = 413
 """From this broker version on (5.0.0) RocketMQ has timers."""
+
+TOPIC_LEVELS: Final = "delay.levels"
+"""Attribute of a topic, of duemq's: its own table of levels, written as messageDelayLevel."""
+
+_TOPIC_LEVEL: Final = re.compile(r"[0-9]{1,9}[smhd]")
+"""Exactly what the broker takes for a level: a table with anything else in it does not count there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLevels:
+    """A topic's own table: its levels in ms, the first being level 1."""
+
+    topic: str
+    levels_ms: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return _format_levels(self.levels_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +48,23 @@ class Delays:
 
     levels_ms: tuple[int, ...] = ()
     timers: bool = False
+    topics_have_levels: bool = False
+    """Whether a topic may have a table of its own there: at a duemq broker. RocketMQ's pay no heed to that attribute,
+    which a topic has there too when duemq wrote the store before."""
+    own: TopicLevels | None = None
+    """The table of the topic that is sent to; where there is one, it is what counts, not the broker's."""
 
     def __str__(self) -> str:
-        levels = " ".join(format_duration(level) for level in self.levels_ms)
-        return levels or "none"
+        return _format_levels(self.levels_ms)
+
+    @property
+    def valid_levels_ms(self) -> tuple[int, ...]:
+        """The table by which the broker reads the level of a message at hand, in ms."""
+        return self.levels_ms if self.own is None else self.own.levels_ms
+
+
+def _format_levels(levels_ms: tuple[int, ...]) -> str:
+    return " ".join(format_duration(level) for level in levels_ms) or "none"
 
 
 def read_delays(response: Command) -> Delays:
@@ -41,11 +74,22 @@ def read_delays(response: Command) -> Delays:
     for line in bytes(response.body).decode(errors="replace").splitlines():
         name, _, value = line.partition("=")
         settings[name.strip()] = value.strip()
-    knows_timers = response.language == LANGUAGE or response.version >= VERSION_TIMERS
+    is_ours = response.language == LANGUAGE
+    knows_timers = is_ours or response.version >= VERSION_TIMERS
     return Delays(
         levels_ms=_read_levels(settings.get("messageDelayLevel", "")),
         timers=knows_timers and settings.get("timerWheelEnable", "").lower() == "true",
+        topics_have_levels=is_ours,
     )
+
+
+def read_topic_levels(topic: str, config: TopicConfig) -> TopicLevels | None:
+    """What the answer to GET_TOPIC_CONFIG says: the topic's own levels. None without any, and where something is wrong
+    with them, since the broker goes by its own then."""
+    levels = (config.attributes or {}).get(TOPIC_LEVELS, "").split()
+    if not levels or not all(_TOPIC_LEVEL.fullmatch(level) for level in levels):
+        return None
+    return TopicLevels(topic, tuple(parse_duration(level) for level in levels))
 
 
 def _read_levels(text: str) -> tuple[int, ...]:
@@ -68,6 +112,11 @@ class Wish:
     def at_once(self) -> bool:
         """Whether nothing has to be asked of the broker."""
         return self.level is None and self.time_ms is None
+
+    @property
+    def needs_timer(self) -> bool:
+        """Whether no level can fulfil it: a time of delivery is no delay."""
+        return self.time_ms is not None and self.delay_ms is None
 
 
 def read_wish(level: int | None, delay: Span | None, deliver_at: Time | None, now_ms: int) -> Wish:
@@ -102,23 +151,31 @@ def make_plan(wish: Wish, delays: Delays, now_ms: int, address: str) -> Plan:
     assert due is not None
     if due <= now_ms and wish.delay_ms is None:
         return Plan({DUE_MS: str(due)}, due)
-    if wish.delay_ms in delays.levels_ms:
-        return Plan({properties.DELAY: str(delays.levels_ms.index(wish.delay_ms) + 1), DUE_MS: str(due)}, due)
+    levels = delays.valid_levels_ms
+    if wish.delay_ms in levels:
+        return Plan({properties.DELAY: str(levels.index(wish.delay_ms) + 1), DUE_MS: str(due)}, due)
     if delays.timers:
         return Plan({properties.TIMER_DELIVER_MS: str(due)}, due)
     what = "a time of delivery" if wish.delay_ms is None else f"a delay of {format_duration(wish.delay_ms)}"
-    raise DelayError(
-        f"the broker {address} cannot keep {what}: it has no timers, only the delay levels {delays}", delays.levels_ms
-    )
+    has = f"the delay levels {delays}"
+    if delays.own is not None:
+        has = (
+            f"the delay levels {delays.own} of the topic {delays.own.topic}; the broker's own do not count there: "
+            f"{delays}"
+        )
+    raise DelayError(f"the broker {address} cannot keep {what}: it has no timers, only {has}", levels)
 
 
 def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> Plan:
-    if not delays.levels_ms:
+    levels = delays.valid_levels_ms
+    if not levels:
         # It does not say which levels it has: nothing to check against, and no due time to tell.
         return Plan({properties.DELAY: str(level)})
-    if level > len(delays.levels_ms):
+    if level > len(levels):
+        where = "" if delays.own is None else f" for the topic {delays.own.topic}"
         raise DelayError(
-            f"the broker {address} has no delay level {level}, only {len(delays.levels_ms)}: {delays}", delays.levels_ms
+            f"the broker {address} has no delay level {level}{where}, only {len(levels)}: {_format_levels(levels)}",
+            levels,
         )
-    due = now_ms + delays.levels_ms[level - 1]
+    due = now_ms + levels[level - 1]
     return Plan({properties.DELAY: str(level), DUE_MS: str(due)}, due)

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 from duemq import _checks
 from duemq._client import Client, typed_header
-from duemq._connection import Codec, Connection
-from duemq._delay import Delays, Plan, Wish, make_plan, read_delays, read_wish
+from duemq._connection import Codec
+from duemq._delay import Plan, Wish, make_plan, read_wish
+from duemq._delay_tables import DelayTables
 from duemq._message import Message, MessageQueue, SendResult, SendStatus
 from duemq._outgoing import Outgoing, compressed, prepare
 from duemq._routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
@@ -26,7 +26,6 @@ from duemq._times import Clock, Span, Time, now_ms
 from duemq._unique_keys import UniqueKeys
 from duemq.errors import (
     ArgumentError,
-    BrokerError,
     ClosedError,
     DueMQError,
     NoRouteError,
@@ -94,8 +93,7 @@ class Producer:
         self._clock = _clock
         self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, rhythm=_rhythm)
         self._round_robin: dict[str, RoundRobin] = {}
-        self._delays: WeakKeyDictionary[Connection, tuple[Delays, float]] = WeakKeyDictionary()
-        """What each broker said, and when it is asked again, in seconds of the loop's clock."""
+        self._delay_tables = DelayTables(self._client)
         self._keys: UniqueKeys | None = None
         self._closed = False
 
@@ -152,13 +150,14 @@ class Producer:
         the broker indexes the message. `properties`: the caller's own, for consumers to read.
 
         When it is delivered: at once, or with one of
-        `level`: after the delay of that level of the broker (1: 1 s, 2: 5 s, 3: 10 s ... by default);
+        `level`: after the delay of that level of the topic, or of the broker where the topic has no levels of its own
+        (1: 1 s, 2: 5 s, 3: 10 s ... by default);
         `delay`: after so long: seconds, a timedelta, or text such as "1h30m". To the millisecond;
         `deliver_at`: at that time: a datetime with a time zone, or seconds since the epoch. To the millisecond, by the
         broker's clock; a time that has passed means at once.
-        The broker is asked what delays it has. A delay that equals a level is sent as that level. Any other needs a
-        broker with timers (duemq, or RocketMQ from 5.0 on); with an older one DelayError is raised, since it would
-        deliver the message at once.
+        The broker is asked what delays it has, and whether the topic has its own. A delay that equals a level is sent
+        as that level. Any other needs a broker with timers (duemq, or RocketMQ from 5.0 on); with an older one
+        DelayError is raised, since it would deliver the message at once.
 
         Which queue: all in turn, or with `sharding_key` always the same for the same key (RocketMQ's hash of it, so a
         Java producer chooses the same), or `queue` itself. A fixed queue is not given up for another in a retry.
@@ -321,26 +320,8 @@ class Producer:
         address = _primary(route, queue)
         if wish.at_once:
             return address, Plan({})
-        return address, make_plan(wish, await self._delays_of(address, wish), self._clock(), address)
-
-    async def _delays_of(self, address: str, wish: Wish) -> Delays:
-        connection, time = await self._client.broker(address), asyncio.get_running_loop().time
-        known, until = self._delays.get(connection, (None, 0.0))
-        if known is not None:
-            if time() < until:
-                return known
-            # Others who send meanwhile take what is known, rather than ask as well.
-            self._delays[connection] = known, time() + self._client.rhythm.delays
-        try:
-            delays = read_delays(await self._client.call(address, RequestCode.GET_BROKER_CONFIG))
-        except BrokerError as error:
-            self._delays.pop(connection, None)
-            if wish.level is None:
-                error.add_note("a delay or time of delivery needs to know which delays the broker has")
-                raise
-            delays = Delays()
-        self._delays[connection] = delays, time() + self._client.rhythm.delays
-        return delays
+        delays = await self._delay_tables.find(address, queue.topic, wish)
+        return address, make_plan(wish, delays, self._clock(), address)
 
     def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> SendMessageV2:
         return SendMessageV2(

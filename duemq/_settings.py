@@ -17,7 +17,7 @@ class Rhythm:
     """Between heartbeats, and between refreshes of the routes. A broker forgets a client after 120 s."""
 
     delays: float = 30.0
-    """How long it is believed which delays a broker has: they may change while it runs."""
+    """How long it is believed which delays a broker and each of its topics has: they may change while it runs."""
 
     rebalance: float = 20.0
     """Between looks at who is in the group, beside those that a broker's notice brings about."""

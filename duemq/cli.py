@@ -124,7 +124,10 @@ def main() -> None:
     "--at", type=moment, metavar="TIME", help="Deliver it at a time: 2030-01-31T08:30, local unless it has a zone."
 )
 @click.option(
-    "--level", type=click.IntRange(min=1), metavar="N", help="Deliver it after the broker's delay of this level."
+    "--level",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Deliver it after the delay of this level, the topic's or the broker's.",
 )
 @click.option("--tag", help="Tag, by which consumers may filter.")
 @click.option("--key", "keys", multiple=True, help="Key, under which the broker indexes it. May be repeated.")
@@ -151,9 +154,9 @@ def send(
 
     BODY is text; without it, or if it is -, the body is read from standard input, as it is.
 
-    The broker is asked which delays it has. A duration that equals one of its delay levels is sent as that level; any
-    other duration, and --at, need a broker with timers: duemq, or RocketMQ from 5.0 on. An older one would deliver
-    such a message at once, so it is refused here.
+    The broker is asked which delays it has. A duration that equals one of its delay levels, or of the topic's where
+    that has its own, is sent as that level; any other duration, and --at, need a broker with timers: duemq, or RocketMQ
+    from 5.0 on. An older one would deliver such a message at once, so it is refused here.
 
     \b
     duemq send orders '{"id": 7}' --tag paid --key 7

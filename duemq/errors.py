@@ -46,7 +46,7 @@ class ArgumentError(DueMQError, ValueError):
 class DelayError(ArgumentError):
     """The broker has no such delay; sent all the same, the message would be delivered too early.
 
-    Attribute: `levels_ms`, the delays that the broker does have, in milliseconds, the first being level 1.
+    Attribute: `levels_ms`, the delays in milliseconds that the broker does have for the topic, the first being level 1.
     """
 
     def __init__(self, why: str, levels_ms: tuple[int, ...] = ()) -> None:

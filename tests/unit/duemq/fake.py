@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from protocol import batch, codec, fastjson, properties, record
-from protocol.bodies import BrokerData, HeartbeatData, QueueData, TopicRoute, decode
+from protocol.bodies import BrokerData, HeartbeatData, QueueData, TopicConfig, TopicRoute, decode
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.frame import JSON, FrameReader
@@ -65,6 +65,7 @@ class FakeBroker:
     config: str = LEVELS
     auto_create: bool = True
     topics: dict[str, int] = field(default_factory=dict)
+    attributes: dict[str, dict[str, str]] = field(default_factory=dict)
     queues: dict[tuple[str, int], list[StoredMessage]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     members: list[str] = field(default_factory=list)
@@ -251,6 +252,13 @@ class FakeBroker:
     def get_config(self, _: Request) -> Answer:
         return success(body=self.config.encode())
 
+    def topic_config(self, request: Request) -> Answer:
+        topic = request.ext["topic"]
+        if topic not in self.topics:
+            return failure(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
+        config = TopicConfig(topic, attributes=self.attributes.get(topic))
+        return success(body=fastjson.dumps(config.to_json()))
+
     def just_succeed(self, _: Request) -> Answer:
         return success()
 
@@ -274,6 +282,7 @@ HANDLERS: dict[int, Callable[[FakeBroker, Request], Answer | Awaitable[Answer]]]
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: FakeBroker.max_offset,
     RequestCode.CONSUMER_SEND_MSG_BACK: FakeBroker.just_succeed,
     RequestCode.GET_BROKER_CONFIG: FakeBroker.get_config,
+    RequestCode.GET_TOPIC_CONFIG: FakeBroker.topic_config,
 }
 
 

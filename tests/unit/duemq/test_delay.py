@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import ArgumentError, DelayError
-from duemq._delay import Delays, Wish, make_plan, read_delays, read_wish
+from duemq._delay import Delays, TopicLevels, Wish, make_plan, read_delays, read_topic_levels, read_wish
+from protocol.bodies import TopicConfig
 from protocol.command import Command
+from scheduler.delay_levels import DelayLevels
 
 NOW = 1_800_000_000_000
 OLD = Delays((1_000, 5_000, 60_000))
 TIMERS = Delays((1_000, 5_000, 60_000), timers=True)
+OWN = TopicLevels("T", (60_000, 1_000))
+WITH_OWN = replace(OLD, own=OWN)
 
 
 def config(text: str, language: str = "JAVA", version: int = 407) -> Delays:
@@ -34,12 +39,35 @@ def config(text: str, language: str = "JAVA", version: int = 407) -> Delays:
     ],
 )
 def test_the_brokers_settings_tell_its_delays(text: str, language: str, version: int, timers: bool) -> None:
-    assert config(text, language, version) == Delays((1_000, 5_000, 60_000), timers)
+    expected = Delays((1_000, 5_000, 60_000), timers, topics_have_levels=language == "PYTHON")
+    assert config(text, language, version) == expected
 
 
 @pytest.mark.parametrize("text", ["", "\xff", "messageDelayLevel=", "messageDelayLevel=1s soon"])
 def test_a_broker_that_does_not_tell_has_none(text: str) -> None:
     assert config(text, "JAVA", 479) == Delays()
+
+
+def own_levels(text: str) -> tuple[int, ...] | None:
+    levels = read_topic_levels("T", TopicConfig("T", attributes={"delay.levels": text}))
+    return None if levels is None else levels.levels_ms
+
+
+@pytest.mark.parametrize("text", ["1m 1s", " 1m\t 1s ", "1d", "0s", "", " ", "1m soon", "1.5m", "1h30m", "250ms",
+                                  "1m,1s", "1M", "+1m", "1234567890s", "٣s"])  # fmt: skip
+def test_a_topics_table_is_read_as_the_broker_reads_it(text: str) -> None:
+    """Were one read here that the broker pays no heed to, the level would be taken for another."""
+    try:
+        table = DelayLevels(text)
+    except ValueError:
+        assert own_levels(text) is None
+    else:
+        assert own_levels(text) == tuple(table.delay_ms(level) for level in range(1, table.maximum + 1))
+
+
+@pytest.mark.parametrize("attributes", [None, {}, {"cleanup.policy": "COMPACTION"}])
+def test_most_topics_have_no_table(attributes: dict[str, str] | None) -> None:
+    assert read_topic_levels("T", TopicConfig("T", attributes=attributes)) is None
 
 
 @pytest.mark.parametrize(
@@ -105,6 +133,27 @@ def test_without_timers_the_error_names_the_levels() -> None:
         planned(delay(5_000), Delays())
 
 
+@pytest.mark.parametrize("delays", [WITH_OWN, replace(TIMERS, own=OWN)])
+def test_a_topics_own_table_is_the_one_that_counts(delays: Delays) -> None:
+    assert planned(delay(60_000), delays)[0]["DELAY"] == "1"
+    assert planned(Wish(level=1), delays) == ({"DELAY": "1", "DUE_MS": str(NOW + 60_000)}, NOW + 60_000)
+    with pytest.raises(DelayError, match=r"has no delay level 3 for the topic T, only 2: 1m 1s$") as caught:
+        planned(Wish(level=3), delays)
+    assert caught.value.levels_ms == OWN.levels_ms
+
+
+def test_what_is_not_in_the_topics_table_needs_timers() -> None:
+    for milliseconds, text in ((7_000, "7s"), (5_000, "5s")):
+        with pytest.raises(
+            DelayError, match=rf"keep a delay of {text}: .* 1m 1s of the topic T; the broker's own .*: 1s 5s 1m$"
+        ) as caught:
+            planned(delay(milliseconds), WITH_OWN)
+        assert caught.value.levels_ms == OWN.levels_ms
+        assert "TIMER_DELIVER_MS" in planned(delay(milliseconds), replace(TIMERS, own=OWN))[0]
+    with pytest.raises(DelayError, match="keep a time of delivery"):
+        planned(Wish(time_ms=NOW + 60_000), WITH_OWN)
+
+
 def test_a_time_that_has_passed_is_at_once_at_any_broker() -> None:
     for delays in (OLD, TIMERS, Delays()):
         assert planned(Wish(time_ms=NOW), delays) == ({"DUE_MS": str(NOW)}, NOW)
@@ -120,9 +169,13 @@ def test_a_level_is_trusted_where_the_broker_does_not_tell_its_table() -> None:
     assert planned(Wish(level=4), Delays()) == ({"DELAY": "4"}, None)
 
 
-@given(st.integers(1, 10**9), st.booleans(), st.lists(st.integers(1, 10**7), unique=True, max_size=18))
-def test_no_plan_is_early(milliseconds: int, timers: bool, levels: list[int]) -> None:
-    delays = Delays(tuple(levels), timers)
+TABLES = st.lists(st.integers(1, 20) | st.integers(1, 10**7), unique=True, max_size=18)
+
+
+@given(st.integers(1, 20) | st.integers(1, 10**9), st.booleans(), TABLES, st.none() | TABLES.filter(bool))
+def test_no_plan_is_early(milliseconds: int, timers: bool, brokers: list[int], topics: list[int] | None) -> None:
+    own = None if topics is None else TopicLevels("T", tuple(topics))
+    delays, levels = Delays(tuple(brokers), timers, own=own), brokers if topics is None else topics
     try:
         properties, due = planned(delay(milliseconds), delays)
     except DelayError:

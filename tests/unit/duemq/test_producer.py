@@ -32,6 +32,7 @@ from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, sent, su
 
 SEND = RequestCode.SEND_MESSAGE_V2
 CONFIG = RequestCode.GET_BROKER_CONFIG
+TOPIC_CONFIG = RequestCode.GET_TOPIC_CONFIG
 
 
 def make_producer(broker: FakeBroker, **options: Any) -> Producer:
@@ -183,9 +184,123 @@ async def test_without_its_settings_a_broker_gets_levels_only(broker: FakeBroker
     broker.on(CONFIG, failure(ResponseCode.NO_PERMISSION))
     with pytest.raises(BrokerError, match="permission denied"):
         await producer.send("demo", b"x", delay=5, timeout=5)
-    result = await producer.send("demo", b"x", level=2)
-    assert sends(broker)[0].properties()["DELAY"] == "2"
-    assert result.due_time_ms is None
+    asked = len(broker.requests_of(CONFIG))
+    for _ in range(2):
+        result = await producer.send("demo", b"x", level=2)
+        assert sends(broker)[0].properties()["DELAY"] == "2"
+        assert result.due_time_ms is None
+    assert len(broker.requests_of(CONFIG)) == asked + 1
+
+
+# --- when, by a topic's own table -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def ours() -> AsyncIterator[FakeBroker]:
+    """A duemq broker whose topic `own` has other levels than the broker, 1s 5s 10s 30s 1m 2m."""
+    attributes = {"own": {"delay.levels": "1m 5s"}}
+    async with FakeBroker(language="PYTHON", topics={"own": 1, "plain": 1}, attributes=attributes) as broker:
+        yield broker
+
+
+def levels_sent(broker: FakeBroker) -> list[str | None]:
+    return [request.properties().get("DELAY") for request in sends(broker)]
+
+
+async def test_the_level_is_of_the_topics_table(ours: FakeBroker) -> None:
+    async with make_producer(ours) as producer:
+        for topic in ("own", "plain", "new"):
+            for delay in ("1m", "5s"):
+                result = await producer.send(topic, b"x", delay=delay)
+                assert result.due_time_ms == NOW_MS + (60_000 if delay == "1m" else 5_000)
+        await producer.send_oneway("own", b"x", delay="1m")
+        await ours.until_requests(SEND, 7)
+        due = [(await producer.send(topic, b"x", level=1)).due_time_ms for topic in ("own", "plain")]
+    assert levels_sent(ours) == ["1", "2", "5", "2", "5", "2", "1", "1", "1"]
+    assert due == [NOW_MS + 60_000, NOW_MS + 1_000]
+
+
+@pytest.mark.parametrize("arguments", [{"delay": "10s"}, {"delay": "7s"}, {"deliver_at": NOW_MS / 1000 + 60}])
+async def test_what_the_topics_table_has_not_is_not_sent(ours: FakeBroker, arguments: dict[str, Any]) -> None:
+    async with make_producer(ours) as producer:
+        with pytest.raises(DelayError, match=r"1m 5s of the topic own; the broker's own .*: 1s 5s 10s 30s 1m 2m"):
+            await producer.send("own", b"x", **arguments)
+    assert not sends(ours)
+
+
+async def test_each_topic_is_asked_for_once_per_connection(ours: FakeBroker) -> None:
+    async with make_producer(ours) as producer:
+        await producer.send("own", b"x")
+        assert not ours.requests_of(TOPIC_CONFIG)
+        for _ in range(2):
+            for topic in ("own", "plain", "own", "plain"):
+                await producer.send(topic, b"x", delay=5)
+            ours.cut()
+    asked = [request.ext["topic"] for request in ours.requests_of(TOPIC_CONFIG)]
+    assert asked == ["own", "plain", "own", "plain"]
+    assert len(ours.requests_of(CONFIG)) == 2
+
+
+async def test_a_topic_that_is_not_there_yet_is_asked_for_again(ours: FakeBroker) -> None:
+    """Or the table that it gets when it is made would count late."""
+    async with make_producer(ours) as producer:
+        await producer.send("new", b"x", delay=5)
+        ours.attributes["new"] = {"delay.levels": "5s"}
+        for _ in range(2):
+            await producer.send("new", b"x", delay=5)
+    assert levels_sent(ours) == ["2", "1", "1"]
+    assert len(ours.requests_of(TOPIC_CONFIG)) == 2
+
+
+async def test_a_topics_table_that_changes_while_the_broker_runs_is_noticed(ours: FakeBroker) -> None:
+    async with Producer(ours.address, _rhythm=replace(RHYTHM, delays=0.0), _clock=lambda: NOW_MS) as producer:
+        for text in ("1m 5s", "5s 1m", None, "1s 2s 5s"):
+            ours.attributes["own"] = {} if text is None else {"delay.levels": text}
+            await producer.send("own", b"x", delay=5)
+        ours.on(TOPIC_CONFIG, failure(ResponseCode.NO_PERMISSION))
+        with pytest.raises(BrokerError):
+            await producer.send("own", b"x", delay=5)
+    assert levels_sent(ours) == ["2", "1", "2", "3"]
+
+
+async def test_a_duemq_that_knows_no_such_request_has_no_tables_of_topics(ours: FakeBroker) -> None:
+    ours.on(TOPIC_CONFIG, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type 351 not supported"))
+    async with make_producer(ours) as producer:
+        for _ in range(2):
+            await producer.send("own", b"x", delay=5)
+    assert levels_sent(ours) == ["2", "2"]
+    assert len(ours.requests_of(TOPIC_CONFIG)) == 1
+
+
+@pytest.mark.parametrize("version", [407, 479])
+async def test_rocketmq_pays_no_heed_to_the_attribute_of_a_store_that_was_ours(ours: FakeBroker, version: int) -> None:
+    ours.language, ours.version = "JAVA", version
+    async with make_producer(ours) as producer:
+        await producer.send("own", b"x", delay=5)
+        await producer.send("own", b"x", delay="1m")
+    assert levels_sent(ours) == ["2", "5"]
+    assert not ours.requests_of(TOPIC_CONFIG)
+
+
+async def test_without_a_topics_table_only_a_level_is_sent(ours: FakeBroker) -> None:
+    ours.on(TOPIC_CONFIG, failure(ResponseCode.NO_PERMISSION))
+    async with make_producer(ours) as producer:
+        with pytest.raises(BrokerError, match="permission denied"):
+            await producer.send("own", b"x", delay=5)
+        assert not sends(ours)
+        assert (await producer.send("own", b"x", level=2)).due_time_ms is None
+    assert levels_sent(ours) == ["2"]
+
+
+async def test_a_time_of_delivery_needs_no_table_where_there_are_timers(ours: FakeBroker) -> None:
+    ours.config += "timerWheelEnable=true\n"
+    async with make_producer(ours) as producer:
+        await producer.send("own", b"x", deliver_at=NOW_MS / 1000 + 5)
+        assert not ours.requests_of(TOPIC_CONFIG)
+        await producer.send("own", b"x", delay=10)
+        await producer.send("own", b"x", delay=5)
+    assert levels_sent(ours) == [None, None, "2"]
+    assert [request.properties().get("TIMER_DELIVER_MS") for request in sends(ours)][1] == str(NOW_MS + 10_000)
 
 
 # --- where --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""What is known of a broker's delays is never believed for longer than it may be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from duemq._connection import connect
+from duemq._delay_tables import Answers
+from tests.unit.duemq.fake import FakeBroker
+
+
+class Asked:
+    """Answers with its number when it is let, and fails where told."""
+
+    def __init__(self, *failures: int) -> None:
+        self.count = 0
+        self.failures = failures
+        self.begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def __call__(self) -> int:
+        self.count = number = self.count + 1
+        self.begun.set()
+        await self.may_end.wait()
+        if number in self.failures:
+            raise TimeoutError
+        return number
+
+
+@pytest.fixture
+async def get(broker: FakeBroker) -> Any:
+    """Asks by way of `Answers` which are believed for as long as is said with each."""
+    answers = Answers[int](0.0)
+    connection = await connect(broker.address, codec="json", on_request=lambda command: None, timeout=5)
+
+    async def get(ask: Asked, lifetime: float, name: str = "") -> int:
+        answers.lifetime = lifetime
+        return await answers.get(connection, name, ask)
+
+    yield get
+    connection.close()
+    await connection.wait_closed()
+
+
+Get = Callable[..., Any]
+
+
+async def test_an_answer_is_kept_for_its_lifetime(get: Get) -> None:
+    ask = Asked()
+    assert [await get(ask, 0.0), await get(ask, 60.0), await get(ask, 60.0)] == [1, 2, 2]
+    assert await get(ask, 60.0, "another") == 3
+
+
+async def test_who_asks_meanwhile_takes_what_is_known(get: Get) -> None:
+    ask = Asked()
+    await get(ask, 0.0)
+    ask.begun.clear()
+    ask.may_end.clear()
+    asking = asyncio.create_task(get(ask, 60.0))
+    await ask.begun.wait()
+    assert await get(ask, 60.0) == 1
+    ask.may_end.set()
+    assert (await asking, await get(ask, 60.0)) == (2, 2)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_nothing_is_believed_for_longer_because_asking_again_failed(get: Get, cancelled: bool) -> None:
+    ask = Asked(2)
+    await get(ask, 0.0)
+    ask.begun.clear()
+    if cancelled:
+        ask.may_end.clear()
+    asking = asyncio.create_task(get(ask, 60.0))
+    await ask.begun.wait()
+    if cancelled:
+        asking.cancel()
+    with pytest.raises(asyncio.CancelledError if cancelled else TimeoutError):
+        await asking
+    ask.may_end.set()
+    assert await get(ask, 60.0) == 3
