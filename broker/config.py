@@ -161,7 +161,7 @@ class BrokerConfig:
     delay_levels: str = _setting("messageDelayLevel", DEFAULT_LEVELS, "the delay levels, from 1 on: s m h d", live=True)
 
     async_delivery: bool = _setting(
-        "enableScheduleAsyncDeliver", False, "whether a level goes on before its deliveries are durable", live=True
+        "enableScheduleAsyncDeliver", True, "whether a level goes on before its deliveries are durable", live=True
     )
     async_delivery_pending: int = _setting(
         "scheduleAsyncDeliverMaxPendingLimit",

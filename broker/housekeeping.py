@@ -33,6 +33,7 @@ CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
 MAX_LEVEL_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set: look at it at least this often while a message waits."""
 CLEAN_SECONDS: Final = 10.0
+FAILED_STEP_MS: Final = 1000
 LEVEL_REPORT_SECONDS: Final = 1.0
 
 
@@ -125,7 +126,11 @@ class Housekeeping:
         self._level_timer = None
         if self._is_stopped:
             return
-        due_ms = self._levels.step()
+        try:
+            due_ms = self._levels.step()
+        except Exception:  # no level may stand still for that of one message
+            log.exception("delivery_failed")
+            due_ms = self._clock.now_ms() + FAILED_STEP_MS
         if due_ms is not None:
             wait = (due_ms - self._clock.now_ms()) / 1000
             self._level_timer = self._loop.call_later(min(max(0.0, wait), MAX_LEVEL_WAIT_SECONDS), self._step)

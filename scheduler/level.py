@@ -32,15 +32,17 @@ class Put:
     """The delivery of messages `start` to `end` (queue offsets) of a level in one append.
 
     `due_ms`: when the first of them was due. `position`: physical offset that has to be durable for it to be a success.
-    `retry_ms`: when an EXCEPTION is sent again. Times in ms since the epoch.
+    `retry_ms`: when an EXCEPTION is sent again; `is_gone`: it failed for want of what was to be delivered. Times in ms
+    since the epoch.
     """
 
-    __slots__ = ("due_ms", "end", "position", "resends", "retry_ms", "start", "status")
+    __slots__ = ("due_ms", "end", "is_gone", "position", "resends", "retry_ms", "start", "status")
 
     def __init__(self, start: int, end: int, due_ms: int) -> None:
         self.start = start
         self.end = end
         self.due_ms = due_ms
+        self.is_gone = False
         self.status = Status.RUNNING
         self.position = 0
         self.resends = 0
@@ -144,8 +146,9 @@ class Level:
         return self.runs[at].start if at < len(self.runs) else self.queue.next_offset
 
     def is_held_back(self, max_resends: int) -> bool:
-        """Whether a put failed so often that nothing more is tried before it is through."""
-        return any(put.resends > max_resends for put in self.failed)
+        """Whether nothing more is tried before a put is through that failed: one that the store refused, so that no
+        message overtakes another, or one whose record is gone and that failed too often."""
+        return any(not put.is_gone or put.resends > max_resends for put in self.failed)
 
     def add(self, put: Put) -> None:
         """Another put."""
@@ -156,6 +159,7 @@ class Level:
         """A try of a put failed. The next comes the later, the more there were; there are only so many where what was
         to be delivered is gone."""
         put.resends += 1
+        put.is_gone = origin_is_gone
         if origin_is_gone and put.resends > MAX_RESENDS:
             put.status = Status.SKIP
             self.failed.pop(put, None)

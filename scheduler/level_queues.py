@@ -182,6 +182,9 @@ class LevelQueues:
                     run.cursor += count
                     if count < len(done) or not count:
                         break
+        heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
+        if all(unit is None or unit[0] > max(origins) for unit in heads):
+            self._batches.set_delivered(np.empty(0, np.int64))
 
     def _set_back_meanwhile(self) -> int:
         """By how much, at least, the clock was set back while the broker was down: no record can be of the future."""
@@ -348,7 +351,9 @@ class LevelQueues:
         if due_ms is None or due_ms > now_ms or level.retry_ms > now_ms or not self._is_free(level):
             return False
         run = next(run for run in level.runs if run.due_ms == due_ms)
-        self._correct(level, run)
+        if self._correct(level, run):
+            self._look(level)
+            return True
         limit = self.config.batch_size
         if level.puts:
             limit = max(1, min(limit, self.config.pending_limit - level.pending))
@@ -509,12 +514,13 @@ class LevelQueues:
 
         self._read_cold(job, done)
 
-    def _correct(self, level: Level, run: OpenRun) -> None:
-        """Heal a cursor that lies outside the queue: the commitlog lost files before it, or the queue its end."""
+    def _correct(self, level: Level, run: OpenRun) -> bool:
+        """Heal a cursor that lies outside the queue: the commitlog lost files before it, or the queue its end. Whether
+        there was anything to heal; then runs may be gone."""
         low, high = level.queue.min_offset, level.queue.next_offset
         corrected = min(max(run.cursor, low), high)
         if corrected == run.cursor:
-            return
+            return False
         log.warning(
             "level_offset_corrected",
             delay_level=level.number,
@@ -529,6 +535,7 @@ class LevelQueues:
             other.start = min(max(other.start, low), high)
             other.cursor = min(max(other.cursor, other.start), high)
         level.settle()
+        return True
 
     # --- progress
 

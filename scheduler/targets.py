@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from protocol import properties
 from storage.consume_queue import ConsumeQueue
 from storage.copies import Records
@@ -12,7 +14,6 @@ from storage.scan import is_topic_name
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -46,27 +47,51 @@ class Targets:
         if len(self._codes) > _MAX_KNOWN:
             self._codes.clear()
         rows = records.text_rows()
-        if rows is not None and self._say_the_same(rows):
-            texts = [rows[0].tobytes()]
-            return self._queues_of(texts) * len(rows), self._codes_of(texts) * len(rows)
-        texts = records.properties()
-        return self._queues_of(texts), self._codes_of(texts)
+        texts = None
+        queues = self._queues_of_rows(rows) if rows is not None else None
+        codes = self._codes_of_rows(rows) if rows is not None else None
+        if queues is None or codes is None:
+            texts = records.properties()
+        if queues is None:
+            queues = self._queues_of(texts or [])
+        if codes is None:
+            codes = self._codes_of(texts or [])
+        return queues, codes
 
-    @staticmethod
-    def _say_the_same(rows: NDArray[np.uint8]) -> bool:
-        """Whether the texts, all of one length, are the same from REAL_TOPIC on and in their tags."""
+    def _queues_of_rows(self, rows: NDArray[np.uint8]) -> list[ConsumeQueue | None] | None:
+        """The queues of texts of one length that have REAL_TOPIC at one place; None where that is not so."""
         first = rows[0].tobytes()
         at = first.rfind(_REAL_TOPIC)
-        if at < 0 or _REAL_QID not in first[at:] or not bool((rows[:, at:] == rows[0, at:]).all()):
-            return False
-        tags = first.find(_TAGS)
-        if tags < 0:
-            # The others may have tags where this one has none.
-            return bool((rows[:, :at] == rows[0, :at]).all()) or _TAGS not in rows.tobytes()
-        end = first.find(_END_BYTE, tags)
-        end = len(first) if end < 0 else end + 1
-        start = max(0, tags - 1)
-        return first.find(_TAGS, end) < 0 and bool((rows[:, start:end] == rows[0, start:end]).all())
+        if at < 1 or first[at - 1] != _END or not _same(rows, at - 1, at + len(_REAL_TOPIC)):
+            return None
+        keys = _columns(rows, at, len(first))
+        for key in set(keys).difference(self._queues):
+            # Whoever has REAL_TOPIC again, or REAL_QID before it, is looked at on its own.
+            if _REAL_QID not in key or key.rfind(_REAL_TOPIC) > 0:
+                return None
+            self._queues[key] = self._look(key)
+        return [self._queues[key] for key in keys]
+
+    def _codes_of_rows(self, rows: NDArray[np.uint8]) -> list[int] | None:
+        """The tags codes of texts of one length that have tags of one length at one place, or none at all; None where
+        that is not so."""
+        count = rows.tobytes().count(_TAGS)
+        if not count:
+            return [0] * len(rows)
+        first = rows[0].tobytes()
+        at = first.find(_TAGS)
+        value, end = at + len(_TAGS), first.find(_END_BYTE, at)
+        if count != len(rows) or at < 0 or end < 0 or (at and first[at - 1] != _END):
+            return None
+        if (
+            not _same(rows, max(0, at - 1), value)
+            or (rows[:, value:end] == _END).any()
+            or not _same(rows, end, end + 1)
+        ):
+            return None
+        keys = _columns(rows, at, end)
+        codes = {key: properties.tags_code_of(key.decode("utf-8", "replace")) for key in set(keys)}
+        return [codes[key] for key in keys]
 
     def _queues_of(self, texts: list[bytes]) -> list[ConsumeQueue | None]:
         known = self._queues
@@ -114,6 +139,18 @@ class Targets:
         if not topic or topic == HALF_TOPIC or not is_topic_name(topic.encode()) or not _is_queue_id(queue_id):
             return None
         return self._store.ensure_queue(topic, int(queue_id or 0))
+
+
+def _same(rows: NDArray[np.uint8], start: int, end: int) -> bool:
+    """Whether all rows have the same in some columns."""
+    return bool((rows[:, start:end] == rows[0, start:end]).all())
+
+
+def _columns(rows: NDArray[np.uint8], start: int, end: int) -> list[bytes]:
+    """Some columns of each row. They hold no zeros, which the store refuses in properties."""
+    part = np.ascontiguousarray(rows[:, start:end])
+    found: list[bytes] = part.view(f"S{end - start}")[:, 0].tolist()
+    return found
 
 
 def _is_queue_id(text: str | None) -> bool:

@@ -113,7 +113,7 @@ class Records:
     def copied(self, topic_fields: list[bytes], which: Integers) -> list[Body]:
         """The records as parts to be joined, with the heads as they are now and other topics (with their lengths):
         of each record, the one with the number at its place in `which`."""
-        if len(topic_fields) == 1 and self._are_alike():
+        if len(set(topic_fields)) == 1 and self._are_alike():
             return [self._alike(topic_fields[0])]
         heads, data, size = memoryview(self.heads.tobytes()), self.data, HEAD.itemsize
         places = ((self.starts + size).tolist(), self.topics.tolist(), self.texts.tolist(), self.ends.tolist())

@@ -103,8 +103,8 @@ async def test_broker_status_shows_each_level(broker: UnboundBroker, peer: Peer)
 
 
 async def test_the_delivery_path_changes_while_running(broker: UnboundBroker, peer: Peer) -> None:
-    assert not broker.levels.config.is_async
-    text = "enableScheduleAsyncDeliver=true\nscheduleAsyncDeliverMaxPendingLimit=5\nscheduleDeliverBatchSize=7\n"
+    assert broker.levels.config.is_async, "the faster one is the default"
+    text = "enableScheduleAsyncDeliver=false\nscheduleAsyncDeliverMaxPendingLimit=5\nscheduleDeliverBatchSize=7\n"
     assert (await change(peer, text)).code == ResponseCode.SUCCESS
     found = broker.levels.config
-    assert (found.is_async, found.pending_limit, found.batch_size) == (True, 5, 7)
+    assert (found.is_async, found.pending_limit, found.batch_size) == (False, 5, 7)

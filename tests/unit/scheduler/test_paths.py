@@ -77,15 +77,16 @@ def test_a_batch_never_exceeds_the_pending_limit() -> None:
 def test_progress_never_passes_an_unfinished_put() -> None:
     world = async_world()
     level = fill(world, 4)
-    world.store.appender.refuse(StoreFull("full"))
+    lose_record(world, 0)
+    lose_record(world, 2)
     world.run()
-    assert [put.status for put in level.puts] == [Status.EXCEPTION] * 4
-    level.failed.clear()
-    for number in (1, 3):
-        level.puts[number].status = Status.SUCCESS
-    level.settle()
-    assert (level.offset, len(level.puts)) == (0, 4)
+    world.flush()
+    expected = [Status.EXCEPTION, Status.SUCCESS, Status.EXCEPTION, Status.SUCCESS]
+    assert [put.status for put in level.puts] == expected
+    assert level.offset == 0
+    level.fail(level.puts[0], world.clock.now_ms(), origin_is_gone=True)
     level.puts[0].status = Status.SKIP
+    level.failed.pop(level.puts[0])
     level.settle()
     assert (level.offset, len(level.puts)) == (2, 2)
 
@@ -109,14 +110,31 @@ def test_what_failed_is_sent_again_later_and_later() -> None:
     assert world.levels.levels[1].offset == 1
 
 
-def test_a_level_whose_put_failed_too_often_is_held_back_until_it_is_through() -> None:
+def test_a_level_with_a_missing_record_is_held_back_after_some_tries() -> None:
+    world = async_world(max_resends=3)
+    level = fill(world, 1)
+    lose_record(world, 0)
+    world.run()
+    for number in range(1, 5):
+        assert level.is_held_back(3) == (number > 3)
+        world.schedule(1, b"%d" % number)
+        world.clock.advance(1000)
+        world.run()
+        world.flush()
+    assert world.bodies() == [b"1", b"2"]
+    for _ in range(3):
+        world.clock.advance(1000)
+        world.run()
+        world.flush()
+    assert world.bodies() == [b"1", b"2", b"3", b"4"]
+    assert (level.offset, level.skipped) == (5, 1)
+
+
+def test_nothing_overtakes_what_the_store_refused() -> None:
     world = async_world(max_resends=3)
     level = fill(world, 1)
     world.store.appender.refuse(StoreFull("full"))
     world.run()
-    for _ in range(3):
-        world.clock.advance(1000)
-        world.run()
     assert level.is_held_back(3)
     world.store.appender.accept()
     for number in (1, 2):

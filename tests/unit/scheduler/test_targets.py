@@ -1,0 +1,101 @@
+"""Queues and tags codes of many texts at once are those of each on its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from protocol import properties, record
+from scheduler.targets import HALF_TOPIC, Targets
+from storage.copies import Records
+from storage.store import MessageStore
+from tests.unit.scheduler.world import HOST, World
+
+PIECES = st.sampled_from(
+    [
+        "TAGS\x01a",
+        "TAGS\x01b",
+        "TAGS\x01",
+        "XTAGS\x01a",
+        "KEYS\x01TAGS",
+        "UNIQ_KEY\x0100",
+        "UNIQ_KEY\x0111",
+        "DELAY\x013",
+        "REAL_TOPIC\x01T",
+        "REAL_TOPIC\x01U",
+        "XREAL_TOPIC\x01T",
+        f"REAL_TOPIC\x01{HALF_TOPIC}",
+        "REAL_TOPIC\x01../x",
+        "REAL_QID\x010",
+        "REAL_QID\x017",
+        "REAL_QID\x01x",
+    ]
+)
+TEXT = st.lists(PIECES, max_size=6).map("\x02".join)
+OURS = st.builds(
+    lambda tag, key, topic, queue_id: (
+        f"TAGS\x01{tag}\x02UNIQ_KEY\x01{key}\x02DELAY\x011\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}"
+    ),
+    st.sampled_from("ab"),
+    st.sampled_from(("00", "11")),
+    st.sampled_from("TU"),
+    st.integers(0, 9),
+)
+"""As our send handler stores them, all of one length."""
+
+
+@pytest.fixture(scope="module")
+def store() -> MessageStore:
+    return World().store
+
+
+def records_of(texts: list[str]) -> Records:
+    encoded = [
+        record.encode(
+            record.StoredMessage(
+                queue_id=0,
+                born_timestamp=1,
+                born_host=HOST,
+                store_timestamp=1,
+                store_host=HOST,
+                body=b"body",
+                topic="SCHEDULE_TOPIC_XXXX",
+                properties_text=text,
+            )
+        )
+        for text in texts
+    ]
+    sizes = np.array([len(data) for data in encoded])
+    return Records(b"".join(encoded), np.zeros(len(texts), np.int64), sizes)
+
+
+def expected(text: str) -> tuple[tuple[str, int] | None, int]:
+    found = properties.parse(text)
+    topic, queue_id = found.get("REAL_TOPIC", ""), found.get("REAL_QID", "")
+    is_good = topic in ("T", "U") and queue_id.isdecimal()
+    return ((topic, int(queue_id)) if is_good else None), properties.tags_code(found.get("TAGS"))
+
+
+@given(st.one_of(st.lists(TEXT, min_size=1, max_size=8), st.lists(OURS, min_size=1, max_size=12)))
+@example(["REAL_QID\x010\x02REAL_TOPIC\x01T", "REAL_QID\x017\x02REAL_TOPIC\x01T"])
+@example(["TAGS\x01a\x02REAL_TOPIC\x01T\x02REAL_QID\x010", "XXXX\x01a\x02REAL_TOPIC\x01T\x02REAL_QID\x010"])
+@example(["XXXX\x01a\x02REAL_TOPIC\x01T\x02REAL_QID\x010", "TAGS\x01a\x02REAL_TOPIC\x01T\x02REAL_QID\x010"])
+@example(["TAGS\x01aaa\x02REAL_TOPIC\x01T\x02REAL_QID\x010", "TAGS\x01a\x02b\x01REAL_TOPIC\x01T\x02REAL_QID\x010"[:34]])
+def test_many_at_once_are_as_each_alone(store: MessageStore, texts: list[str]) -> None:
+    targets = Targets(store)
+    for _ in range(2):
+        queues, codes = targets.find(records_of(texts))
+        found = [((queue.topic, queue.queue_id) if queue is not None else None) for queue in queues]
+        assert list(zip(found, codes, strict=True)) == [expected(text) for text in texts]
+
+
+def test_a_deleted_topic_gets_new_queues(store: MessageStore) -> None:
+    targets = Targets(store)
+    records = records_of(["REAL_TOPIC\x01gone\x02REAL_QID\x010"] * 3)
+    (before, *_), _ = targets.find(records)
+    store.remove_topic("gone")
+    (after, *_), _ = targets.find(records)
+    assert after is not before
+    assert after is store.queue("gone", 0)
