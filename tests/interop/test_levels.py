@@ -21,8 +21,8 @@ SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 QUEUES = 2
 CHECKPOINT_OF_OURS = b"DUEMQCP2"
 # The first three fall due while no broker runs: RocketMQ's is killed before that.
-BACKLOG_LEVELS = "5s 6s 6s 1s"
-BACKLOG_MS = 5000
+BACKLOG_LEVELS = "15s 16s 16s 1s"
+BACKLOG_MS = 15_000
 BACKLOG = 1000
 
 

@@ -25,7 +25,8 @@ async def test_clients_find_the_broker_through_apaches_name_server(
     try:
         await broker.start()
         admin = java.admin(nameserver.address)
-        assert await admin.cluster() == ({CLUSTER: [BROKER]}, {BROKER: {"0": broker.address}})
+        # It listens before the name server has answered.
+        await eventually(admin.cluster, lambda found: found == ({CLUSTER: [BROKER]}, {BROKER: {"0": broker.address}}))
         topic, group = unique("topic"), unique("group")
         await admin.create_topic(broker.address, topic, 4)
         assert (await admin.route(topic)).queues == [QueueRoute(BROKER, 4, 4, 6)]

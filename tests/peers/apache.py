@@ -144,6 +144,9 @@ class ApacheBroker:
             "storePathRootDir": self.store,
             "storePathCommitLog": self.store / "commitlog",
             "autoCreateTopicEnable": "true",
+            # Otherwise it refuses sends on a busy machine: these tests are not about its speed.
+            "waitTimeMillsInSendQueue": "60000",
+            "osPageCacheBusyTimeOutMills": "60000",
             "diskMaxUsedSpaceRatio": 98,
         }
         _write_properties(conf, settings | dict(properties or {}))

@@ -56,7 +56,7 @@ GAPS: dict[str, dict[Can, str]] = {
         Can.PRODUCER_KNOWN: "librocketmq sends its first heartbeat before it has a route, the next 30 s later",
         Can.RESET_OFFSET: (
             "librocketmq wants the offsets of code 220 as a list, which RocketMQ's brokers send only when the admin is "
-            "a C++ client as well"
+            "a C++ client as well; duemq sends it, but then librocketmq sometimes hangs when it is shut down"
         ),
         Can.RESULT_QUEUE: f"{_BINDING} give status, id and offset of a sent message only",
         Can.SHOW_EACH_TRY: (
