@@ -80,13 +80,11 @@ class Scanner:
         position = self.end.physical_offset
         data, base = b"", position
         while position < self._log.allocated_end:
-            room = self._log.segment_end(position) - position
-            data, base = self._have(data, base, position, min(MIN_SIZE, room))
             yield from self._usual(data, base)
             position = self.end.physical_offset
-            room = self._log.segment_end(position) - position
             if position >= self._log.allocated_end:
                 return
+            room = self._log.segment_end(position) - position
             data, base = self._have(data, base, position, min(MIN_SIZE, room))
             size, magic = _SIZE_MAGIC.unpack_from(data, position - base)
             if magic == MAGIC_END:
@@ -124,6 +122,8 @@ class Scanner:
                 if topic_at + 2 > end or queue_id < 0:
                     return
                 topic_end = topic_at + data[topic_at - 1]
+                if topic_end > topic_at + MAX_TOPIC_BYTES:
+                    return
                 if topic_end + 2 > end or (data[topic_end] << 8 | data[topic_end + 1]) != end - topic_end - 2:
                     return
                 topic, text = data[topic_at:topic_end], data[topic_end + 2 : end]
