@@ -53,7 +53,6 @@ from storage.clock import Clock, MovableClock, SystemClock
 from storage.config_file import ConfigFile
 from storage.files import Files, OsFiles
 from storage.pull import ColdRead
-from storage.retention import Retention
 from storage.store import MessageStore, StoreConfig
 
 log = structlog.get_logger(__name__)
@@ -96,8 +95,8 @@ class Broker:
             self._clock,
             (config.advertised_host, config.listen_port),
             self._levels_table.deliver_time,
+            self._real_clock,
         )
-        self.store.retention = Retention(retention_config(config), self._files, self.store.log, self._real_clock)
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
 
@@ -252,13 +251,7 @@ class Broker:
 
     def _allocate(self, job: AllocateJob) -> None:
         """Allocate space ahead; nothing is lost where that fails."""
-        future = self._loop.run_in_executor(self._allocator, job.run)
-
-        def finished(_: asyncio.Future[None]) -> None:
-            future.exception()
-            self.store.ahead.done()
-
-        future.add_done_callback(finished)
+        self._run_apart(self._allocator, job.run, self.store.ahead.done)
 
     def _change_delivery(self, config: BrokerConfig) -> None:
         self.levels.config = delivery_config(config)
@@ -269,13 +262,16 @@ class Broker:
 
     def _read_cold(self, job: ColdRead, done: Callable[[], None]) -> None:
         """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
-        future = self._loop.run_in_executor(self._blocking, job.run)
+        self._run_apart(self._blocking, job.run, done)
 
-        def finished(_: asyncio.Future[bytes]) -> None:
+    def _run_apart(self, threads: ThreadPoolExecutor, work: Callable[[], object], done: Callable[[], None]) -> None:
+        """Run something in a thread and call back after it, also when it failed, which is nobody's loss."""
+
+        def finished(future: asyncio.Future[object]) -> None:
             future.exception()
             done()
 
-        future.add_done_callback(finished)
+        self._loop.run_in_executor(threads, work).add_done_callback(finished)
 
     def _connect(self) -> Connection:
         return Connection(self.router, self._loop, self._budget, self._output)

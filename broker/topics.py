@@ -17,6 +17,7 @@ from broker.tables import Fields, section, typed
 from protocol.bodies import DataVersion, TopicConfig
 from protocol.codes import ResponseCode
 from scheduler.delay_levels import DelayLevels
+from scheduler.targets import HALF_TOPIC
 from storage.clock import Clock
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
@@ -31,7 +32,6 @@ PERM_READ: Final = 4
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 AUTO_CREATE_TOPIC: Final = "TBW102"
-HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 MAX_TOPIC_LENGTH: Final = 127
 MAX_QUEUES: Final = 65536
 
@@ -107,7 +107,8 @@ class Topic:
 
 
 def delay_levels_of(config: TopicConfig) -> DelayLevels | None:
-    """The table of levels in a topic's attributes; None without one, or with one that is wrong, which `put` refuses."""
+    """The table of levels in a topic's attributes; None without one, or with one that is wrong, which the
+    admin API refuses."""
     text = (config.attributes or {}).get(DELAY_LEVELS)
     try:
         return DelayLevels(text) if text is not None else None

@@ -66,6 +66,11 @@ class Batches:
         self._done = np.unique(origins)
         self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
 
+    @property
+    def delivered_end(self) -> int:
+        """No unit whose record lies from here on was found delivered."""
+        return self._done_end
+
     def is_delivered(self, units: Units) -> NDArray[np.bool_]:
         """Of each unit, whether recovery found its message delivered."""
         return np.isin(units["physical_offset"], self._done)

@@ -55,11 +55,11 @@ class OpenRun:
 
     __slots__ = ("cursor", "delay_limit_ms", "due_ms", "shift_ms", "start")
 
-    def __init__(self, start: int, cursor: int, shift_ms: int = 0, delay_limit_ms: int | None = None) -> None:
+    def __init__(self, start: int, cursor: int, shift_ms: int = 0) -> None:
         self.start = start
         self.cursor = cursor
         self.shift_ms = shift_ms
-        self.delay_limit_ms = delay_limit_ms
+        self.delay_limit_ms: int | None = None
         self.due_ms: int | None = None
 
 
@@ -206,15 +206,16 @@ class Level:
             result.append(Run(start, max(start, run.cursor), run.shift_ms))
         return result
 
-    def split(self, offset: int, shift_ms: int = 0) -> None:
-        """Begin another run at an offset, for messages with other rules than those before."""
+    def split(self, offset: int) -> None:
+        """Begin another run at an offset, for messages that follow other rules than those before: today's clock and
+        table."""
         for at, run in enumerate(self.runs):
             end = self.end_of(run)
             if run.start <= offset and (offset < end or at == len(self.runs) - 1):
                 if offset == run.start:
-                    run.shift_ms = shift_ms
+                    run.shift_ms = 0
                     run.delay_limit_ms = None
                 else:
-                    self.runs.insert(at + 1, OpenRun(offset, max(offset, run.cursor), shift_ms))
+                    self.runs.insert(at + 1, OpenRun(offset, max(offset, run.cursor)))
                     run.cursor = min(run.cursor, offset)
                 return

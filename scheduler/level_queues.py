@@ -115,7 +115,7 @@ class LevelQueues:
 
     # --- start
 
-    def load(self, recovered: Recovered | None = None) -> None:
+    def load(self, recovered: Recovered) -> None:
         """Find out how far each level is; `recovered` is what opening the store found. Raises StoreFormatError.
 
         Exactly, where only we wrote the store: by the checkpoint's note and the deliveries that recovery read behind
@@ -124,13 +124,12 @@ class LevelQueues:
         data = self._file.read()
         saved = self._saved_offsets(data.pop("offsetTable", None) or {})
         self._extra = data
-        note = runs.decode(recovered.note) if recovered is not None and not recovered.is_foreign else None
+        note = runs.decode(recovered.note) if not recovered.is_foreign else None
         known = [queue_id + 1 for queue_id in self._store.queues.get(SCHEDULE_TOPIC, {})]
         for number in sorted({*range(1, self.table.maximum + 1), *known}):
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
             self.levels[number] = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
-        if recovered is not None:
-            self._pass_delivered(recovered.origins)
+        self._pass_delivered(recovered.origins)
         shift = self._set_back_meanwhile()
         is_new_table = note is None or note.table_crc != runs.table_crc(self.table.text)
         for level in self.levels.values():
@@ -183,7 +182,7 @@ class LevelQueues:
                     if count < len(done) or not count:
                         break
         heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
-        if all(unit is None or unit[0] > max(origins) for unit in heads):
+        if all(unit is None or unit[0] >= self._batches.delivered_end for unit in heads):
             self._batches.set_delivered(np.empty(0, np.int64))
 
     def _set_back_meanwhile(self) -> int:
@@ -325,8 +324,9 @@ class LevelQueues:
                     return now_ms
             return self.next_due_ms
         finally:
-            if self._when_durable is not None and self._store.log.end > position:
-                self._await(self._store.log.end)
+            end = self._store.log.end
+            if self._when_durable is not None and end > position:
+                self._when_durable(end, lambda: self.note_flushed(end))
 
     def _round(self, now_ms: int, until: float) -> bool:
         """A batch of each level that has one, each time beginning with another level; whether there was any."""
@@ -362,14 +362,20 @@ class LevelQueues:
             run.due_ms = self._head(level, run)
             return True
         level.late_by_ms = now_ms - due_ms
+        put = Put(run.cursor, run.cursor + len(units), due_ms)
         try:
-            outcome = self._batches.deliver(level.number, units, may_wait=level.is_warm or self._read_cold is None)
+            outcome = self._append(level, units)
         except StoreError as error:
-            self._refused(level, run, len(units), now_ms, error)
-            return True
-        level.is_warm = False
-        self._took(level, run, units, outcome, now_ms)
+            self._refused(level, run, put, now_ms, error)
+        else:
+            self._took(level, run, put, units, outcome, now_ms)
         return True
+
+    def _append(self, level: Level, units: NDArray[Any]) -> Outcome:
+        """See `Batches.deliver`."""
+        outcome = self._batches.deliver(level.number, units, may_wait=level.is_warm or self._read_cold is None)
+        level.is_warm = False
+        return outcome
 
     def _due_units(self, level: Level, run: OpenRun, now_ms: int, limit: int) -> NDArray[Any]:
         """The units of a run from its cursor on that are due."""
@@ -392,12 +398,11 @@ class LevelQueues:
                 high = middle
         return units[:low]
 
-    def _took(self, level: Level, run: OpenRun, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
-        """Note what became of a batch."""
-        start, end = run.cursor, run.cursor + outcome.units
-        due_ms = run.due_ms if run.due_ms is not None else now_ms
+    def _took(self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
+        """Note what became of a put, or of its first part."""
+        put.end = put.start + outcome.units
         if outcome.kind is Kind.COLD:
-            self._warm(level, start, level.end_of(run))
+            self._warm(level, put.start, level.end_of(run))
             return
         if outcome.kind is Kind.GONE:
             level.trouble = "records are missing"
@@ -405,11 +410,10 @@ class LevelQueues:
                 "scheduled_messages_missing",
                 delay_level=level.number,
                 messages=outcome.units,
-                queue_offset=start,
+                queue_offset=put.start,
                 physical_offset=int(units["physical_offset"][0]),
             )
             if self.config.is_async:
-                put = Put(start, end, due_ms)
                 level.add(put)
                 level.fail(put, now_ms, origin_is_gone=True)
             else:
@@ -418,29 +422,27 @@ class LevelQueues:
             level.delivered += outcome.delivered
             level.skipped += outcome.units - outcome.delivered
             if outcome.delivered and self._when_durable is not None:
-                put = Put(start, end, due_ms)
                 put.position = self._store.log.end
                 level.add(put)
                 level.trouble = "the disk: its flush is awaited"
             elif not level.puts:
                 level.trouble = None
-        run.cursor = end
+        run.cursor = put.end
         run.due_ms = self._head(level, run)
         if len(level.runs) > 1:
             level.settle()
 
-    def _refused(self, level: Level, run: OpenRun, units: int, now_ms: int, error: StoreError) -> None:
-        """The store took nothing of a batch."""
+    def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
+        """The store took nothing of a put."""
         if level.trouble != str(error):
             log.warning("delivery_refused", delay_level=level.number, reason=str(error))
         level.trouble = str(error)
         if not self.config.is_async:
             level.retry_ms = now_ms + REFUSED_RETRY_MS
             return
-        put = Put(run.cursor, run.cursor + units, run.due_ms if run.due_ms is not None else now_ms)
         level.add(put)
         level.fail(put, now_ms, origin_is_gone=False)
-        run.cursor += units
+        run.cursor = put.end
         run.due_ms = self._head(level, run)
 
     # --- puts that failed
@@ -455,12 +457,11 @@ class LevelQueues:
         """Try a put that failed once more."""
         units = self._batches.read(level.queue, put.start, put.end - put.start)
         try:
-            outcome = self._batches.deliver(level.number, units, may_wait=level.is_warm or self._read_cold is None)
+            outcome = self._append(level, units)
         except StoreError as error:
             level.trouble = str(error)
             level.fail(put, now_ms, origin_is_gone=False)
             return
-        level.is_warm = False
         if outcome.kind is Kind.COLD:
             self._warm(level, put.start, put.end)
         elif outcome.kind is Kind.GONE:
@@ -483,10 +484,6 @@ class LevelQueues:
             part.status = Status.SUCCESS
 
     # --- results
-
-    def _await(self, position: int) -> None:
-        if self._when_durable is not None:
-            self._when_durable(position, lambda: self.note_flushed(position))
 
     def note_flushed(self, position: int) -> None:
         """The commitlog is durable up to a physical offset: puts before it are a success."""

@@ -35,7 +35,6 @@ class Targets:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._queues: dict[bytes, ConsumeQueue | None] = {}
-        self._codes: dict[bytes, int] = {}
         self._removals = store.removals
 
     def find(self, records: Records) -> tuple[list[ConsumeQueue | None], list[int]]:
@@ -44,35 +43,44 @@ class Targets:
         if self._removals != self._store.removals or len(self._queues) > _MAX_KNOWN:
             self._removals = self._store.removals
             self._queues.clear()
-        if len(self._codes) > _MAX_KNOWN:
-            self._codes.clear()
         rows = records.text_rows()
-        texts = None
         queues = self._queues_of_rows(rows) if rows is not None else None
         codes = self._codes_of_rows(rows) if rows is not None else None
         if queues is None or codes is None:
             texts = records.properties()
-        if queues is None:
-            queues = self._queues_of(texts or [])
-        if codes is None:
-            codes = self._codes_of(texts or [])
+            queues = self._queues_of(texts) if queues is None else queues
+            codes = self._codes_of(texts) if codes is None else codes
         return queues, codes
+
+    def queue(self, text: bytes) -> ConsumeQueue | None:
+        """As `find`, for one text."""
+        found = properties.parse(text.decode("utf-8", "replace"))
+        topic, queue_id = found.get(properties.REAL_TOPIC), found.get(properties.REAL_QID)
+        if not topic or topic == HALF_TOPIC or not is_topic_name(topic.encode()) or not _is_queue_id(queue_id):
+            return None
+        return self._store.ensure_queue(topic, int(queue_id or 0))
 
     def _queues_of_rows(self, rows: NDArray[np.uint8]) -> list[ConsumeQueue | None] | None:
         """The queues of texts of one length that have REAL_TOPIC at one place; None where that is not so."""
         first = rows[0].tobytes()
         at = first.rfind(_REAL_TOPIC)
-        if at < 1 or first[at - 1] != _END or not _same(rows, at - 1, at + len(_REAL_TOPIC)):
+        if (
+            at < 1
+            or len(first) - at > _MAX_KEY
+            or first[at - 1] != _END
+            or not _same(rows, at - 1, at + len(_REAL_TOPIC))
+        ):
             return None
         keys = _columns(rows, at, len(first))
         for key in set(keys).difference(self._queues):
             # Whoever has REAL_TOPIC again, or REAL_QID before it, is looked at on its own.
             if _REAL_QID not in key or key.rfind(_REAL_TOPIC) > 0:
                 return None
-            self._queues[key] = self._look(key)
+            self._queues[key] = self.queue(key)
         return [self._queues[key] for key in keys]
 
-    def _codes_of_rows(self, rows: NDArray[np.uint8]) -> list[int] | None:
+    @staticmethod
+    def _codes_of_rows(rows: NDArray[np.uint8]) -> list[int] | None:
         """The tags codes of texts of one length that have tags of one length at one place, or none at all; None where
         that is not so."""
         count = rows.tobytes().count(_TAGS)
@@ -90,7 +98,7 @@ class Targets:
         ):
             return None
         keys = _columns(rows, at, end)
-        codes = {key: properties.tags_code_of(key.decode("utf-8", "replace")) for key in set(keys)}
+        codes = {key: _tags_code(key) for key in set(keys)}
         return [codes[key] for key in keys]
 
     def _queues_of(self, texts: list[bytes]) -> list[ConsumeQueue | None]:
@@ -102,14 +110,15 @@ class Targets:
             if key in known:
                 result.append(known[key])
                 continue
-            queue = self._look(text)
+            queue = self.queue(text)
             if _REAL_QID in key and len(key) <= _MAX_KEY:
                 known[key] = queue
             result.append(queue)
         return result
 
-    def _codes_of(self, texts: list[bytes]) -> list[int]:
-        known = self._codes
+    @staticmethod
+    def _codes_of(texts: list[bytes]) -> list[int]:
+        known: dict[bytes, int] = {}
         result = []
         for text in texts:
             at = text.find(_TAGS)
@@ -118,27 +127,17 @@ class Targets:
                 continue
             end = text.find(_END_BYTE, at)
             if (at and text[at - 1] != _END) or text.find(_TAGS, end) >= 0 or end < 0:
-                result.append(properties.tags_code_of(text.decode("utf-8", "replace")))
+                result.append(_tags_code(text))
                 continue
             key = text[at:end]
-            code = known.get(key)
-            if code is None:
-                code = properties.tags_code_of(key.decode("utf-8", "replace"))
-                if len(key) <= _MAX_KEY:
-                    known[key] = code
-            result.append(code)
+            if key not in known:
+                known[key] = _tags_code(key)
+            result.append(known[key])
         return result
 
-    def queue(self, text: bytes) -> ConsumeQueue | None:
-        """As `find`, for one text."""
-        return self._look(text)
 
-    def _look(self, text: bytes) -> ConsumeQueue | None:
-        found = properties.parse(text.decode("utf-8", "replace"))
-        topic, queue_id = found.get(properties.REAL_TOPIC), found.get(properties.REAL_QID)
-        if not topic or topic == HALF_TOPIC or not is_topic_name(topic.encode()) or not _is_queue_id(queue_id):
-            return None
-        return self._store.ensure_queue(topic, int(queue_id or 0))
+def _tags_code(text: bytes) -> int:
+    return properties.tags_code_of(text.decode("utf-8", "replace"))
 
 
 def _same(rows: NDArray[np.uint8], start: int, end: int) -> bool:

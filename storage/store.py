@@ -74,7 +74,9 @@ class MessageStore:
         clock: Clock,
         store_host: tuple[str, int],
         deliver_time: DeliverTime,
+        file_clock: Clock | None = None,
     ) -> None:
+        """`clock` is for store times; by `file_clock`, the same unless given, files expire."""
         self.config = config
         self.files = files
         self._deliver_time = deliver_time
@@ -87,7 +89,7 @@ class MessageStore:
             files, config.commitlog_directory or os.path.join(root, "commitlog"), config.commitlog_segment_size
         )
         self.appender = Appender(self.log, clock, store_host, config.max_message_size, self._appended)
-        self.retention = Retention(config.retention, files, self.log, clock)
+        self.retention = Retention(config.retention, files, self.log, file_clock or clock)
         self.queues: dict[str, dict[int, ConsumeQueue]] = {}
         """Topic to queue id to queue."""
         self.removals = 0

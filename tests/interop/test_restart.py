@@ -56,7 +56,7 @@ class Witness:
         async with await self.client.consumer(nameserver, self.paused_group, self.topic) as consumer:
             await consumer.receive_bodies(self.before)
         # SIGKILL keeps what is in files: the offsets are written to theirs every second.
-        await stored_offset(self.broker, self.topic, self.paused_group, BEFORE)
+        await stored_offset(self.broker, self.client, self.topic, self.paused_group, BEFORE)
         self.steady = await self.client.consumer(nameserver, self.steady_group, self.topic)
 
     async def keep_sending(self) -> None:

@@ -56,7 +56,7 @@ async def _fill(broker: Broker, java: JavaClient) -> Content:
         await producer.send(content.topic, [Outgoing(b"passed", level=PASSED)])
         async with await java.consumer(broker.nameserver, content.group, content.topic) as consumer:
             await consumer.receive_bodies([*(message.body for message in numbered("old", OLD)), b"passed"])
-        await stored_offset(broker, content.topic, content.group, OLD + 1)
+        await stored_offset(broker, java, content.topic, content.group, OLD + 1)
         await delivered_offset(broker, PASSED, 1)
         await producer.send(
             content.topic, [*numbered("new", NEW - 1), Outgoing(f"new-{NEW - 1}".encode(), keys=content.key)]
