@@ -25,6 +25,8 @@ _CHOICES: Final = "choices"
 _RANGE: Final = "range"
 _LIVE: Final = "live"
 PORTS: Final = (1, 65535)
+_DAY_SECONDS: Final = 86_400
+_TIMER_PRECISION_MS: Final = 1000
 
 
 def _setting(
@@ -190,6 +192,49 @@ class BrokerConfig:
         "duemq's own: a level later than this is logged, with the reason",
         limits=(1, 86_400_000),
         live=True,
+    )
+    timer_wheel: bool = _setting("timerWheelEnable", True, "whether messages for any time are taken")
+    timer_max_delay_seconds: int = _setting(
+        "timerMaxDelaySec",
+        366 * _DAY_SECONDS,
+        "seconds; a message for a later time is refused",
+        limits=(1, 3660 * _DAY_SECONDS),
+        live=True,
+    )
+    timer_precision_ms: int = _setting(
+        "timerPrecisionMs",
+        _TIMER_PRECISION_MS,
+        "1000, the width of a slot of the timer wheel; delivery is exact to the millisecond all the same",
+        limits=(1, 2**31 - 1),
+    )
+    timer_roll_window: int = _setting(
+        "timerRollWindowSlot",
+        2 * _DAY_SECONDS,
+        "seconds; a message for a later time is put into the wheel again when so much has passed",
+        limits=(-(2**31), 2**31 - 1),
+        live=True,
+    )
+    timer_congest_limit: int = _setting(
+        "timerCongestNumEachSlot",
+        2**31 - 1,
+        "most messages that are taken for one second",
+        limits=(1, 2**31 - 1),
+        live=True,
+    )
+    timer_stop_enqueue: bool = _setting(
+        "timerStopEnqueue", False, "whether messages stay out of the timer wheel for now, and so wait", live=True
+    )
+    timer_stop_dequeue: bool = _setting(
+        "timerStopDequeue", False, "whether messages in the timer wheel are not delivered for now", live=True
+    )
+    timer_log_segment_size: int = _setting(
+        "mappedFileSizeTimerLog",
+        100 * 1024 * 1024,
+        "size of a timer log file, fixed with the store",
+        limits=(4096, 2**31 - 1),
+    )
+    recall_enabled: bool = _setting(
+        "recallMessageEnable", True, "whether a message that waits may be recalled or cancelled", live=True
     )
     test_clock: bool = _setting("testClock", False, "duemq's own: whether `duemq clock advance` may move the clock")
 
@@ -393,6 +438,11 @@ def _check(config: BrokerConfig) -> BrokerConfig:
         raise ConfigError(
             f"maxMessageSize={config.max_message_size} does not fit into commitlog files of "
             f"mappedFileSizeCommitLog={config.commitlog_segment_size} bytes"
+        )
+    if config.timer_precision_ms != _TIMER_PRECISION_MS:
+        raise ConfigError(
+            f"timerPrecisionMs={config.timer_precision_ms}: only {_TIMER_PRECISION_MS} is possible, since the slots of "
+            "a store would be misread with any other"
         )
     parse_addresses(config.nameserver_addresses)
     hours = config.delete_when.split(";")

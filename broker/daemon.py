@@ -33,6 +33,7 @@ from broker.handlers.pull import PullHandlers
 from broker.handlers.reset_offset import ResetOffsetHandlers
 from broker.handlers.send import SendHandlers
 from broker.handlers.settings import SettingsHandlers
+from broker.handlers.timers import TimerHandlers
 from broker.housekeeping import Housekeeping
 from broker.live import follow, retention_config
 from broker.locks import QueueLocks
@@ -46,11 +47,14 @@ from broker.settings import LiveSettings
 from broker.stats import Stats
 from broker.topics import Topics
 from protocol.headers import BrokerIdentity
+from scheduler import timer_rules
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import DeliveryConfig, LevelQueues
+from scheduler.timers import TimerConfig, Timers
 from storage.ahead import AllocateJob
 from storage.clock import Clock, MovableClock, SystemClock
 from storage.config_file import ConfigFile
+from storage.errors import StoreError
 from storage.files import Files, OsFiles
 from storage.pull import ColdRead
 from storage.store import MessageStore, StoreConfig
@@ -67,6 +71,15 @@ DELIVERY_SETTINGS: Final = (
     "scheduleDeliverBatchSize",
     "scheduleLatenessWarnMillis",
 )
+TIMER_SETTINGS: Final = (
+    "timerMaxDelaySec",
+    "timerRollWindowSlot",
+    "timerCongestNumEachSlot",
+    "timerStopEnqueue",
+    "timerStopDequeue",
+)
+MAX_ROLL_WINDOW: Final = 7 * 86_400 - 60
+"""Seconds: how far ahead the timer wheel reaches, but for a minute that stays empty between its end and its begin."""
 
 
 class Broker:
@@ -97,6 +110,7 @@ class Broker:
             self._levels_table.deliver_time,
             self._real_clock,
         )
+        self.store.timer_due = timer_rules.queue_code
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
 
@@ -185,12 +199,14 @@ class Broker:
             flusher.call_when_flushed if config.sync_flush else None,
             self._read_cold,
         )
+        self.timers = timers = Timers(store, clock, timer_config(config), self._read_cold, levels)
         self.nameserver = NameServer(
             config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
         )
         for loaded in (topics, groups, offsets, self.nameserver):
             loaded.load()
         levels.load(self._recovered)
+        timers.load(self._recovered)
 
         self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
         locks = QueueLocks(real_clock)
@@ -209,8 +225,9 @@ class Broker:
                 self._connect,
             )
         self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
-        sources = Sources(config, store, stats, levels, flusher, self._pulls.polls, real_clock)
-        send = SendHandlers(config, store, topics, groups, levels, flusher, router)
+        sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
+        send = SendHandlers(config, store, topics, groups, levels, timers, flusher, router)
+        timer_handlers = TimerHandlers(config, store, topics, timers, router, clock)
         admin = AdminHandlers(
             config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
         )
@@ -221,6 +238,7 @@ class Broker:
             ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients),
             ClientHandlers(topics, groups, clients, locks),
             admin,
+            timer_handlers,
             SettingsHandlers(self.settings, persister.thread),
             self.nameserver,
         ):
@@ -230,11 +248,13 @@ class Broker:
         store.on_unflushed = flusher.flush_soon
         self.settings.on_change(DELIVERY_SETTINGS, self._change_delivery)
         self.settings.on_change("messageDelayLevel", self._change_levels)
+        self.settings.on_change(TIMER_SETTINGS, self._change_timers)
         self.housekeeping = Housekeeping(
             loop,
             config,
             store,
             levels,
+            timers,
             offsets,
             clients,
             locks,
@@ -247,7 +267,19 @@ class Broker:
             clock,
         )
         ClockHandlers(clock, self.housekeeping.clock_moved).register(router)
-        follow(self.settings, store, topics, groups, clients, flusher, send, self._pulls, admin, self.housekeeping)
+        follow(
+            self.settings,
+            store,
+            topics,
+            groups,
+            clients,
+            flusher,
+            send,
+            self._pulls,
+            admin,
+            timer_handlers,
+            self.housekeeping,
+        )
 
     def _allocate(self, job: AllocateJob) -> None:
         """Allocate space ahead; nothing is lost where that fails."""
@@ -259,6 +291,10 @@ class Broker:
 
     def _change_levels(self, config: BrokerConfig) -> None:
         self.levels.set_table(DelayLevels(config.delay_levels))
+
+    def _change_timers(self, config: BrokerConfig) -> None:
+        self.timers.config = timer_config(config)
+        self.timers.on_earlier()
 
     def _read_cold(self, job: ColdRead, done: Callable[[], None]) -> None:
         """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
@@ -302,6 +338,10 @@ class Broker:
         self._blocking.shutdown(wait=True)
         self._allocator.shutdown(wait=True)
         if self.flusher.failure is None:
+            try:
+                self.timers.hand_over()
+            except (StoreError, OSError) as error:  # recovery does without; what was acknowledged is yet to be flushed
+                log.error("timers_not_handed_over", reason=str(error))
             job = self.store.plan_flush()
             job.run()
             self.store.note_flushed(job)
@@ -309,6 +349,7 @@ class Broker:
             self.levels.save(self.levels.to_json())
         self.offsets.save_now()
         self.store.close()
+        self.timers.close()
         log.info("stopped")
 
     def _close_sockets(self) -> None:
@@ -325,6 +366,20 @@ def delivery_config(config: BrokerConfig) -> DeliveryConfig:
         max_resends=config.async_delivery_resends,
         batch_size=config.delivery_batch,
         warn_ms=config.lateness_warn_ms,
+    )
+
+
+def timer_config(config: BrokerConfig) -> TimerConfig:
+    """The timers' part of the settings. A window that the wheel cannot have is the longest it can, as in RocketMQ."""
+    window = config.timer_roll_window
+    return TimerConfig(
+        log_segment_size=config.timer_log_segment_size,
+        is_enabled=config.timer_wheel,
+        roll_window=window if 2 <= window <= MAX_ROLL_WINDOW else MAX_ROLL_WINDOW,
+        max_delay=config.timer_max_delay_seconds,
+        congest_limit=config.timer_congest_limit,
+        stop_enqueue=config.timer_stop_enqueue,
+        stop_dequeue=config.timer_stop_dequeue,
     )
 
 

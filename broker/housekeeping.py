@@ -1,11 +1,12 @@
-"""What happens by the clock: levels delivering, tables and consume queues going to the disk, old files and silent
-clients going away. Long work is cut into slices; what waits for the disk runs in a thread."""
+"""What happens by the clock: levels and timers delivering, tables and consume queues going to the disk, old files and
+silent clients going away. Long work is cut into slices; what waits for the disk runs in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from itertools import chain
 from typing import Any, Final
 
 import structlog
@@ -20,6 +21,7 @@ from broker.offsets import ConsumerOffsets
 from broker.persister import Persister
 from broker.stats import SAMPLE_SECONDS, Stats
 from scheduler.level_queues import LevelQueues
+from scheduler.timers import Timers
 from storage.clock import Clock
 from storage.store import MessageStore
 
@@ -30,11 +32,11 @@ CHECKPOINT_SECONDS: Final = 5.0
 """At most this long after a record was written, recovery need not read it any more..."""
 CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
 """...or sooner, when so much was written since."""
-MAX_LEVEL_WAIT_SECONDS: Final = 10.0
+MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set: look at it at least this often while a message waits."""
 CLEAN_SECONDS: Final = 10.0
 FAILED_STEP_MS: Final = 1000
-LEVEL_REPORT_SECONDS: Final = 1.0
+REPORT_SECONDS: Final = 1.0
 
 
 class Housekeeping:
@@ -46,6 +48,7 @@ class Housekeeping:
         config: BrokerConfig,
         store: MessageStore,
         levels: LevelQueues,
+        timers: Timers,
         offsets: ConsumerOffsets,
         clients: Clients,
         locks: QueueLocks,
@@ -61,6 +64,7 @@ class Housekeeping:
         self._config = config
         self._store = store
         self._levels = levels
+        self._timer_wheel = timers
         self._offsets = offsets
         self._clients = clients
         self._locks = locks
@@ -72,10 +76,13 @@ class Housekeeping:
         self._connections = connections
         self._clock = clock
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._level_timer: asyncio.TimerHandle | None = None
+        self._deliveries = [
+            Deliveries(loop, clock, levels.step, "levels"),
+            Deliveries(loop, clock, timers.step, "timers"),
+        ]
         self._is_stopped = False
         self._saved_progress: dict[str, Any] = levels.to_json()
-        self._is_writing_queues = False
+        self._is_writing_queues = self._is_expiring = False
         self._last_checkpoint = loop.time()
         self._checkpoint_end = store.log.end
 
@@ -83,12 +90,14 @@ class Housekeeping:
         """Start all timers."""
         self._write_regularly()
         self._every("stats", SAMPLE_SECONDS, self._stats.sample)
-        self._every("levels", LEVEL_REPORT_SECONDS, self._levels.report)
+        self._every("levels", REPORT_SECONDS, self._levels.report)
+        self._every("timers", REPORT_SECONDS, self._timer_wheel.report)
         self._every("clean", CLEAN_SECONDS, self._clean)
-        self._levels.on_earlier = self._step_soon
+        self._levels.on_earlier, self._timer_wheel.on_earlier = (each.step_soon for each in self._deliveries)
         self._levels.on_rules_changed = self._checkpoint_soon
-        self._step()
-        self._sliced(self._remove_each(self._store.expire()))
+        for each in self._deliveries:
+            each.step()
+        self._expire()
 
     def reconfigure(self, config: BrokerConfig) -> None:
         """Take over settings that changed: how often queues, offsets and progress are written."""
@@ -107,33 +116,15 @@ class Housekeeping:
         self._is_stopped = True
         for timer in self._timers.values():
             timer.cancel()
-        if self._level_timer is not None:
-            self._level_timer.cancel()
+        for each in self._deliveries:
+            each.stop()
 
-    # --- levels
+    # --- deliveries
 
     def clock_moved(self) -> None:
         """Somebody moved the clock: look at what waits by it, whose timer knows nothing of that."""
-        self._step_soon()
-
-    def _step_soon(self) -> None:
-        """A message came that may be due first."""
-        if self._level_timer is not None:
-            self._level_timer.cancel()
-        self._level_timer = self._loop.call_later(0, self._step)
-
-    def _step(self) -> None:
-        self._level_timer = None
-        if self._is_stopped:
-            return
-        try:
-            due_ms = self._levels.step()
-        except Exception:  # no level may stand still for that of one message
-            log.exception("delivery_failed")
-            due_ms = self._clock.now_ms() + FAILED_STEP_MS
-        if due_ms is not None:
-            wait = (due_ms - self._clock.now_ms()) / 1000
-            self._level_timer = self._loop.call_later(min(max(0.0, wait), MAX_LEVEL_WAIT_SECONDS), self._step)
+        for each in self._deliveries:
+            each.step_soon()
 
     def _save_progress(self) -> None:
         """Save how far the levels are, after the commitlog has what they delivered."""
@@ -177,6 +168,15 @@ class Housekeeping:
 
         self._loop.run_in_executor(self._blocking, job.run).add_done_callback(done)
 
+    def _expire(self) -> None:
+        """Remove files that are not needed any more; one such search at a time."""
+        if not self._is_expiring:
+            self._is_expiring = True
+            self._sliced(self._remove_each(chain(self._store.expire(), self._timer_wheel.expire())), self._expired)
+
+    def _expired(self) -> None:
+        self._is_expiring = False
+
     def _remove_each(self, steps: Iterator[list[str]]) -> Iterator[None]:
         """Remove, in the thread, the files that each step gives."""
         for paths in steps:
@@ -200,7 +200,7 @@ class Housekeeping:
             if connection.last_read < limit:
                 connection.abort()
         was_refusing = self._store.appender.refusal
-        self._sliced(self._remove_each(self._store.expire()))
+        self._expire()
         if self._store.appender.refusal is not was_refusing:
             log.warning("store_state", refusing=str(self._store.appender.refusal or "nothing"))
 
@@ -230,7 +230,7 @@ class Housekeeping:
                         return
             except Exception:
                 log.exception("housekeeping_failed", work="slice")
-                self._is_writing_queues = False
+                self._is_writing_queues = self._is_expiring = False
                 return
             if done is not None and not self._is_stopped:
                 done()
@@ -245,3 +245,44 @@ class Housekeeping:
                 log.error("not_written", what=what, reason=str(future.exception()))
 
         self._loop.run_in_executor(self._persister.thread, work, *arguments).add_done_callback(done)
+
+
+class Deliveries:
+    """Calls what delivers messages when it asks for it. `step` does some of what is due, and gives when it wants to be
+    called again, ms since the epoch by `clock`, or None for "when `step_soon` is called"."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, clock: Clock, step: Callable[[], int | None], name: str
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._step = step
+        self._name = name
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    def step_soon(self) -> None:
+        """Something may be due earlier than it was said."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(0, self.step)
+
+    def step(self) -> None:
+        """Deliver what is due, and set the timer."""
+        self._timer = None
+        if self._is_stopped:
+            return
+        try:
+            due_ms = self._step()
+        except Exception:  # no other message may wait for that of one
+            log.exception("delivery_failed", of=self._name)
+            due_ms = self._clock.now_ms() + FAILED_STEP_MS
+        if due_ms is not None and self._timer is None:
+            wait = (due_ms - self._clock.now_ms()) / 1000
+            self._timer = self._loop.call_later(min(max(0.0, wait), MAX_WAIT_SECONDS), self.step)
+
+    def stop(self) -> None:
+        """Deliver no more."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()

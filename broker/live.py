@@ -9,6 +9,7 @@ from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.send import SendHandlers
+from broker.handlers.timers import TimerHandlers
 from broker.housekeeping import Housekeeping
 from broker.settings import LiveSettings
 from broker.topics import Topics
@@ -38,6 +39,7 @@ def follow(
     send: SendHandlers,
     pull: PullHandlers,
     admin: AdminHandlers,
+    timers: TimerHandlers,
     housekeeping: Housekeeping,
 ) -> None:
     """Let the parts of a broker follow its settings."""
@@ -82,6 +84,7 @@ def follow(
     on(("autoCreateTopicEnable", "defaultTopicQueueNums"), topics.reconfigure)
     on("autoCreateSubscriptionGroup", make_groups)
     on("notifyConsumerIdsChangedEnable", notify)
+    on("recallMessageEnable", timers.reconfigure)
     on(("sendThreadPoolQueueCapacity", "pullThreadPoolQueueCapacity", "flushIntervalCommitLog"), limit_waiting)
     on(
         (

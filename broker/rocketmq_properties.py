@@ -59,7 +59,7 @@ UNUSED: Final = frozenset(
     isolateLogEnable litePullMessageEnable litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
     loadBalancePollNameServerInterval loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity
     lockInStrictMode logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
-    logicalDiskSpaceCleanForciblyThreshold mappedFileSizeConsumeQueueExt mappedFileSizeTimerLog
+    logicalDiskSpaceCleanForciblyThreshold mappedFileSizeConsumeQueueExt
     mappedFileSwapEnable mapperFileSizeBatchConsumeQueue maxAsyncPutMessageRequests maxBatchDeleteFilesNum
     maxChecksumRange maxConsumeQueueScan maxDelayTime maxErrorRateOfBloomFilter maxFilterMessageSize
     maxHaTransferByteInSecond maxHashSlotNum maxIndexNum maxLmqConsumeQueueNum maxMsgsNumBatch maxOffsetMapSize
@@ -78,7 +78,7 @@ UNUSED: Final = frozenset(
     pullMessageThreadPoolNums putConsumeQueueDataByFileChannel putMessageFutureThreadPoolNums putMessageTimeout
     putMsgIndexHightWater putThreadPoolQueueCapacity queryMessageThreadPoolNums queryThreadPoolQueueCapacity
     readOnlyCommitLogStorePaths readUnCommitted realTimeNotifyConsumerChange realTimePersistRocksDBConfig
-    recallMessageEnable recheckReputOffsetFromCq recoverConcurrently recoverThreadPoolNums
+    recheckReputOffsetFromCq recoverConcurrently recoverThreadPoolNums
     redeleteHangedFileInterval registerBrokerTimeoutMills rejectPullConsumerEnable replicasPerDiskPartition
     replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs reviveInterval reviveMaxSlow
     reviveQueueNum reviveScanTime rocketmqHome rocksdbCQDoubleWriteEnable rocksdbCompressionType
@@ -94,11 +94,11 @@ UNUSED: Final = frozenset(
     statefulAuthorizationCacheExpiredSecond statefulAuthorizationCacheMaxNum storePathBrokerIdentity
     storePathDLedgerCommitLog storePathEpochFile storeReplyMessageEnable storeType subscriptionExpiredTimeout
     syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod syncControllerMetadataPeriod syncFromLastFile
-    syncMasterFlushOffsetWhenStartup timerColdDataCheckIntervalMs timerCongestNumEachSlot
+    syncMasterFlushOffsetWhenStartup timerColdDataCheckIntervalMs
     timerEnableCheckMetrics timerEnableRetryUntilSuccess timerFlushIntervalMs timerGetMessageThreadNum
-    timerInterceptDelayLevel timerMaxDelaySec timerMetricSmallThreshold timerPrecisionMs
-    timerProgressLogIntervalMs timerPutMessageThreadNum timerRollWindowSlot timerSkipUnknownError
-    timerStopEnqueue timerWheelEnable topicQueueLockNum totalReplicas transactionCheckInterval
+    timerInterceptDelayLevel timerMetricSmallThreshold
+    timerProgressLogIntervalMs timerPutMessageThreadNum timerSkipUnknownError
+    topicQueueLockNum totalReplicas transactionCheckInterval
     transactionCheckMax transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
     transactionTimeOut transferMsgByHeap transientStorePoolEnable transientStorePoolSize
     travelCqFileNumWhenGetMessage updateNameServerAddrPeriod useABSLock useEpollNativeSelector

@@ -13,6 +13,7 @@ from broker.long_poll import LongPolls
 from broker.stats import PUT_TIME_LIMITS_MS, Stats
 from protocol.codes import VERSION, VERSION_NAME
 from scheduler.level_queues import LevelQueues
+from scheduler.timers import Timers
 from storage.clock import Clock
 from storage.scan import read_record
 from storage.store import MessageStore
@@ -26,6 +27,7 @@ class Sources:
     store: MessageStore
     stats: Stats
     levels: LevelQueues
+    timers: Timers
     flusher: Flusher
     polls: LongPolls
     clock: Clock
@@ -38,6 +40,7 @@ def collect(sources: Sources) -> dict[str, str]:
     oldest = read_record(log, log.begin, check_crc=False)
     yesterday, today = stats.mornings()
     size = appender.appended_bytes
+    timers = sources.timers.state()
     table = {
         "brokerVersionDesc": VERSION_NAME,
         "brokerVersion": VERSION,
@@ -89,6 +92,11 @@ def collect(sources: Sources) -> dict[str, str]:
         # 4.9 and 5.x spell this one differently, and their tools read only their own spelling.
         "getTransferedTps": stats.rates("transferred"),
         "getTransferredTps": stats.rates("transferred"),
+        "timerReadBehind": timers.late_ms // 1000,
+        "timerOffsetBehind": timers.behind_messages,
+        "timerCongestNum": timers.pending,
+        "timerEnqueueTps": float(timers.enqueue_tps),
+        "timerDequeueTps": float(timers.dequeue_tps),
     }
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"

@@ -20,7 +20,7 @@ from scheduler.delay_levels import DelayLevels
 from scheduler.targets import HALF_TOPIC
 from storage.clock import Clock
 from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, ConsumeQueue
 from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -38,6 +38,7 @@ MAX_QUEUES: Final = 65536
 _NOT_FOR_CLIENTS: Final = frozenset(
     {
         SCHEDULE_TOPIC,
+        TIMER_TOPIC,
         HALF_TOPIC,
         "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
@@ -152,7 +153,7 @@ class Topics:
     def _own_topics(self) -> list[TopicConfig]:
         config, everything = self._config, PERM_INHERIT | PERM_READ | PERM_WRITE
         own = [("SELF_TEST_TOPIC", 1, 6), ("BenchmarkTest", 1024, 6), ("OFFSET_MOVED_EVENT", 1, 6)]
-        own += [(SCHEDULE_TOPIC, 18, 6), (f"{config.cluster_name}_REPLY_TOPIC", 1, 6)]
+        own += [(SCHEDULE_TOPIC, 18, 6), (TIMER_TOPIC, 1, 6), (f"{config.cluster_name}_REPLY_TOPIC", 1, 6)]
         if config.auto_create_topic:
             own.append((AUTO_CREATE_TOPIC, config.default_topic_queues, everything))
         perm = 1 | (PERM_READ | PERM_WRITE if config.cluster_topic else 0)

@@ -13,7 +13,7 @@
 """
 
 from duemq._consumer import PushConsumer
-from duemq._message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from duemq._message import CancelResult, Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from duemq._producer import Producer
 from duemq.errors import (
     ArgumentError,
@@ -24,6 +24,7 @@ from duemq.errors import (
     ConnectionLostError,
     DelayError,
     DueMQError,
+    IllegalOperationError,
     NoRouteError,
     PeerError,
     RequestTimeoutError,
@@ -33,11 +34,13 @@ __all__ = [
     "ArgumentError",
     "BodyError",
     "BrokerError",
+    "CancelResult",
     "ClosedError",
     "ConnectError",
     "ConnectionLostError",
     "DelayError",
     "DueMQError",
+    "IllegalOperationError",
     "Message",
     "MessageQueue",
     "NoRouteError",

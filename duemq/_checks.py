@@ -18,6 +18,7 @@ MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 """RocketMQ's default of maxMessageSize, at producers and at brokers."""
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_OFFSET_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 _BROKERS_OWN: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -71,6 +72,12 @@ def _check_name(kind: str, name: str, max_length: int) -> None:
         raise ArgumentError(f"a {kind} of {len(name)} characters; the most is {max_length}")
     if not _NAME.fullmatch(name):
         raise ArgumentError(f"the {kind} {name!r} has characters other than letters, digits and % | _ -")
+
+
+def check_offset_message_id(message_id: str) -> None:
+    """The id that a broker gave a message."""
+    if not isinstance(message_id, str) or not _OFFSET_MESSAGE_ID.fullmatch(message_id):
+        raise ArgumentError(f"{message_id!r} is no offset message id, which has 32 or 56 hex digits")
 
 
 def check_body(body: bytes, limit: int) -> None:

@@ -78,6 +78,10 @@ class Client:
         """The connection to a broker. Raises ConnectError, and what the heartbeat that opens it meets with."""
         return await self._brokers.get(address)
 
+    async def all_brokers(self) -> list[str]:
+        """The addresses of all brokers that the name servers know. Raises what `NameServers.brokers` does."""
+        return await self._nameservers.brokers(timeout=self.rhythm.request_timeout)
+
     @property
     def broker_addresses(self) -> list[str]:
         """Brokers that there is a connection to now."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from duemq._durations import format_duration
-from duemq._message import ReceivedMessage, SendResult
+from duemq._message import CancelResult, ReceivedMessage, SendResult
+
+_CANCELLED: Final = {
+    CancelResult.CANCELLED: "is cancelled",
+    CancelResult.ALREADY_CANCELLED: "was cancelled before",
+    CancelResult.ALREADY_DELIVERED: "is delivered already",
+    CancelResult.NEVER_EXISTED: "is no message that waits or waited here",
+}
 
 
 def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None) -> str:
@@ -35,8 +42,19 @@ def result_as_json(result: SendResult) -> str:
             "queue_id": result.queue.queue_id,
             "queue_offset": result.queue_offset,
             "due_time_ms": result.due_time_ms,
+            "recall_handle": result.recall_handle,
         }
     )
+
+
+def cancelled_as_text(name: str, result: CancelResult) -> str:
+    """What became of a message that was to be cancelled."""
+    return f"{printable(name)} {_CANCELLED[result]}"
+
+
+def cancelled_as_json(name: str, result: CancelResult) -> str:
+    """What became of a message that was to be cancelled."""
+    return _line({"id": name, "result": str(result)})
 
 
 def message_as_text(message: ReceivedMessage) -> str:

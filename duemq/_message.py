@@ -44,6 +44,16 @@ class SendStatus(StrEnum):
     """There is no replica that keeps up."""
 
 
+class CancelResult(StrEnum):
+    """What became of a request to cancel a message."""
+
+    CANCELLED = "CANCELLED"
+    ALREADY_CANCELLED = "ALREADY_CANCELLED"
+    ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    NEVER_EXISTED = "NEVER_EXISTED"
+    """No broker has such a message that waits or waited."""
+
+
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """What became of a message that was sent."""
@@ -58,6 +68,8 @@ class SendResult:
     """Position in the queue. For a delayed message: in the broker's schedule, where it waits."""
     due_time_ms: int | None = None
     """When a delayed message is due, ms since the epoch; None for one that is delivered at once."""
+    recall_handle: str | None = None
+    """For `Producer.recall`: of a message that waits for a time, not for a delay level."""
 
 
 @dataclass(frozen=True, slots=True)

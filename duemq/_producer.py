@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from duemq import _checks
-from duemq._client import Client, typed_header
+from duemq._client import Client, typed_body, typed_header
 from duemq._connection import Codec
 from duemq._delay import Plan, Wish, make_plan, read_wish
 from duemq._delay_tables import DelayTables
-from duemq._message import Message, MessageQueue, SendResult, SendStatus
+from duemq._message import CancelResult, Message, MessageQueue, SendResult, SendStatus
 from duemq._outgoing import Outgoing, compressed, prepare
 from duemq._routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
 from duemq._settings import Rhythm
@@ -29,13 +29,23 @@ from duemq.errors import (
     ClosedError,
     DueMQError,
     NoRouteError,
+    NotSupportedError,
     RequestTimeoutError,
 )
 from protocol import batch
-from protocol.bodies import HeartbeatData, ProducerData
+from protocol import recall_handle as recall_handles
+from protocol.bodies import CancelledMessage, HeartbeatData, ProducerData
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import SendMessageResponse, SendMessageV2, UnregisterClient
+from protocol.errors import RemoteProtocolError
+from protocol.headers import (
+    CancelMessage,
+    RecallMessage,
+    RecallMessageResponse,
+    SendMessageResponse,
+    SendMessageV2,
+    UnregisterClient,
+)
 from protocol.properties import java_hash
 
 T = TypeVar("T")
@@ -46,6 +56,9 @@ _STATUS: Final = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
 }
+
+MOST_CANCELLED: Final = 1000
+"""Most message ids that a broker takes in one request."""
 
 Choose = Callable[[Route, str | None], MessageQueue]
 """Chooses a queue of a route; the second argument is the broker that just failed, if any."""
@@ -249,6 +262,76 @@ class Producer:
 
         return await self._try(topic, self._chooser(topic, None, queue), attempt, limit)
 
+    # --- messages that wait ---------------------------------------------------------------------------------------
+
+    async def recall(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
+        """Cancel a message that waits for its time, by the handle that its `SendResult` has; gives its message id.
+        Once more is no error with a duemq broker. With RocketMQ's from 5.3 on, which does not look whether there is
+        such a message; with its recallMessageEnable=true.
+
+        Raises IllegalOperationError where the message is delivered already or not known, ArgumentError for what is no
+        handle of the topic, and what `send` raises; there is one try only.
+        """
+        self._check_open()
+        try:
+            handle = recall_handles.decode(recall_handle)
+        except RemoteProtocolError:
+            raise ArgumentError(f"{recall_handle!r} is no recall handle") from None
+        if handle.topic != topic:
+            raise ArgumentError(f"the recall handle is of the topic {handle.topic}, not of {topic}")
+        route = await self._client.routes.find_to_send(topic)
+        address = _primary(route, MessageQueue(topic, handle.broker_name, 0))
+        header = RecallMessage(topic, recall_handle, self.group)
+        answer = await self._client.call(
+            address, RequestCode.RECALL_MESSAGE, header, timeout=timeout or self._timeout, expected=_STATUS
+        )
+        return typed_header(answer, RecallMessageResponse, address).msg_id
+
+    async def cancel(
+        self, offset_message_ids: Iterable[str], *, timeout: float | None = None
+    ) -> dict[str, CancelResult]:
+        """Cancel messages that wait, for a time or a delay level, by the ids that their broker gave them
+        (`SendResult.offset_message_id`); gives what became of each. All brokers are asked; duemq's answer.
+
+        Raises ArgumentError, ClosedError, NotSupportedError where no broker is a duemq, NoPermissionError where
+        recallMessageEnable=false, ConnectError, ConnectionLostError and RequestTimeoutError. `timeout`: of each
+        request, in seconds.
+        """
+        self._check_open()
+        ids = list(dict.fromkeys(offset_message_ids))
+        for each in ids:
+            _checks.check_offset_message_id(each)
+        if not ids:
+            return {}
+        addresses = await self._client.all_brokers()
+        found = await asyncio.gather(
+            *(self._cancel_at(address, ids, timeout or self._timeout) for address in addresses), return_exceptions=True
+        )
+        results = dict.fromkeys(ids, CancelResult.NEVER_EXISTED)
+        for answer in found:
+            if not isinstance(answer, BaseException):
+                results.update(answer)
+        errors = [error for error in found if isinstance(error, BaseException)]
+        if len(errors) < len(found):
+            # Apache's brokers have none of them; one that cannot be asked may have those that nobody else has.
+            errors = [error for error in errors if not isinstance(error, NotSupportedError)]
+        if errors and CancelResult.NEVER_EXISTED in results.values():
+            raise errors[0]
+        return results
+
+    async def _cancel_at(self, address: str, ids: list[str], timeout: float) -> dict[str, CancelResult]:
+        """What became of those messages that are at one broker."""
+        results = {}
+        for first in range(0, len(ids), MOST_CANCELLED):
+            header = CancelMessage(",".join(ids[first : first + MOST_CANCELLED]))
+            answer = await self._client.call(
+                address, RequestCode.CANCEL_MESSAGE, header, timeout=timeout, expected=_STATUS
+            )
+            for each in typed_body(answer, list[CancelledMessage], address):
+                if each.result != CancelResult.NEVER_EXISTED:
+                    results[each.msg_id] = CancelResult(each.result)
+        return results
+
     # --- one send -------------------------------------------------------------------------------------------------
 
     async def _try(
@@ -290,19 +373,24 @@ class Producer:
         *,
         compress: bool = True,
     ) -> Outgoing:
-        if self._closed or self._keys is None:
-            raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
+        unique_keys = self._check_open()
         message = prepare(
             topic,
             body,
             tags,
             keys,
             properties,
-            message_id=self._keys.make(),
+            message_id=unique_keys.make(),
             max_body_bytes=self._max_body_bytes,
             sharding_key=sharding_key,
         )
         return await compressed(message, self._compress_from_bytes if compress else None)
+
+    def _check_open(self) -> UniqueKeys:
+        """What makes message ids. Raises ClosedError."""
+        if self._closed or self._keys is None:
+            raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
+        return self._keys
 
     def _chooser(self, topic: str, sharding_key: str | None, queue: MessageQueue | None) -> Choose:
         if queue is not None:
@@ -359,6 +447,7 @@ def _result(answer: Command, address: str, queue: MessageQueue, message_id: str,
         queue=queue._replace(queue_id=header.queue_id),
         queue_offset=header.queue_offset,
         due_time_ms=plan.due_time_ms,
+        recall_handle=header.recall_handle,
     )
 
 

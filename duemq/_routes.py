@@ -23,7 +23,7 @@ from duemq.errors import (
     error_of,
 )
 from protocol import bodies
-from protocol.bodies import TopicRoute
+from protocol.bodies import ClusterInfo, TopicRoute
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.errors import BodyError
@@ -116,6 +116,21 @@ class NameServers:
                 self._preferred = (start + attempt) % count
                 return answer, address
         raise AssertionError("no name server")
+
+    async def brokers(self, *, timeout: float) -> list[str]:
+        """The addresses of all brokers that a name server knows. Raises ConnectError where it knows none, BrokerError,
+        PeerError, and what `ask` raises."""
+        answer, address = await self.ask(RequestCode.GET_BROKER_CLUSTER_INFO, None, timeout=timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise error_of(answer, address)
+        try:
+            brokers = bodies.decode(answer.body, ClusterInfo).broker_addr_table.values()
+        except BodyError as error:
+            raise PeerError(address, str(error)) from None
+        addresses = sorted({one for broker in brokers for one in broker.broker_addrs.values()})
+        if not addresses:
+            raise ConnectError(address, "the name server knows no broker")
+        return addresses
 
     async def check(self, *, timeout: float) -> None:
         """Connect to one of them. Raises ConnectError where there is none."""

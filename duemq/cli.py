@@ -1,4 +1,5 @@
-"""The command line: `duemq send`, `duemq receive`, `duemq serve`, `duemq clock advance`.
+"""The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq serve`,
+`duemq clock advance`.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
@@ -22,7 +23,7 @@ from duemq import _format
 from duemq._connection import Codec
 from duemq._consumer import From, PushConsumer
 from duemq._durations import parse_duration
-from duemq._message import ReceivedMessage
+from duemq._message import CancelResult, ReceivedMessage
 from duemq._producer import Producer
 from duemq._times import now_ms
 from duemq.errors import ArgumentError, DelayError, DueMQError
@@ -246,6 +247,35 @@ def receive(
             await _until_signal(_print_messages(consumer, topic, follow, wait, count, as_json))
 
     _run(work())
+
+
+@main.command(short_help="Cancel messages that wait.")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
+@client_options
+@one_line_errors
+def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, codec: Codec) -> None:
+    """Cancel messages that wait for a time or a delay level, and print what became of each.
+
+    ID is what `duemq send --json` prints as offset_message_id. The exit code is 0 if none of the messages will be
+    delivered. Needs duemq brokers.
+
+    \b
+    id=$(duemq send reminders 'call back' --in 1h --json | jq -r .offset_message_id)
+    duemq cancel $id
+    """
+    results = dict[str, CancelResult]()
+
+    async def work() -> None:
+        async with Producer(nameserver, group=GROUP, codec=codec, timeout=timeout / 1000) as producer:
+            results.update(await producer.cancel(ids))
+
+    _run(work())
+    for name, result in results.items():
+        click.echo(_format.cancelled_as_json(name, result) if as_json else _format.cancelled_as_text(name, result))
+    if set(results.values()) - {CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED}:
+        sys.exit(1)
 
 
 @main.command(short_help="Run a broker with its name server.")

@@ -20,7 +20,8 @@ DueMQError
     ├── TopicNotFoundError *         17  it has no such topic
     ├── NotFoundError                22  there is nothing at what was asked for
     ├── SubscriptionError         23-25  it does not understand or does not have the subscription
-    └── GroupNotFoundError           26  it has no such consumer group
+    ├── GroupNotFoundError           26  it has no such consumer group
+    └── IllegalOperationError       604  it is not possible, or not any more: the message to recall is delivered
 
 * `retriable`: the same request may succeed at another broker or a little later. A producer has then already tried as
 often as its `retries` say. The set is that of RocketMQ's own clients, which is why it has the code 16 in it.
@@ -207,6 +208,13 @@ class GroupNotFoundError(BrokerError):
 
     codes = (26,)
     summary = "has no such consumer group"
+
+
+class IllegalOperationError(BrokerError):
+    """What was asked for is not possible, or not any more, as to recall a message that is delivered."""
+
+    codes = (604,)
+    summary = "cannot do that"
 
 
 def error_of(response: Command, address: str) -> BrokerError:

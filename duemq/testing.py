@@ -17,13 +17,12 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from duemq._client import typed_body, typed_header
+from duemq._client import typed_header
 from duemq._connection import Connection, connect
 from duemq._pool import Pool
 from duemq._routes import NameServers
 from duemq._times import span_ms
-from duemq.errors import ArgumentError, ConnectError, error_of
-from protocol.bodies import ClusterInfo
+from duemq.errors import ArgumentError, error_of
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import MoveClock, MoveClockResponse
 
@@ -58,25 +57,13 @@ class TestClock:
     async def _move(self, ms: int) -> datetime:
         pool = Pool(self._connect)
         try:
-            addresses = await self._brokers(pool)
+            addresses = await NameServers(self._nameserver, pool).brokers(timeout=self._timeout)
             times = await self._move_all(pool, addresses, 0)
             if ms:
                 times = await self._move_all(pool, addresses, ms)
         finally:
             await pool.close()
         return datetime.fromtimestamp(min(times) / 1000, UTC).astimezone()
-
-    async def _brokers(self, pool: Pool) -> list[str]:
-        answer, address = await NameServers(self._nameserver, pool).ask(
-            RequestCode.GET_BROKER_CLUSTER_INFO, None, timeout=self._timeout
-        )
-        if answer.code != ResponseCode.SUCCESS:
-            raise error_of(answer, address)
-        brokers = typed_body(answer, ClusterInfo, address).broker_addr_table.values()
-        addresses = sorted({one for broker in brokers for one in broker.broker_addrs.values()})
-        if not addresses:
-            raise ConnectError(address, "the name server knows no broker")
-        return addresses
 
     async def _move_all(self, pool: Pool, addresses: list[str], ms: int) -> list[int]:
         return await asyncio.gather(*(self._move_one(pool, address, ms) for address in addresses))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -227,6 +227,16 @@ class DataVersion(msgspec.Struct, rename="camel", gc=False):
         """As 4.9.7 writes it, without the state version that only 5.x knows, unless there is one."""
         fields = {"counter": self.counter, "timestamp": self.timestamp}
         return {**fields, "stateVersion": self.state_version} if self.state_version else fields
+
+
+CancelOutcome = Literal["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"]
+
+
+class CancelledMessage(msgspec.Struct, rename="camel", gc=False):
+    """What became of one message of a CANCEL_MESSAGE, whose answer has a list of these."""
+
+    msg_id: str
+    result: CancelOutcome
 
 
 class TopicConfig(msgspec.Struct, rename="camel", gc=False):

@@ -55,6 +55,8 @@ class RequestCode(IntEnum):
     GET_ALL_CONSUMER_OFFSET = 43
     GET_ALL_DELAY_OFFSET = 45
     CHECK_CLIENT_CONFIG = 46
+    GET_TIMER_CHECK_POINT = 60
+    GET_TIMER_METRICS = 61
 
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101
@@ -98,10 +100,13 @@ class RequestCode(IntEnum):
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
 
     MOVE_CLOCK = 30001
     """duemq's own: moves the clock of a broker that was started with testClock=true. The binary header has 16 bits for
     the code; RocketMQ's codes, up to 5.3.3, are below 3100 or above 200000."""
+    CANCEL_MESSAGE = 30002
+    """duemq's own: cancels messages that wait for their time or level, by the ids that the broker gave them."""
 
 
 class ResponseCode(IntEnum):
@@ -134,6 +139,7 @@ class ResponseCode(IntEnum):
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
+    ILLEGAL_OPERATION = 604
 
 
 LANGUAGES: Final = (

@@ -80,12 +80,14 @@ class SendMessageV2(SendMessage, rename=dict(zip(SendMessage.__struct_fields__, 
 
 
 class SendMessageResponse(Header):
-    """Answer to every kind of send; a batch has its message ids joined by commas."""
+    """Answer to every kind of send; a batch has its message ids joined by commas. `recall_handle` (5.x) names a
+    message that waits for a time, for RECALL_MESSAGE."""
 
     msg_id: str
     queue_id: Int32
     queue_offset: Int64
     transaction_id: str | None = None
+    recall_handle: str | None = None
 
 
 class ConsumerSendMsgBack(Header):
@@ -99,6 +101,26 @@ class ConsumerSendMsgBack(Header):
     origin_topic: str | None = None
     unit_mode: bool | None = None
     max_reconsume_times: Int32 | None = None
+
+
+class RecallMessage(Header):
+    """RECALL_MESSAGE (370): cancel a message that waits for its time. `recall_handle` is of the answer to its send."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+class RecallMessageResponse(Header):
+    """Answer to RECALL_MESSAGE: the client's id (UNIQ_KEY) of the message."""
+
+    msg_id: str
+
+
+class CancelMessage(Header):
+    """CANCEL_MESSAGE (30002, duemq's own). `msg_id`: offset message ids, joined by commas."""
+
+    msg_id: str
 
 
 # --- receiving ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Mirrors apache/rocketmq common/message/{MessageDecoder,MessageConst}.java (4.9.7
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -35,6 +35,15 @@ TRAN_MSG: Final = "TRAN_MSG"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
+TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
+TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
+TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
+TIMERS: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+"""Each asks for a time; the first of them that a message has counts."""
+TIMER_STATE: Final = (TIMER_OUT_MS, TIMER_ROLL_TIMES, TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS)
+"""What a broker has added to a message that waited for its time."""
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 
 _UTF16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
@@ -59,13 +68,15 @@ def format_properties(properties: Mapping[str, str]) -> str:
 def get(text: str, name: str) -> str | None:
     """The value of one property, or None."""
     key = name + NAME_END
-    at = text.rfind(PROPERTY_END + key)
-    if at >= 0:
-        start = at + 1 + len(key)
-    elif text.startswith(key):
-        start = len(key)
-    else:
+    at = text.rfind(key)
+    if at < 0:
         return None
+    if at and text[at - 1] != PROPERTY_END:
+        # The end of a longer name, or part of a value.
+        at = text.rfind(PROPERTY_END + key) + 1
+        if not at and not text.startswith(key):
+            return None
+    start = at + len(key)
     end = text.find(PROPERTY_END, start)
     return (text[start:] if end < 0 else text[start:end]) or parse(text).get(name)
 
@@ -76,6 +87,12 @@ def without(text: str, name: str) -> str:
     if key not in text:
         return text
     return PROPERTY_END.join(part for part in text.split(PROPERTY_END) if not part.startswith(key))
+
+
+def without_all(text: str, names: Iterable[str]) -> str:
+    """The text without some properties."""
+    keys = tuple(name + NAME_END for name in names)
+    return PROPERTY_END.join(part for part in text.split(PROPERTY_END) if not part.startswith(keys))
 
 
 def with_property(text: str, name: str, value: str) -> str:

@@ -1,5 +1,5 @@
-"""Delivering one batch: due units of a level's queue are read as one range, the records they point to copied for their
-real queues and appended in one write."""
+"""Delivering one batch: the records that due units point to are read as ranges that are as long as can be, copied for
+their real queues and appended in one write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protocol import properties, record
 from protocol.command import Body
 from protocol.errors import RecordError
 from scheduler.targets import Targets
-from storage.consume_queue import PADDING_SIZE, UNIT_SIZE, ConsumeQueue
+from storage.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from storage.copies import ORIGIN_ZERO, UNITS, Records
 from storage.errors import StoreError
 from storage.pull import ColdRead, Range
@@ -75,16 +75,20 @@ class Batches:
         """Of each unit, whether recovery found its message delivered."""
         return np.isin(units["physical_offset"], self._done)
 
+    def delivered(self, physical_offset: int) -> bool:
+        """Whether recovery found the message of a record delivered."""
+        return bool((self._done == physical_offset).any())
+
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> Units:
         """Units from a queue offset on."""
         data = queue.read(offset, count)
         return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
 
-    def deliver(self, level: int, units: Units, *, may_wait: bool) -> Outcome:
+    def deliver(self, units: Units, *, may_wait: bool, **source: object) -> Outcome:
         """Deliver units that are due, at least one, as many as make a batch. `may_wait`: read from the disk, if need
-        be, where otherwise the answer is COLD."""
+        be, where otherwise the answer is COLD. `source` tells in log lines where they waited."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-        skipped = sizes == PADDING_SIZE
+        skipped = (sizes == PADDING_SIZE) | (sizes == WITHDRAWN_SIZE)
         if self._done_end and physical[0] < self._done_end:
             skipped |= self.is_delivered(units)
         if skipped[0]:
@@ -99,8 +103,8 @@ class Batches:
         if data is None:
             return Outcome(Kind.COLD, count)
         if len(data) != int(sizes[:count].sum()):
-            return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(level, units[:1], may_wait=may_wait)
-        return self._append(level, Records(data, physical[:count], sizes[:count]))
+            return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(units[:1], may_wait=may_wait, **source)
+        return self._append(Records(data, physical[:count], sizes[:count]), source)
 
     def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
         """The bytes of records; None where the disk would have to be waited for, fewer where a file is gone."""
@@ -114,17 +118,17 @@ class Batches:
     def warm(self, units: Units) -> ColdRead:
         """A job that reads the records of units from the disk, for what comes next."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-        usual = _leading((sizes > 0) & (sizes != PADDING_SIZE) & (physical >= self._store.log.begin))
+        usual = _leading((sizes > WITHDRAWN_SIZE) & (sizes != PADDING_SIZE) & (physical >= self._store.log.begin))
         count = max(1, min(usual, int(np.searchsorted(np.cumsum(sizes[:usual]), WARM_BYTES, "right"))))
         return ColdRead(self._store.log, _ranges(physical[:count], sizes[:count]))
 
     # ---
 
-    def _append(self, level: int, records: Records) -> Outcome:
+    def _append(self, records: Records, source: dict[str, object]) -> Outcome:
         appender = self._store.appender
         usual = records.is_usual & appender.can_copy
         if not usual[0]:
-            return self._append_apart(level, records)
+            return self._append_apart(records, source)
         if not usual.all():
             records = records.part(slice(0, _leading(usual)))
         count = len(records)
@@ -136,7 +140,7 @@ class Batches:
         tags_codes = np.array(codes)
         if None in numbers:
             known = np.flatnonzero(which != numbers[None])
-            self._complain(level, records, np.flatnonzero(which == numbers[None]))
+            self._complain(records, np.flatnonzero(which == numbers[None]), source)
             if not len(known):
                 return Outcome(Kind.SKIPPED, count)
             which, tags_codes = which[known], tags_codes[known]
@@ -147,7 +151,7 @@ class Batches:
         appender.commit()
         return Outcome(Kind.APPENDED, count, len(records))
 
-    def _append_apart(self, level: int, records: Records) -> Outcome:
+    def _append_apart(self, records: Records, source: dict[str, object]) -> Outcome:
         """The first record, which is of another make (IPv6, a long topic), or is none."""
         try:
             message = record.decode(records.data[: int(records.sizes[0])])
@@ -156,7 +160,7 @@ class Batches:
         text = message.properties_text.encode()
         queue = self._targets.queue(text)
         if queue is None:
-            self._complain(level, records, np.arange(1))
+            self._complain(records, np.arange(1), source)
             return Outcome(Kind.SKIPPED, 1)
         appender = self._store.appender
         appender.begin()
@@ -176,10 +180,10 @@ class Batches:
         return Outcome(Kind.APPENDED, 1, 1)
 
     @staticmethod
-    def _complain(level: int, records: Records, which: NDArray[np.int64]) -> None:
+    def _complain(records: Records, which: NDArray[np.int64], source: dict[str, object]) -> None:
         log.error(
             "scheduled_messages_undeliverable",
-            delay_level=level,
+            **source,
             messages=len(which),
             physical_offset=int(records.heads["physical_offset"][which[0]]),
             reason="no topic and queue in REAL_TOPIC and REAL_QID that a message may go to",

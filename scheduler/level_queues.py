@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import structlog
 
+from protocol.record import StoredMessage
 from scheduler import runs
 from scheduler.batches import Batches, Kind, Outcome
 from scheduler.clock_watch import TOLERANCE_MS, ClockWatch
@@ -40,7 +41,7 @@ from scheduler.level import Level, OpenRun, Put, Status
 from scheduler.runs import Note, Run
 from storage.clock import Clock
 from storage.config_file import ConfigFile
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, ConsumeQueue
+from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import StoreError, StoreFormatError
 from storage.pull import EXT_ADDRESS_MAX, ColdRead
 from storage.recovery import Recovered
@@ -124,12 +125,12 @@ class LevelQueues:
         data = self._file.read()
         saved = self._saved_offsets(data.pop("offsetTable", None) or {})
         self._extra = data
-        note = runs.decode(recovered.note) if not recovered.is_foreign else None
+        note = runs.decode(recovered.notes.get("levels", b"")) if not recovered.is_foreign else None
         known = [queue_id + 1 for queue_id in self._store.queues.get(SCHEDULE_TOPIC, {})]
         for number in sorted({*range(1, self.table.maximum + 1), *known}):
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
             self.levels[number] = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
-        self._pass_delivered(recovered.origins)
+        self._pass_delivered(recovered.origins.delivered + recovered.origins.withdrawn)
         shift = self._set_back_meanwhile()
         is_new_table = note is None or note.table_crc != runs.table_crc(self.table.text)
         for level in self.levels.values():
@@ -146,7 +147,12 @@ class LevelQueues:
                     "delay_offset_ignored", delay_level=level.number, saved=saved[level.number], delivered=level.offset
                 )
             level.queue.watch(self._arrived)
-        self._store.take_note = self._note
+        for physical in recovered.origins.withdrawn:
+            # Their units' marks may not have been durable.
+            message = self._store.message_at(physical)
+            if message is not None and message.topic == SCHEDULE_TOPIC and self.is_waiting(message):
+                self.withdraw(message)
+        self._store.notes["levels"] = self._note
 
     def _saved_offsets(self, table: dict[str, Any]) -> dict[int, int]:
         try:
@@ -236,8 +242,8 @@ class LevelQueues:
 
     def _due(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
         """When a unit's message is due; now, where there is none."""
-        if size == PADDING_SIZE:
-            return now_ms
+        if size in (PADDING_SIZE, WITHDRAWN_SIZE):
+            return now_ms if size == PADDING_SIZE or code <= EXT_ADDRESS_MAX else code + run.shift_ms
         if code <= EXT_ADDRESS_MAX:
             stored = self._store_timestamp(physical, size)
             return self.table.deliver_time(level.number, stored) + run.shift_ms if stored is not None else now_ms
@@ -373,7 +379,9 @@ class LevelQueues:
 
     def _append(self, level: Level, units: NDArray[Any]) -> Outcome:
         """See `Batches.deliver`."""
-        outcome = self._batches.deliver(level.number, units, may_wait=level.is_warm or self._read_cold is None)
+        outcome = self._batches.deliver(
+            units, may_wait=level.is_warm or self._read_cold is None, delay_level=level.number
+        )
         level.is_warm = False
         return outcome
 
@@ -534,10 +542,48 @@ class LevelQueues:
         level.settle()
         return True
 
+    # --- withdrawing
+
+    def is_waiting(self, message: StoredMessage) -> bool | None:
+        """Whether a stored message of a level is still to be delivered; None for one that was withdrawn."""
+        level = self.levels.get(message.queue_id + 1)
+        offset = message.queue_offset
+        unit = level.queue.unit(offset) if level is not None else None
+        if level is None or unit is None or unit[0] != message.physical_offset:
+            return False
+        if unit[1] == WITHDRAWN_SIZE:
+            return None
+        if self._batches.delivered(message.physical_offset):
+            return False
+        if any(put.start <= offset < put.end for put in level.failed):
+            return True
+        return any(run.cursor <= offset < level.end_of(run) for run in level.runs)
+
+    def withdraw(self, message: StoredMessage) -> None:
+        """A message that waits is not to be delivered any more. Raises OSError."""
+        self._store.withdraw(self.levels[message.queue_id + 1].queue, message.queue_offset)
+
+    def waiting_before(self, limit: int) -> Iterator[tuple[StoredMessage, int] | None]:
+        """The messages that wait and whose records lie before a physical offset, each with when it is due (ms); None
+        now and then, so that other work can be done."""
+        for level in list(self.levels.values()):
+            for run in list(level.runs):
+                offset = run.cursor
+                while offset < level.end_of(run):
+                    unit = level.queue.unit(offset)
+                    if unit is None or unit[0] >= limit:
+                        break
+                    message = self._store.message_at(unit[0], unit[1]) if unit[1] != WITHDRAWN_SIZE else None
+                    if message is not None and self.is_waiting(message):
+                        yield message, self._due(level, run, *unit, self._clock.now_ms())
+                    else:
+                        yield None
+                    offset += 1
+
     # --- progress
 
     def _note(self) -> bytes:
-        """See `storage.store.MessageStore.take_note`."""
+        """See `storage.store.MessageStore.notes`."""
         crc = runs.table_crc(self.table.text)
         return runs.encode(crc, {level.number: level.appended() for level in self.levels.values()})
 

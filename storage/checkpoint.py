@@ -8,13 +8,14 @@
     flushed; index: of the last record in a full index file. ms since the epoch; 0 is always safe.
 
     2048        2056              2064               2072              2080        2084
-    | "DUEMQCP2"| recovery offset | physic timestamp | logic timestamp  | note size | note ... | crc32 from 2048 on |
+    | "DUEMQCP3"| recovery offset | physic timestamp | logic timestamp  | note size | note ... | crc32 from 2048 on |
     | 8 bytes   | int64           | int64            | int64            | uint32    |          | uint32             |
 
     recovery offset: the records before it, and their consume-queue units, are durable, so recovery starts there. It
     holds as long as RocketMQ has not written the store meanwhile, which shows in its timestamps differing from the
     copies here: then recovery goes by the timestamps, as RocketMQ does.
-    note: what the scheduler knew when the commitlog ended at the recovery offset (see `scheduler.runs`).
+    note: what the parts of the scheduler knew when the commitlog ended at the recovery offset, one after the other:
+          | name size: uint8 | name | size: uint32 | bytes |  (see `scheduler.runs`, `scheduler.timer_note`)
 
 All integers big-endian. The file is longer than 4096 bytes where the note asks for it. RocketMQ maps the first 4096 and
 touches only its own fields. Mirrors apache/rocketmq
@@ -35,8 +36,9 @@ SIZE: Final = 4096
 _THEIRS: Final = struct.Struct(">qqq")
 _OURS: Final = struct.Struct(">8sqqqI")
 _OURS_AT: Final = 2048
-_MAGIC: Final = b"DUEMQCP2"
+_MAGIC: Final = b"DUEMQCP3"
 _CRC: Final = struct.Struct(">I")
+_NOTE_SIZE: Final = struct.Struct(">I")
 
 
 class Checkpoint(msgspec.Struct):
@@ -46,7 +48,7 @@ class Checkpoint(msgspec.Struct):
     logic_timestamp: int = 0
     index_timestamp: int = 0
     recovery_offset: int | None = None
-    note: bytes = b""
+    notes: dict[str, bytes] = {}
     is_foreign: bool = False
     """Whether somebody else wrote the file last."""
 
@@ -65,7 +67,7 @@ def load(files: Files, path: str) -> Checkpoint:
         is_whole = data[end : end + _CRC.size] == _CRC.pack(zlib.crc32(data[_OURS_AT:end]))
         if is_whole and (our_physic, our_logic) == (physic, logic):
             checkpoint.recovery_offset = offset
-            checkpoint.note = data[_OURS_AT + _OURS.size : end]
+            checkpoint.notes = _decode_notes(data[_OURS_AT + _OURS.size : end])
             checkpoint.is_foreign = False
     return checkpoint
 
@@ -81,14 +83,40 @@ def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
     """Write and sync the file; what 5.x keeps in it stays. May wait for the disk."""
     data = bytearray((files.read_whole(path) or b"")[:SIZE].ljust(SIZE, b"\0"))
     _THEIRS.pack_into(data, 0, checkpoint.physic_timestamp, checkpoint.logic_timestamp, checkpoint.index_timestamp)
+    note = _encode_notes(checkpoint.notes)
     ours = _OURS.pack(
         _MAGIC,
         checkpoint.recovery_offset or 0,
         checkpoint.physic_timestamp,
         checkpoint.logic_timestamp,
-        len(checkpoint.note),
+        len(note),
     )
-    ours += checkpoint.note
+    ours += note
     ours += _CRC.pack(zlib.crc32(ours))
     data[_OURS_AT:] = ours.ljust(SIZE - _OURS_AT, b"\0")
     files.write_whole(path, bytes(data))
+
+
+def _encode_notes(notes: dict[str, bytes]) -> bytes:
+    parts: list[bytes] = []
+    for name, note in notes.items():
+        parts += (bytes((len(name),)), name.encode("ascii"), _NOTE_SIZE.pack(len(note)), note)
+    return b"".join(parts)
+
+
+def _decode_notes(data: bytes) -> dict[str, bytes]:
+    """The checksum has been found right; what is not of this make is no note at all."""
+    notes: dict[str, bytes] = {}
+    at = 0
+    try:
+        while at < len(data):
+            name_end = at + 1 + data[at]
+            start = name_end + _NOTE_SIZE.size
+            end = start + _NOTE_SIZE.unpack_from(data, name_end)[0]
+            if end > len(data):
+                return {}
+            notes[data[at + 1 : name_end].decode("ascii")] = data[start:end]
+            at = end
+    except (struct.error, UnicodeDecodeError):
+        return {}
+    return notes

@@ -4,8 +4,12 @@
     0                 8       12              20
     | physical offset | size  | tags code     |     size: of the whole record
     | int64           | int32 | int64         |     tags code: hash of the tags, 0 without; in SCHEDULE_TOPIC_XXXX the
-                                                    deliver time, ms since the epoch
+                                                    deliver time, ms since the epoch; ours has it in
+                                                    rmq_sys_wheel_timer as well, where RocketMQ does not read it
     all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last one.
+
+A message of a delay level that was withdrawn (cancelled, or appended once more to wait on) has the size 1 in its unit:
+RocketMQ, finding no record of that size, goes on to the next.
 
 A queue whose first message is not number 0 (what was before is deleted) has its first file filled up to there with
 units (0, 0x7fffffff, 0).
@@ -32,7 +36,11 @@ UNIT_SIZE: Final = 20
 assert UNIT.size == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 300_000 * UNIT_SIZE
 PADDING_SIZE: Final = 0x7FFFFFFF
+WITHDRAWN_SIZE: Final = 1
+_SIZE_AT: Final = 8
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Where messages with a timer wait, all in queue 0."""
 _PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
 
 Watcher = Callable[["ConsumeQueue"], None]
@@ -110,6 +118,15 @@ class ConsumeQueue:
         """Physical offset, size and tags code of one unit, or None outside the queue."""
         units = self.read(offset, 1)
         return UNIT.unpack(units) if units else None
+
+    def withdraw(self, offset: int) -> None:
+        """Mark the unit of a message as withdrawn. Raises OSError."""
+        size = WITHDRAWN_SIZE.to_bytes(4, "big")
+        at = (offset - self.written_offset) * UNIT_SIZE + _SIZE_AT
+        if at >= 0:
+            self.tail[at : at + len(size)] = size
+        else:
+            self._segments.write(offset * UNIT_SIZE + _SIZE_AT, size)
 
     def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
         """The first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true along

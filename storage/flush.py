@@ -4,7 +4,7 @@ thread, since waiting for the disk must not hold up the rest."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from storage.checkpoint import Checkpoint, save
 from storage.commitlog import Commitlog
@@ -44,10 +44,12 @@ class CheckpointJob(FlushJob):
         queues: Iterable[tuple[ConsumeQueue, int]],
         checkpoint: Checkpoint,
         path: str,
+        others: Iterable[Callable[[], None]] = (),
     ) -> None:
         super().__init__(files, root, log)
         self.checkpoint = checkpoint
         self._path = path
+        self._others = list(others)
         self._queue_files: list[File] = []
         for queue, start in queues:
             self._queue_files += queue.files_between(start, queue.written_offset)
@@ -59,6 +61,8 @@ class CheckpointJob(FlushJob):
         for file in self._queue_files:
             file.sync()
         super().run()
+        for sync in self._others:
+            sync()
         save(self._files, self._path, self.checkpoint)
 
 

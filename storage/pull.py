@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.command import Body
 from storage.commitlog import Commitlog
-from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
+from storage.consume_queue import PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from storage.files import File
 
 MAX_UNITS: Final = 800
@@ -18,6 +18,7 @@ MAX_UNITS: Final = 800
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """A tags code up to here is an address in RocketMQ's consumequeue_ext: the consumer will look at the tags itself."""
 
+_NO_RECORD: Final = (PADDING_SIZE, WITHDRAWN_SIZE)
 _units = UNIT.iter_unpack
 
 
@@ -83,7 +84,7 @@ def _select(
         if codes is not None and code not in codes and code > EXT_ADDRESS_MAX:
             looked += 1
             continue
-        if physical < begin or record_size == PADDING_SIZE:
+        if physical < begin or record_size in _NO_RECORD:
             looked += 1
             if not count:
                 result.status = PullStatus.MESSAGE_WAS_REMOVING

@@ -19,24 +19,22 @@ lost): then all consume queues are made anew from the whole commitlog.
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from storage.checkpoint import Checkpoint
 from storage.commitlog import Commitlog
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT, ConsumeQueue
-from storage.copies import origin_of
+from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
 from storage.errors import StoreFileMissing, StoreFormatError
 from storage.files import Files
+from storage.origins import Origins
 from storage.scan import ScannedRecord, Scanner, read_record
 
 _CLOCK_MARGIN_MS: Final = 3000
 _WRITE_TAIL_BYTES: Final = 1 << 18
 _MAX_PADDING: Final = 10_000_000
-_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 TagsCode = Callable[[str, str, int, int], int]
 """Of topic, property text, store time and prepared-transaction offset: what the consume queue keeps beside a record's
@@ -59,11 +57,10 @@ class Recovered:
     """Whether all consume queues were made anew."""
     last_store_timestamp: int
     """Store time of the last record, 0 without one; ms since the epoch."""
-    origins: array[int]
-    """Of the records read that are copies, the physical offsets of what they are copies of: for deliveries, the record
-    that scheduled the message."""
-    note: bytes = b""
-    """The checkpoint's note, as of `start`."""
+    origins: Origins
+    """Which scheduled messages are done, as the records read tell."""
+    notes: dict[str, bytes] = field(default_factory=dict)
+    """The checkpoint's notes, as of `start`, by the names of those who wrote them."""
     is_foreign: bool = False
     """Whether somebody else wrote the store last."""
 
@@ -183,11 +180,9 @@ class Recovery:
         complete = start == self._log.begin
         scanner = Scanner(self._log, start, zeros_are_torn=self._is_ours)
         count, last_timestamp = 0, 0
-        origins = array("q")
+        origins = Origins()
         for record in scanner:
-            origin = origin_of(record.prepared_transaction_offset)
-            if origin is not None and record.topic != _SCHEDULE_TOPIC:
-                origins.append(origin)
+            origins.look(record)
             self._dispatch(record, complete=complete, rebuild=rebuild)
             count += 1
             last_timestamp = record.store_timestamp

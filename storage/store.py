@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from protocol import properties, record
 from protocol.command import Body
@@ -28,7 +28,7 @@ from storage.clock import Clock
 from storage.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from storage.commitlog import Commitlog
 from storage.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
-from storage.consume_queue import SCHEDULE_TOPIC, UNIT_SIZE, ConsumeQueue
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, ConsumeQueue
 from storage.errors import StoreBroken, StoreClosed, StoreFull
 from storage.files import Files, Lock
 from storage.flush import CheckpointJob, FlushJob
@@ -38,6 +38,9 @@ from storage.scan import read_record
 
 DeliverTime = Callable[[int, int], int]
 """Of delay level and store time, ms since the epoch: when a message of the level is due."""
+TimerDue = Callable[[str, int, int], int | None]
+"""Of property text, store time and prepared-transaction offset of a record of the timer topic: when it is due; None
+where that is not all there is to say of it."""
 
 UNFLUSHED_BYTES: Final = 8 << 20
 """When so much is not flushed, it is time: beside the flush of half a second's writes, a write may take 75 ms, beside
@@ -62,6 +65,16 @@ class StoreConfig:
     cached_size: int = 1 << 30
     """How much of the newest messages is taken to be in the page cache."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+
+class Beside(Protocol):
+    """Somebody with files of his own beside the store's."""
+
+    def write(self) -> Iterator[None]:
+        """Put into the files what is in memory, a bit a step. Raises OSError."""
+
+    def plan_sync(self) -> Callable[[], None]:
+        """What makes durable everything written so far; run by any thread. It raises OSError."""
 
 
 class MessageStore:
@@ -99,15 +112,25 @@ class MessageStore:
         self._opened_at = 0
         """Where the commitlog ended when it was opened: what was there before may not be in the page cache."""
         self._checkpoint = Checkpoint()
-        self._queues_written = (0, 0, b"")
+        self._queues_written: tuple[int, int, dict[str, bytes]] = (0, 0, {})
         """Commitlog end, store time and note when the queues were last put into their files."""
         self.ahead = AllocateAhead(self.log, clock)
         self.run_allocate: Callable[[AllocateJob], None] = lambda job: self.ahead.done()
         """Has a thread run a job, and calls `ahead.done` after it."""
         self.on_unflushed: Callable[[], None] = lambda: None
         """Called when a flush is due, since much has been written since the last."""
-        self.take_note: Callable[[], bytes] = lambda: b""
-        """Gives what a checkpoint has to keep for the scheduler: what it has appended, as of now."""
+        self.notes: dict[str, Callable[[], bytes]] = {}
+        """By name, those who have something that a checkpoint keeps for them: what they know of the commitlog as of
+        now. See `Recovered.notes`."""
+        self.beside: list[Beside] = []
+        """Those whose files a checkpoint covers as well."""
+        self.timer_due: TimerDue = lambda text, stored, promise: None
+        """When a record of the timer topic is due."""
+        self.keep_before: list[Callable[[int], Iterator[bool]]] = []
+        """Called before commitlog files up to an offset go: append once more, in slices, what is still needed of them,
+        telling at each whether there was anything. Where one raises, the files stay."""
+        self._kept_end = 0
+        """Where the commitlog ended after the last of that: the files go when it is durable."""
 
     # --- opening and closing
 
@@ -135,7 +158,7 @@ class MessageStore:
         self._dirty = {queue: queue.min_offset for queue in self.all_queues()}
         self._opened_at = recovered.end
         self.ahead.opened()
-        recovered.note = self._checkpoint.note
+        recovered.notes = self._checkpoint.notes
         recovered.is_foreign = self._checkpoint.is_foreign
         self.appender.open(recovered.last_store_timestamp)
         return recovered
@@ -183,6 +206,11 @@ class MessageStore:
         """Every queue."""
         return [queue for queues in self.queues.values() for queue in queues.values()]
 
+    def withdraw(self, queue: ConsumeQueue, offset: int) -> None:
+        """Mark a unit of the schedule topic as withdrawn, as the next checkpoint will cover. Raises OSError."""
+        queue.withdraw(offset)
+        self._dirty[queue] = min(self._dirty.get(queue, offset), offset)
+
     def remove_topic(self, topic: str) -> list[ConsumeQueue]:
         """Forget the queues of a topic; the caller removes them (`ConsumeQueue.remove`), which may take long."""
         removed = list(self.queues.pop(topic, {}).values())
@@ -192,11 +220,16 @@ class MessageStore:
         return removed
 
     def tags_code(self, topic: str, text: str, store_timestamp: int, promise: int = 0) -> int:
-        """What a consume queue keeps of a record: its deliver time in the schedule topic, else the tags' hash.
+        """What a consume queue keeps of a record: its deliver time in the schedule topic and the timer topic, else the
+        tags' hash.
 
         `promise` is the prepared-transaction offset of the record. RocketMQ does not use it in records of the schedule
         topic; ours have the deliver time there, so that a message keeps it whatever becomes of the table of levels.
         """
+        if topic == TIMER_TOPIC:
+            due = self.timer_due(text, store_timestamp, promise)
+            if due is not None:
+                return due
         if topic == SCHEDULE_TOPIC:
             if store_timestamp <= promise <= store_timestamp + MAX_PROMISE_MS:
                 return promise
@@ -266,23 +299,29 @@ class MessageStore:
 
     def write_queues(self) -> Iterator[None]:
         """Put the units in memory into the files, a queue a step. Raises OSError."""
-        self._queues_written = (self.log.end, self.appender.last_store_timestamp, self.take_note())
+        self._queues_written = (self.log.end, self.appender.last_store_timestamp, self._take_notes())
         for queue in list(self._dirty):
             queue.write_tail()
             yield
+        for other in self.beside:
+            yield from other.write()
+
+    def _take_notes(self) -> dict[str, bytes]:
+        return {name: take() for name, take in self.notes.items()}
 
     def plan_checkpoint(self) -> CheckpointJob:
         """A job after which the records written before the last `write_queues` began, and their units, are durable
         and recovery starts behind them. One at a time."""
-        end, timestamp, note = self._queues_written
+        end, timestamp, notes = self._queues_written
         timestamp = timestamp or self._checkpoint.physic_timestamp
         job = CheckpointJob(
             self.files,
             self.config.root,
             self.log,
             self._dirty.items(),
-            Checkpoint(timestamp, timestamp, self._checkpoint.index_timestamp, end, note),
+            Checkpoint(timestamp, timestamp, self._checkpoint.index_timestamp, end, notes),
             self._checkpoint_path,
+            [other.plan_sync() for other in self.beside],
         )
         self._dirty = {queue: queue.written_offset for queue in self._dirty if queue.tail}
         return job
@@ -295,7 +334,7 @@ class MessageStore:
     @property
     def has_checkpoint_work(self) -> bool:
         """Whether there is anything that the checkpoint does not cover."""
-        return self._checkpoint.recovery_offset != self.log.end or self._checkpoint.note != self.take_note()
+        return self._checkpoint.recovery_offset != self.log.end or self._checkpoint.notes != self._take_notes()
 
     # --- retention
 
@@ -306,8 +345,15 @@ class MessageStore:
             self.appender.accept()
         else:
             self.appender.refuse(StoreFull(f"the disk is {self.retention.used_ratio:.0%} full"))
-        begin = self.log.begin
-        yield self.log.drop_before(self.retention.deletable_before())
+        begin, limit = self.log.begin, self.retention.deletable_before()
+        if limit > begin:
+            for keep in self.keep_before:
+                for was_needed in keep(limit):
+                    if was_needed:
+                        self._kept_end = self.log.end
+                    yield []
+        if self.log.flushed >= self._kept_end:
+            yield self.log.drop_before(limit)
         if self.log.begin > begin:
             for queue in self.all_queues():
                 yield queue.advance_min(self.log.begin)

@@ -1,13 +1,14 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), CONSUMER_SEND_MSG_BACK (36).
 
 Messages are staged here (see `storage.append`) and written by the router, once for all sends that one read brought.
-A plain send to a known topic takes the short way through `send`; whatever is special about a message or its topic is
-looked at in `_send_special`.
+A plain send to a known topic takes the short way through `send`, one with a timer that through `_send_timer`; whatever
+is special about a message or its topic is looked at in `_send_special`.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import struct
 from typing import Final
 
@@ -26,7 +27,7 @@ from broker.topics import (
     check_name,
     check_sendable,
 )
-from protocol import batch, fastjson, properties
+from protocol import batch, fastjson, properties, recall_handle
 from protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION, VERSION_MAX_RECONSUME_TIMES, RequestCode, ResponseCode
 from protocol.command import Body, Command
 from protocol.frame import JSON
@@ -41,6 +42,8 @@ from protocol.record import (
 )
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
+from scheduler.timer_rules import TimerIllegal, deliver_time, out_ms
+from scheduler.timers import Refusal, Timers
 from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
 from storage.errors import RecordTooLarge
 from storage.store import MessageStore
@@ -52,7 +55,20 @@ _MAX_RECONSUME_TIMES: Final = 2**31 - 1
 _HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 """How long the hosts in a record are: that is ours to say, and not what a client's sysflag says of it."""
 _SPECIAL_FLAGS: Final = FLAG_TRANSACTION | _HOST_FLAGS
-_TIMERS: Final = (properties.TIMER_DELIVER_MS, properties.TIMER_DELAY_MS, properties.TIMER_DELAY_SEC)
+_TIMER_NAMES: Final = (*properties.TIMERS, *properties.TIMER_STATE, properties.TIMER_DEL_UNIQKEY)
+_NOT_FOR_RETRIES: Final = (
+    properties.DELAY,
+    properties.REAL_TOPIC,
+    properties.REAL_QID,
+    properties.WAIT,
+    *_TIMER_NAMES,
+)
+_DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
+_UNIQ_KEY: Final = f"{properties.UNIQ_KEY}{properties.NAME_END}"
+_find_timer: Final = re.compile(
+    "TIMER_DEL(?<![^\x02]TIMER_DEL)(IVER_MS|AY_MS|AY_SEC)\x01([0-9]{1,13})(?:\x02|\\Z)"
+).search
+"""Finds one of the properties that ask for a time. The letters before the lookbehind are what makes it quick."""
 
 
 class SendHandlers:
@@ -65,6 +81,7 @@ class SendHandlers:
         topics: Topics,
         groups: Groups,
         levels: LevelQueues,
+        timers: Timers,
         flusher: Flusher,
         router: Router,
     ) -> None:
@@ -74,6 +91,7 @@ class SendHandlers:
         self._table = topics.table
         self._groups = groups
         self._levels = levels
+        self._timers = timers
         self._flusher = flusher
         self._router = router
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
@@ -81,11 +99,19 @@ class SendHandlers:
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}
         host = store.appender.store_host.hex().upper()
         region = fastjson.dumps(config.region).replace(b"%", b"%%")
-        self._answer_format = (
-            b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
-            b'"queueOffset":"%%d"},"flag":1,"language":"%b","opaque":%%d,"serializeTypeCurrentRPC":"JSON","version":%d}'
-            % (region, self._extra_ext["TRACE_ON"].encode(), host.encode(), LANGUAGE.encode(), VERSION)
-        )
+        switch = self._extra_ext["TRACE_ON"].encode()
+
+        def answer_format(more: bytes) -> bytes:
+            return (
+                b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
+                b'"queueOffset":"%%d"%b},"flag":1,"language":"%b","opaque":%%d,"serializeTypeCurrentRPC":"JSON",'
+                b'"version":%d}' % (region, switch, host.encode(), more, LANGUAGE.encode(), VERSION)
+            )
+
+        self._gives_handles = " " not in config.broker_name
+        """A handle is words parted by blanks."""
+        self._answer_format = answer_format(b"")
+        self._timer_answer_format = answer_format(b',"recallHandle":"%b"')
 
     def reconfigure(self, config: BrokerConfig) -> None:
         """Take over settings that changed: maxMessageSize, brokerPermission."""
@@ -113,13 +139,14 @@ class SendHandlers:
             or not 0 <= queue_id < len(topic.queues)
             or header.batch
             or header.sys_flag & _SPECIAL_FLAGS
-            or "DELAY" in text
-            or "TIMER_D" in text
+            or _DELAY in text
             or "TRAN_MSG" in text
             or "\0" in text
             or self._flusher.is_full
         ):
             return self._send_special(connection, request)
+        if "TIMER_D" in text:
+            return self._send_timer(connection, request, text)
         body = request.body
         property_bytes = self._stored_properties(text)
         if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
@@ -138,6 +165,44 @@ class SendHandlers:
         )
         return self._accepted(request, queue_id, offset)
 
+    def _send_timer(self, connection: Connection, request: Request[SendMessage], text: str) -> Answer:
+        """Take one message that asks for a time, for a known topic that takes messages."""
+        found = _find_timer(text)
+        if found is None or text.count("TIMER_") != 1 or "REAL_" in text:
+            # It asks for no time after all, or a broker has added to its properties before.
+            return self._send_special(connection, request)
+        now_ms = self._appender.begin()
+        kind, digits = found.groups()
+        deliver_ms = int(digits) if kind == "IVER_MS" else now_ms + int(digits) * (1000 if kind == "AY_SEC" else 1)
+        if deliver_ms <= now_ms:
+            return self._send_special(connection, request)
+        timers = self._timers
+        refusal = timers.refusal(deliver_ms, now_ms)
+        if refusal is not None:
+            raise self._refused(refusal, deliver_ms - now_ms)
+        header, body = request.header, request.body
+        queue_id, slot_ms = header.queue_id, out_ms(deliver_ms)
+        property_bytes = (
+            self._stored_properties(text)
+            + f"\x02TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
+        )
+        if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
+            self._appender.check(body, property_bytes)
+        offset = self._appender.add(
+            timers.queue,
+            body,
+            property_bytes,
+            deliver_ms,
+            header.born_timestamp,
+            connection.born_host,
+            header.flag,
+            header.sys_flag,
+            header.reconsume_times or 0,
+            deliver_ms,
+        )
+        timers.staged(offset, header.topic)
+        return self._accepted_timer(request, queue_id, offset, deliver_ms, slot_ms)
+
     def _accepted(self, request: Request[SendMessage], queue_id: int, offset: int) -> Answer:
         """The answer for the message staged last."""
         if request.flag & FLAG_ONEWAY:
@@ -148,8 +213,30 @@ class SendHandlers:
             return _FRAME(len(head) + 4, len(head)) + head
         return self._answer(offset_message_id(self._appender.store_host, physical_offset), queue_id, offset)
 
-    def _answer(self, message_id: str, queue_id: int, offset: int) -> Command:
-        answer = response(ResponseCode.SUCCESS, None, SendMessageResponse(message_id, queue_id, offset))
+    def _accepted_timer(
+        self, request: Request[SendMessage], queue_id: int, offset: int, deliver_ms: int, slot_ms: int
+    ) -> Answer:
+        """The answer for the message staged last, which waits for its time. It has a handle to recall the message by,
+        if that has a UNIQ_KEY."""
+        if request.flag & FLAG_ONEWAY:
+            return None
+        header = request.header
+        unique_key = _unique_key(header.properties or "")
+        if not unique_key or not self._gives_handles:
+            return self._accepted(request, queue_id, offset)
+        physical_offset = self._appender.last_physical_offset
+        handle = recall_handle.encode(
+            header.topic, self._config.broker_name, slot_ms, unique_key, physical_offset, deliver_ms
+        )
+        if request.codec == JSON:
+            head = self._timer_answer_format % (physical_offset, queue_id, offset, handle, request.opaque)
+            return _FRAME(len(head) + 4, len(head)) + head
+        message_id = offset_message_id(self._appender.store_host, physical_offset)
+        return self._answer(message_id, queue_id, offset, handle.decode())
+
+    def _answer(self, message_id: str, queue_id: int, offset: int, handle: str | None = None) -> Command:
+        header = SendMessageResponse(message_id, queue_id, offset, recall_handle=handle)
+        answer = response(ResponseCode.SUCCESS, None, header)
         answer.ext.update(self._extra_ext)
         return answer
 
@@ -175,11 +262,15 @@ class SendHandlers:
         if self._prepare(connection, request) is None:
             return None
         text = header.properties or ""
-        self._refuse_what_is_missing(header, text)
+        self._refuse_transactions(header, text)
         topic_name, queue_id = header.topic, header.queue_id
         reconsume_times = header.reconsume_times or 0
         level = _level(text)
-        if topic_name.startswith(RETRY_PREFIX):
+        is_retry = topic_name.startswith(RETRY_PREFIX)
+        if "TIMER_" in text and (level > 0 or is_retry):
+            # The level counts; and what a retry has of a timer is left of the message's first delivery.
+            text = properties.without_all(text, _TIMER_NAMES)
+        if is_retry:
             group = topic_name.removeprefix(RETRY_PREFIX)
             if reconsume_times >= self._max_reconsume_times(group, request.version, header.max_reconsume_times):
                 dead = _with_queues(self._topics.create_for_group(f"{DLQ_PREFIX}{group}", 1))
@@ -191,9 +282,13 @@ class SendHandlers:
         topic = self._table[topic_name]
         if queue_id < 0:
             queue_id = random.randrange(topic.config.write_queue_nums)
+        deliver_ms = None
+        if "TIMER_D" in text:
+            deliver_ms, text = self._timer_of(text)
         offset = self._stage(
             topic.queue(queue_id),
             level,
+            deliver_ms,
             request.body,
             self._stored_properties(text),
             header.born_timestamp,
@@ -202,12 +297,60 @@ class SendHandlers:
             header.sys_flag,
             reconsume_times,
         )
+        if deliver_ms is not None:
+            return self._accepted_timer(request, queue_id, offset, deliver_ms, out_ms(deliver_ms))
         return self._accepted(request, queue_id, offset)
+
+    def _timer_of(self, text: str) -> tuple[int | None, str]:
+        """The time for which a message has to wait, None for one that need not, and its properties without what
+        another broker, or an earlier delivery, added about that. Raises Refused."""
+        now_ms = self._appender.begin()
+        try:
+            deliver_ms = deliver_time(text, now_ms)
+        except TimerIllegal as error:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
+        if deliver_ms is None:
+            return None, text
+        is_to_come = deliver_ms > now_ms
+        if is_to_come:
+            refusal = self._timers.refusal(deliver_ms, now_ms)
+            if refusal is not None:
+                raise self._refused(refusal, deliver_ms - now_ms)
+        elif properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, self._timer_illegal())
+        return deliver_ms if is_to_come else None, properties.without_all(text, properties.TIMER_STATE)
+
+    def _refused(self, refusal: Refusal, delay_ms: int) -> Refused:
+        """The error for a message that the timers do not take; `delay_ms` is how long it would have to wait."""
+        config = self._timers.config
+        if refusal is Refusal.DISABLED:
+            return Refused(
+                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
+            )
+        if refusal is Refusal.TOO_FAR:
+            return Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"{self._timer_illegal()}. It asks for {delay_ms // 1000} s, and timerMaxDelaySec is "
+                f"{config.max_delay}",
+            )
+        return Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"timer message is under flow control, max num limit is {config.congest_limit} for each second "
+            "(timerCongestNumEachSlot): ask for another time",
+        )
+
+    def _timer_illegal(self) -> str:
+        return (
+            "timer message illegal, the delay time should not be bigger than the max delay "
+            f"{self._timers.config.max_delay * 1000}ms; or if set del msg, the delay time should be bigger than the "
+            "current time"
+        )
 
     def _stage(
         self,
         queue: ConsumeQueue,
         level: int,
+        deliver_ms: int | None,
         body: Body,
         property_bytes: bytes,
         born_timestamp: int,
@@ -216,20 +359,29 @@ class SendHandlers:
         sys_flag: int,
         reconsume_times: int,
     ) -> int:
-        """Stage a message for a queue, at once or by way of a delay level."""
+        """Stage a message for a queue: at once, by way of a delay level, or by way of the timers for a time to
+        come."""
         text = property_bytes.decode()
+        topic_name, real_queue = queue.topic, queue.queue_id
         if level > 0:
-            level = self._level_for(queue.topic, level)
+            level = self._level_for(topic_name, level)
             text = properties.with_property(text, properties.DELAY, str(level))
-            text = properties.with_property(text, properties.REAL_TOPIC, queue.topic)
-            text = properties.with_property(text, properties.REAL_QID, str(queue.queue_id))
-            property_bytes = text.encode()
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(level))
+        elif deliver_ms is not None:
+            text = properties.with_property(text, properties.TIMER_OUT_MS, str(out_ms(deliver_ms)))
+            queue = self._timers.queue
+        is_delayed = level > 0 or deliver_ms is not None
+        if is_delayed:
+            text = properties.with_property(text, properties.REAL_TOPIC, topic_name)
+            text = properties.with_property(text, properties.REAL_QID, str(real_queue))
+            property_bytes = text.encode()
         self._appender.check(body, property_bytes)
         store_timestamp = self._appender.begin()
-        is_delayed = level > 0
-        code = self._levels.table.deliver_time(level, store_timestamp) if is_delayed else properties.tags_code_of(text)
-        return self._appender.add(
+        if level > 0:
+            code = self._levels.table.deliver_time(level, store_timestamp)
+        else:
+            code = deliver_ms if deliver_ms is not None else properties.tags_code_of(text)
+        offset = self._appender.add(
             queue,
             body,
             property_bytes,
@@ -241,6 +393,9 @@ class SendHandlers:
             reconsume_times,
             code if is_delayed else 0,  # the promise: see MessageStore.tags_code
         )
+        if queue is self._timers.queue:
+            self._timers.staged(offset, topic_name)
+        return offset
 
     def _level_for(self, topic_name: str, level: int) -> int:
         """The level of the broker's table for the level that a message asks for. Raises Refused where the topic has a
@@ -310,26 +465,22 @@ class SendHandlers:
     async def _send_when_saved(self, connection: Connection, request: Request[SendMessage]) -> Answer:
         await self._topics.save()
         is_batch = request.header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE
-        answer = self._stage_batch(connection, request) if is_batch else self._send_special(connection, request)
+        try:
+            answer = self._stage_batch(connection, request) if is_batch else self._send_special(connection, request)
+        except BaseException:
+            self._appender.roll_back()
+            raise
         self._appender.commit()
         return self._router.answer_when_flushed(connection, request, answer)
 
-    def _refuse_what_is_missing(self, header: SendMessage, text: str) -> None:
-        """Refuse what this broker cannot do, so that nothing is delivered at the wrong time."""
+    def _refuse_transactions(self, header: SendMessage, text: str) -> None:
+        """Refuse half messages, which this broker cannot hold back until they are committed."""
         transaction = properties.get(text, properties.TRAN_MSG)
         if header.sys_flag & FLAG_TRANSACTION != TRANSACTION_NONE or (transaction or "").lower() == "true":
             raise Refused(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.advertised_host}] sending transaction message is forbidden",
             )
-        if properties.get(text, "TIMER_OUT_MS") is None and _level(text) <= 0:
-            for name in _TIMERS:
-                if properties.get(text, name) is not None:
-                    raise Refused(
-                        ResponseCode.SYSTEM_ERROR,
-                        f"accurate timer message is not enabled, timerWheelEnable is false: the property {name} would "
-                        "have no effect. Use a delay level",
-                    )
 
     def _max_reconsume_times(self, group_name: str, version: int, asked: int | None) -> int:
         group = self._groups.get(group_name)
@@ -354,9 +505,9 @@ class SendHandlers:
             return None
         header = request.header
         request_text = header.properties or ""
-        if _level(request_text) > 0 or topic.name.startswith(RETRY_PREFIX):
+        if _is_delayed(request_text) or topic.name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry")
-        self._refuse_what_is_missing(header, request_text)
+        self._refuse_transactions(header, request_text)
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = random.randrange(topic.config.write_queue_nums)
@@ -391,7 +542,7 @@ class SendHandlers:
 
     def _part_properties(self, text: str) -> bytes:
         """The stored properties of a message of a batch; one that asks for a time of its own is refused."""
-        if _level(text) > 0 or any(properties.get(text, name) is not None for name in _TIMERS):
+        if _is_delayed(text):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
         return self._stored_properties(text)
 
@@ -436,11 +587,11 @@ class SendHandlers:
             text = properties.with_property(text, properties.RETRY_TOPIC, message.topic)
         if properties.get(text, properties.ORIGIN_MESSAGE_ID) is None:
             text = properties.with_property(text, properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
-        for name in (properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID, properties.WAIT):
-            text = properties.without(text, name)
+        text = properties.without_all(text, _NOT_FOR_RETRIES)
         self._stage(
             topic.queue(random.randrange(topic.queue_limit)),
             level,
+            None,
             message.body,
             text.encode(),
             message.born_timestamp,
@@ -467,3 +618,21 @@ def _level(text: str) -> int:
         return int(level)
     except ValueError:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY={level} is no delay level") from None
+
+
+def _is_delayed(text: str) -> bool:
+    """Whether the properties of a message ask for a level or a time. Raises Refused for a level that is no number."""
+    return _level(text) > 0 or any(properties.get(text, name) is not None for name in properties.TIMERS)
+
+
+def _unique_key(text: str) -> str | None:
+    """The UNIQ_KEY of a message, None without one or with one that a recall handle cannot have."""
+    at = text.find(_UNIQ_KEY)
+    if at < 0:
+        return None
+    start = at + len(_UNIQ_KEY)
+    end = text.find(properties.PROPERTY_END, start)
+    unique_key = text[start:end] if end >= 0 else text[start:]
+    if (at and text[at - 1] != properties.PROPERTY_END) or text.find(_UNIQ_KEY, start) >= 0:
+        unique_key = properties.get(text, properties.UNIQ_KEY) or ""
+    return unique_key if " " not in unique_key else None

@@ -36,7 +36,6 @@ class SettingsHandlers:
         """Give the settings as properties text."""
         settings = self._settings
         values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items()}
-        values["timerWheelEnable"] = False
         lines = [f"{name}={as_text(value)}\n" for name, value in sorted(values.items())]
         answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
         answer.ext["version"] = fastjson.dumps(settings.version.to_json()).decode()

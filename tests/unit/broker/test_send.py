@@ -207,15 +207,6 @@ async def test_transactional_messages_are_refused(peer: Peer, properties: str | 
     assert "transaction" in remark
 
 
-@pytest.mark.parametrize("name", ["TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC"])
-async def test_a_time_that_would_have_no_effect_is_refused(peer: Peer, name: str) -> None:
-    """There is no timer wheel: the message would come too early. With a level beside it, the level counts."""
-    text = f"A\x01b\x02{name}\x011800000000000"
-    assert name in await refused(peer, send("T", properties=text), ResponseCode.SYSTEM_ERROR)
-    for harmless in (f"{text}\x02DELAY\x011", f"{text}\x02TIMER_OUT_MS\x011", f"A\x01{name}", f"X{name}\x011"):
-        assert (await peer.ask(send("T", properties=harmless))).code == 0
-
-
 async def test_a_property_that_only_looks_transactional_is_taken(peer: Peer) -> None:
     for text in ("TRAN_MSG\x01false", "A\x01TRAN_MSG"):
         assert (await peer.ask(send("T", properties=text))).code == 0

@@ -12,14 +12,14 @@ from broker.topics import MAX_QUEUES, check_name
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.headers import CreateTopic, Topic
-from storage.consume_queue import SCHEDULE_TOPIC
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.errors import StoreFormatError
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import pull, request, send
 
 FORBIDDEN = [
     SCHEDULE_TOPIC, "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
-    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
+    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", TIMER_TOPIC,
 ]  # fmt: skip
 
 

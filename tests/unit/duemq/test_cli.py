@@ -18,8 +18,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from duemq import cli
+from protocol import bodies, fastjson
+from protocol.bodies import BrokerData
 from protocol.codes import RequestCode
-from tests.unit.duemq.fake import FakeBroker
+from tests.unit.duemq.fake import FakeBroker, success
 
 SEND = RequestCode.SEND_MESSAGE_V2
 
@@ -147,6 +149,41 @@ def test_errors_are_one_line_with_exit_code_1(run: Callable[..., Result]) -> Non
         result = run(*arguments, "--nameserver", address)
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr == f"duemq: cannot connect to {address}: Connection refused\n"
+
+
+# --- cancel -------------------------------------------------------------------------------------------------------
+
+IDS = ["0" * 31 + "1", "0" * 31 + "2"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "lines", "code"),
+    [
+        (["CANCELLED", "ALREADY_CANCELLED"], ["is cancelled", "was cancelled before"], 0),
+        (["CANCELLED", "ALREADY_DELIVERED"], ["is cancelled", "is delivered already"], 1),
+        (["NEVER_EXISTED", "CANCELLED"], ["is no message that waits or waited here", "is cancelled"], 1),
+    ],
+)
+def test_cancel_says_what_became_of_each(
+    threaded: Threaded, run: Callable[..., Result], outcomes: list[str], lines: list[str], code: int
+) -> None:
+    broker = threaded.broker
+    table = [BrokerData({0: broker.address}, broker.name, "c")]
+    told = [{"msgId": each, "result": outcome} for each, outcome in zip(IDS, outcomes, strict=True)]
+    broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
+    broker.on(RequestCode.CANCEL_MESSAGE, success(body=fastjson.dumps(told)))
+    result = run("cancel", *IDS)
+    assert (result.exit_code, result.stderr) == (code, "")
+    assert result.stdout.splitlines() == [f"{each} {line}" for each, line in zip(IDS, lines, strict=True)]
+    as_json = run("cancel", *IDS, "--json")
+    assert [json.loads(line) for line in as_json.stdout.splitlines()] == [
+        {"id": each, "result": outcome} for each, outcome in zip(IDS, outcomes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["cancel"], ["cancel", "x"], ["cancel", "0" * 32, "0" * 33]])
+def test_cancel_wants_ids(run: Callable[..., Result], arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
 
 
 # --- receive ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ KINDS = {
     24: errors.SubscriptionError,
     25: errors.SubscriptionError,
     26: errors.GroupNotFoundError,
+    604: errors.IllegalOperationError,
     4711: BrokerError,
 }
 

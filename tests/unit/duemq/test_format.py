@@ -48,6 +48,7 @@ def test_a_result_for_programs() -> None:
         "queue_id": 3,
         "queue_offset": 7,
         "due_time_ms": 5,
+        "recall_handle": None,
     }
 
 

@@ -11,10 +11,12 @@ import pytest
 from duemq import (
     ArgumentError,
     BrokerError,
+    CancelResult,
     ClosedError,
     ConnectError,
     ConnectionLostError,
     DelayError,
+    IllegalOperationError,
     Message,
     MessageQueue,
     NoRouteError,
@@ -23,9 +25,11 @@ from duemq import (
     RequestTimeoutError,
     SendStatus,
 )
-from protocol import bodies, fastjson
+from protocol import bodies, fastjson, recall_handle
+from protocol.bodies import BrokerData
 from protocol.codes import RequestCode, ResponseCode
 from protocol.frame import JSON, MSGPACK
+from protocol.headers import RecallMessageResponse, SendMessageResponse
 from protocol.properties import java_hash
 from tests.unit.duemq.conftest import RHYTHM
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, sent, success
@@ -504,3 +508,140 @@ async def test_closing_fails_what_is_under_way(broker: FakeBroker) -> None:
 def test_options_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         Producer("h:1", **options)
+
+
+# --- messages that wait ----------------------------------------------------------------------------------------------
+
+RECALL = RequestCode.RECALL_MESSAGE
+CANCEL = RequestCode.CANCEL_MESSAGE
+
+
+def handle_for(topic: str = "demo", broker: str = "broker-a") -> str:
+    return recall_handle.encode(topic, broker, NOW_MS, "KEY", 5, NOW_MS + 1).decode()
+
+
+async def test_a_result_has_the_handle_that_the_broker_gave(broker: FakeBroker, producer: Producer) -> None:
+    assert (await producer.send("demo", b"x")).recall_handle is None
+    broker.on(SEND, success(SendMessageResponse("ID", 0, 0, recall_handle="H")))
+    assert (await producer.send("demo", b"x")).recall_handle == "H"
+
+
+async def test_a_message_is_recalled_at_its_broker(pair: tuple[FakeBroker, FakeBroker]) -> None:
+    first, second = pair
+    second.on(RECALL, success(RecallMessageResponse("KEY")))
+    async with make_producer(first, group="g") as producer:
+        assert await producer.recall("demo", handle_for(broker="b")) == "KEY"
+        with pytest.raises(NoRouteError):
+            await producer.recall("demo", handle_for(broker="gone"))
+    (asked,) = second.requests_of(RECALL)
+    assert asked.ext == {"topic": "demo", "recallHandle": handle_for(broker="b"), "producerGroup": "g"}
+    assert first.requests_of(RECALL) == []
+
+
+async def test_what_cannot_be_recalled_says_why(broker: FakeBroker, producer: Producer) -> None:
+    broker.on(RECALL, failure(ResponseCode.ILLEGAL_OPERATION, "recall failed, the message is already delivered"))
+    with pytest.raises(IllegalOperationError, match="already delivered"):
+        await producer.recall("demo", handle_for())
+    assert len(broker.requests_of(RECALL)) == 1
+
+
+@pytest.mark.parametrize(("topic", "handle"), [("demo", "x"), ("demo", ""), ("other", handle_for())])
+async def test_what_is_no_handle_of_the_topic_is_not_sent(
+    broker: FakeBroker, producer: Producer, topic: str, handle: str
+) -> None:
+    with pytest.raises(ArgumentError, match="recall handle"):
+        await producer.recall(topic, handle)
+    assert broker.requests_of(RECALL) == []
+
+
+@pytest.fixture
+async def cluster(pair: tuple[FakeBroker, FakeBroker]) -> AsyncIterator[tuple[FakeBroker, FakeBroker, Producer]]:
+    """Two brokers, each of which knows the messages in `outcomes_of` it; and a producer."""
+    first, second = pair
+    table = [BrokerData({0: broker.address}, broker.name, "c") for broker in pair]
+    first.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": ["a", "b"]})))
+    async with make_producer(first) as producer:
+        yield first, second, producer
+
+
+def let_cancel(broker: FakeBroker, known: dict[str, str]) -> None:
+    def answer(request: Request) -> Any:
+        ids = request.ext["msgId"].split(",")
+        return success(
+            body=fastjson.dumps([{"msgId": each, "result": known.get(each, "NEVER_EXISTED")} for each in ids])
+        )
+
+    broker.on(CANCEL, answer)
+
+
+A, B, C = "0" * 31 + "A", "0" * 31 + "b", "0" * 55 + "C"
+
+
+async def test_messages_are_cancelled_wherever_they_are(cluster: tuple[FakeBroker, FakeBroker, Producer]) -> None:
+    first, second, producer = cluster
+    let_cancel(first, {A: "CANCELLED"})
+    let_cancel(second, {B: "ALREADY_DELIVERED"})
+    assert await producer.cancel([B, A, C, A]) == {
+        B: CancelResult.ALREADY_DELIVERED,
+        A: CancelResult.CANCELLED,
+        C: CancelResult.NEVER_EXISTED,
+    }
+    assert [request.ext["msgId"] for request in first.requests_of(CANCEL)] == [f"{B},{A},{C}"]
+    assert await producer.cancel([]) == {}
+
+
+async def test_many_ids_go_in_several_requests(cluster: tuple[FakeBroker, FakeBroker, Producer]) -> None:
+    first, second, producer = cluster
+    ids = [f"{number:032X}" for number in range(2001)]
+    let_cancel(first, dict.fromkeys(ids, "CANCELLED"))
+    let_cancel(second, {})
+    assert await producer.cancel(ids) == dict.fromkeys(ids, CancelResult.CANCELLED)
+    assert [len(each.ext["msgId"].split(",")) for each in second.requests_of(CANCEL)] == [1000, 1000, 1]
+
+
+async def test_apaches_brokers_have_none_of_the_messages(cluster: tuple[FakeBroker, FakeBroker, Producer]) -> None:
+    first, second, producer = cluster
+    let_cancel(first, {A: "CANCELLED"})
+    second.on(CANCEL, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 30002 not supported"))
+    assert await producer.cancel([A, B]) == {A: CancelResult.CANCELLED, B: CancelResult.NEVER_EXISTED}
+    first.on(CANCEL, failure(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 30002 not supported"))
+    with pytest.raises(BrokerError, match="not supported"):
+        await producer.cancel([A])
+
+
+async def test_a_broker_that_fails_matters_where_a_message_may_be_there(
+    cluster: tuple[FakeBroker, FakeBroker, Producer],
+) -> None:
+    first, second, producer = cluster
+    let_cancel(first, {A: "CANCELLED"})
+    second.on(CANCEL, failure(ResponseCode.NO_PERMISSION, "cancel failed, operation is forbidden"))
+    assert await producer.cancel([A]) == {A: CancelResult.CANCELLED}
+    with pytest.raises(BrokerError, match="forbidden"):
+        await producer.cancel([A, B])
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'[{"msgId":"x","result":"MAYBE"}]'])
+async def test_an_answer_that_makes_no_sense_is_the_brokers_fault(
+    cluster: tuple[FakeBroker, FakeBroker, Producer], body: bytes
+) -> None:
+    first, second, producer = cluster
+    for broker in first, second:
+        broker.on(CANCEL, success(body=body))
+    with pytest.raises(PeerError):
+        await producer.cancel([A])
+
+
+@pytest.mark.parametrize("message_id", ["", "x" * 32, "0" * 31, "0" * 40, 5])
+async def test_what_is_no_offset_message_id_is_not_sent(
+    cluster: tuple[FakeBroker, FakeBroker, Producer], message_id: Any
+) -> None:
+    with pytest.raises(ArgumentError, match="no offset message id"):
+        await cluster[2].cancel([A, message_id])
+    assert cluster[0].requests_of(CANCEL) == []
+
+
+async def test_a_closed_producer_cancels_nothing(broker: FakeBroker) -> None:
+    producer = make_producer(broker)
+    for work in (producer.cancel([A]), producer.recall("demo", handle_for())):
+        with pytest.raises(ClosedError):
+            await work

@@ -59,6 +59,14 @@ def test_taking_a_property_out_leaves_the_others(text: str, name: str) -> None:
     assert without(rest, name) == rest
 
 
+@given(ANY_TEXT, st.lists(NAMES.filter(bool), max_size=4))
+def test_taking_several_out_is_taking_out_each(text: str, names: list[str]) -> None:
+    expected = text
+    for name in names:
+        expected = without(expected, name)
+    assert parse(properties.without_all(text, names)) == parse(expected)
+
+
 @given(ANY_TEXT, NAMES.filter(bool), VALUES)
 def test_putting_a_property_in_replaces_the_older_one(text: str, name: str, value: str) -> None:
     result = with_property(text, name, value)

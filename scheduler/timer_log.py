@@ -1,0 +1,251 @@
+"""The timer log: one unit for each message that waits in the timer wheel, those of a second linked backwards.
+
+    timerlog/00000000000000000000, ...     files of 100 MiB (mappedFileSizeTimerLog)
+    0      4          12      16           24         28                36            40           44
+    | size | previous | magic | write time | delay    | physical offset | record size | topic hash | deliver time |
+    | 52   | int64    | int32 | int64, ms  | int32, ms| int64           | int32       | int32      | int64, ms    |
+
+    previous:     position of the unit before this one of the same second, -1 for the first
+    magic:        1, and 2 when the message is due later than its slot (it gets another unit then), 4 for a mark that
+                  deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again
+    write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
+    topic hash:   Java's hash of the topic that the message is for
+    deliver time: RocketMQ leaves it 0; ours has the exact time here
+    file end:     where fewer than 68 bytes would remain: | int32 space left | int64 0 | uint32 0xCBD43194 |
+
+A position counts bytes over all files. All integers big-endian.
+Mirrors apache/rocketmq store/timer/TimerLog.java (5.3.3) but for what is ours.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from storage.files import File, Files
+from storage.segments import Segments
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Units = NDArray[Any]
+    Positions = NDArray[np.int64]
+
+UNIT: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("write_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("physical_offset", ">i8"),
+        ("record_size", ">i4"),
+        ("topic_hash", ">i4"),
+        ("due_ms", ">i8"),
+    ]
+)
+UNIT_SIZE: Final = 52
+assert UNIT.itemsize == UNIT_SIZE
+DEFAULT_SEGMENT_SIZE: Final = 100 * 1024 * 1024
+NORMAL: Final = 1
+ROLL: Final = 2
+DELETE: Final = 4
+WITHDRAWN: Final = 8
+_ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
+_MAGIC_AT: Final = 12
+_BLANK: Final = struct.Struct(">iqI")
+_BLANK_MAGIC: Final = 0xCBD43194
+_SLOT_MS: Final = 1000
+_SCAN_UNITS: Final = 65_536
+_CRC_UNITS: Final = 64
+_FIRST_LOOK: Final = 64
+_MAX_LOOK: Final = 8192
+
+
+def seconds_of(units: Units) -> NDArray[np.int64]:
+    """The seconds, since the epoch, in whose slots units are."""
+    seconds: NDArray[np.int64] = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // _SLOT_MS
+    return seconds
+
+
+class TimerLog:
+    """The files. One thread owns them."""
+
+    def __init__(self, files: Files, directory: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
+        self._segments = Segments(files, directory, segment_size)
+        self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
+        """Bytes of units in a full file."""
+        self.end = 0
+        """Position of the next unit, or where the blank unit goes that ends a file."""
+
+    @property
+    def begin(self) -> int:
+        """Position of the first unit there is."""
+        return self._segments.begin
+
+    @property
+    def segment_size(self) -> int:
+        """Size of a file in bytes."""
+        return self._segments.segment_size
+
+    @property
+    def directory(self) -> str:
+        """Where the files are."""
+        return self._segments.directory
+
+    def load(self) -> None:
+        """Find the files; `recover` finds the end. Raises StoreFormatError."""
+        self._segments.load()
+        self.end = self._segments.end
+
+    def recover(self, start: int) -> None:
+        """Find the end: behind the last whole unit that follows others without a gap from `start` on."""
+        position = max(start - start % self._segments.segment_size, self.begin)
+        self.end = position
+        for at, units in self._chunks(position, self._segments.end):
+            magic = units["magic"]
+            right = (units["size"] == UNIT_SIZE) & (magic > 0) & (magic <= _ANY_MAGIC)
+            right &= units["previous"] < at + UNIT_SIZE * np.arange(len(units))
+            count = len(right) if right.all() else int(np.argmin(right))
+            self.end = at + count * UNIT_SIZE
+            if count < len(right):
+                return
+
+    def truncate(self, position: int) -> None:
+        """Cut at a position. Raises OSError."""
+        if position < self._segments.end:
+            self._segments.clear_from(position)
+        self.end = position
+
+    def remove_all(self) -> None:
+        """Begin anew."""
+        self._segments.remove_all()
+        self.end = 0
+
+    def positions(self, count: int) -> Positions:
+        """Where the next `count` units will be."""
+        size = self._segments.segment_size
+        base, at = divmod(self.end, size)
+        first = base * (self._room // UNIT_SIZE) + min(at, self._room) // UNIT_SIZE
+        numbers = np.arange(first, first + count)
+        per_file = self._room // UNIT_SIZE
+        return numbers // per_file * size + numbers % per_file * UNIT_SIZE
+
+    def append(self, units: Units, positions: Positions) -> None:
+        """Write units, at the positions that `positions` gave for as many. Raises OSError; then none counts."""
+        data = memoryview(units.tobytes())
+        size, done, end = self._segments.segment_size, 0, self.end
+        while done < len(data):
+            position = int(positions[done // UNIT_SIZE])
+            base = position - position % size
+            if position != end:
+                self._segments.write(end, _BLANK.pack(base - end, 0, _BLANK_MAGIC))
+            self._segments.ensure(position)
+            count = min(len(data) - done, base + self._room - position)
+            self._segments.write(position, bytes(data[done : done + count]))
+            done += count
+            end = position + count
+        self.end = end
+
+    def read(self, position: int, count: int) -> Units:
+        """Up to `count` units from a position on, within one file."""
+        file_end = position - position % self._segments.segment_size + self._room
+        count = min(count, (min(file_end, self.end) - position) // UNIT_SIZE)
+        data = self._segments.read(position, max(0, count) * UNIT_SIZE)
+        return np.frombuffer(data, UNIT, len(data) // UNIT_SIZE)
+
+    def crc(self, end: int) -> int:
+        """The checksum of the last units before a position, as far as they lie in its file, but for their magic, which
+        may change."""
+        start = max(self._segments.base_of(max(0, end - 1)), end - _CRC_UNITS * UNIT_SIZE)
+        data = self._segments.read(start, end - start)
+        units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE).copy()
+        units["magic"] = 0
+        return zlib.crc32(units.tobytes())
+
+    def last(self) -> np.void | None:
+        """The last unit; None where there is none."""
+        base = self._segments.base_of(self.end)
+        position = self.end - UNIT_SIZE if self.end > base else base - self.segment_size + self._room - UNIT_SIZE
+        units = self.read(max(position, self.begin), 1)
+        return units[0] if len(units) else None
+
+    def scan(self, start: int, end: int) -> Iterator[tuple[int, Units]]:
+        """All units between two positions, in order: the position of the first of each part, and the part."""
+        return self._chunks(max(start, self.begin), min(end, self.end))
+
+    def _chunks(self, position: int, end: int) -> Iterator[tuple[int, Units]]:
+        size = self._segments.segment_size
+        while position < end:
+            base = position - position % size
+            stop = min(base + self._room, end)
+            if position >= stop:
+                position = base + size
+                continue
+            data = self._segments.read(position, min(_SCAN_UNITS * UNIT_SIZE, stop - position))
+            units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE)
+            if not len(units):
+                return
+            yield position, units
+            position += len(units) * UNIT_SIZE
+
+    def chain(self, last: int) -> Iterator[tuple[Positions, Units]]:
+        """The units of a second from its last one on backwards: parts with their positions, each in ascending order,
+        the newest part first. Ends where the log no longer has a unit."""
+        look = _FIRST_LOOK
+        block, base = np.empty(0, UNIT), 0
+        linked = previous = np.empty(0, np.int64)
+        position = last
+        size = self._segments.segment_size
+        while self.begin <= position < self.end:
+            at = (position - base) // UNIT_SIZE
+            if not 0 <= at < len(block) or position < base:
+                file_base = position - position % size
+                base = max(file_base, position - (look - 1) * UNIT_SIZE)
+                block = self.read(base, (position - base) // UNIT_SIZE + 1)
+                at = len(block) - 1
+                if base + at * UNIT_SIZE != position:
+                    return
+                previous = block["previous"].astype(np.int64)
+                # Where a unit follows the one it is linked to; the first of the block begins a part in any case.
+                linked = previous == base + (np.arange(len(block)) - 1) * UNIT_SIZE
+                linked[0] = False
+            first = at
+            if linked[at]:
+                breaks = np.flatnonzero(~linked[:at])
+                first = int(breaks[-1])
+            if block["size"][first] != UNIT_SIZE:
+                return
+            positions = base + np.arange(first, at + 1) * UNIT_SIZE
+            yield positions, block[first : at + 1]
+            look = min(_MAX_LOOK, look * 2) if first == 0 else max(_FIRST_LOOK, look // 2)
+            before = int(previous[first])
+            if before >= position:
+                return
+            position = before
+
+    def withdraw(self, position: int) -> None:
+        """Mark the unit at a position: its message is no longer waiting here. Raises OSError."""
+        magic = int(self.read(position, 1)["magic"][0]) | WITHDRAWN
+        self._segments.write(position + _MAGIC_AT, magic.to_bytes(4, "big"))
+
+    def files_between(self, start: int, end: int) -> list[File]:
+        """The files with units between two positions."""
+        return self._segments.files_between(start, end)
+
+    def drop_before(self, position: int) -> list[str]:
+        """Forget the files that end at or before a position. Gives their paths, for the caller to remove."""
+        return self._segments.drop_before(min(position, self._segments.base_of(self.end)))
+
+    def file_ends(self) -> list[int]:
+        """The positions behind the files that are full, oldest first."""
+        size = self._segments.segment_size
+        return list(range(self.begin + size, self.end + 1, size))
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._segments.close()

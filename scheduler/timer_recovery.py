@@ -1,0 +1,216 @@
+"""Finding out what waits in the timer wheel when a store opens.
+
+Exactly, where only we wrote the store: by the checkpoint's note, to which the timer log is cut and the wheel brought
+back; and by the records that tell what was delivered since. Units behind the note's are made again from the queue of
+the timer topic.
+
+    timer wheel missing, or not in line with the log     made again from the log
+    no note yet; timer log missing, or damaged before    both made again from the queue; what was delivered is read
+    the note's end                                       from the whole commitlog
+    Apache's broker had the store                        by timercheck and the log, as Apache's broker does: at least
+                                                         once. Without them, by the queue as above
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from scheduler.timer_files import TimerCheck, TimerNote
+from scheduler.timer_log import DELETE, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_rules import PRECISION_MS, slot_second
+from scheduler.timer_wheel import SLOTS, TimerWheel
+from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
+from storage.errors import StoreFormatError
+from storage.origins import Origins
+from storage.recovery import Recovered
+from storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Offsets = NDArray[np.int64]
+
+log = structlog.get_logger(__name__)
+
+_NO_OFFSETS: Final[Offsets] = np.empty(0, np.int64)
+_MARGIN_SECONDS: Final = 2
+
+
+class Start(NamedTuple):
+    """Where timers go on. See `timer_files` for `second` to `queue_offset`."""
+
+    second: int
+    since: int
+    log_since: int
+    queue_offset: int
+    waiting: dict[int, int]
+    done: Offsets = _NO_OFFSETS
+    """Physical offsets of messages that were delivered, as records behind the note tell..."""
+    withdrawn: Offsets = _NO_OFFSETS
+    """...and of those that were cancelled, or appended once more."""
+    superseded: Offsets = _NO_OFFSETS
+    """Physical offsets of messages of `second` that have got another slot."""
+    recovered_to: int = 0
+    """No second from here on has had anything delivered."""
+
+
+class TimerRecovery:
+    """One recovery. The log's files and the wheel's are found, or made."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        queue: ConsumeQueue,
+        timer_log: TimerLog,
+        wheel: TimerWheel,
+        now_ms: int,
+        recovered: Recovered,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._log = timer_log
+        self._wheel = wheel
+        self._now_second = slot_second(now_ms)
+        self._recovered = recovered
+
+    def run(self, note: TimerNote | None, check: TimerCheck | None) -> Start:
+        """Recover, by a note that only we wrote, or by timercheck. Raises StoreFormatError, OSError."""
+        has_wheel = self._open_wheel()
+        has_log = self._open_log()
+        if not self._queue.next_offset:
+            self._log.remove_all()
+            if not has_wheel:
+                self._wheel.clear()
+                self._wheel.establish()
+            return Start(self._now_second, self._store.log.end, 0, 0, {})
+        start = None
+        if note is not None:
+            start = self._by_note(note, has_wheel=has_wheel, has_log=has_log)
+        elif self._recovered.is_foreign and (has_log or check is not None):
+            start = self._by_check(check)
+        if start is None:
+            start = self._by_queue()
+        last_ms = max(self._recovered.last_store_timestamp, self._now_second * PRECISION_MS)
+        return start._replace(recovered_to=max(last_ms // PRECISION_MS, start.second) + _MARGIN_SECONDS)
+
+    def _open_wheel(self) -> bool:
+        try:
+            return self._wheel.open()
+        except StoreFormatError as error:
+            log.error("timer_wheel_replaced", reason=str(error))
+            return False
+
+    def _open_log(self) -> bool:
+        try:
+            self._log.load()
+        except StoreFormatError as error:
+            log.error("timer_log_replaced", reason=str(error))
+            self._log.remove_all()
+        return self._log.end > self._log.begin
+
+    # --- ours
+
+    def _by_note(self, note: TimerNote, *, has_wheel: bool, has_log: bool) -> Start | None:
+        if has_log:
+            self._log.recover(note.log_end)
+        is_there = note.log_since >= self._log.begin and note.log_end <= self._log.end
+        if not is_there or self._log.crc(note.log_end) != note.log_crc:
+            log.error("timer_log_damaged", end=self._log.end, noted=note.log_end)
+            return None
+        if has_wheel:
+            self._take_back(note.log_end)
+        self._log.truncate(note.log_end)
+        if not has_wheel or not self._wheel.survey(note.second, note.log_end):
+            self._rebuild_wheel(note.second)
+            log.warning("timer_wheel_rebuilt", was_there=has_wheel)
+        origins = Origins()
+        origins.read(self._store.log, note.since, self._recovered.start)
+        return Start(
+            note.second,
+            note.since,
+            note.log_since,
+            note.queue_offset,
+            note.waiting,
+            *self._done_of(origins),
+            self._moved_on(note),
+        )
+
+    def _done_of(self, *more: Origins) -> tuple[Offsets, Offsets]:
+        """What was delivered, and what withdrawn."""
+        found = (self._recovered.origins, *more)
+        return _joined([origins.delivered for origins in found]), _joined([origins.withdrawn for origins in found])
+
+    def _take_back(self, end: int) -> None:
+        parts = list(self._log.scan(end, self._log.end))
+        for position, units in reversed(parts):
+            positions = position + np.arange(len(units)) * UNIT_SIZE
+            self._wheel.take_back(seconds_of(units), positions, units["previous"].astype(np.int64))
+
+    def _moved_on(self, note: TimerNote) -> Offsets:
+        """What got a later slot since the note's second had its turn."""
+        parts = [_NO_OFFSETS]
+        for _, units in self._log.scan(note.log_since, note.log_end):
+            later = (seconds_of(units) > note.second) & (units["magic"] & WITHDRAWN == 0)
+            parts.append(units["physical_offset"][later].astype(np.int64))
+        return np.unique(np.concatenate(parts))
+
+    def _rebuild_wheel(self, second: int) -> dict[int, int]:
+        """Make the wheel from the log; gives how many messages wait, by topic hash."""
+        self._wheel.clear()
+        waiting: dict[int, int] = {}
+        for position, units in self._log.scan(self._log.begin, self._log.end):
+            seconds = seconds_of(units)
+            live = (seconds >= second) & (seconds < second + SLOTS)
+            if not live.any():
+                continue
+            positions = (position + np.arange(len(units)) * UNIT_SIZE)[live]
+            self._wheel.put(self._wheel.plan(seconds[live], positions))
+            is_message = live & (units["magic"] & (DELETE | WITHDRAWN) == 0)
+            for key, count in zip(*np.unique(units["topic_hash"][is_message], return_counts=True), strict=True):
+                waiting[int(key)] = waiting.get(int(key), 0) + int(count)
+        self._wheel.establish()
+        return waiting
+
+    # --- RocketMQ's
+
+    def _by_check(self, check: TimerCheck | None) -> Start:
+        position = check.log_position if check is not None else 0
+        self._log.recover(max(self._log.begin, min(position, self._log.end) - self._log.segment_size))
+        oldest = self._now_second - SLOTS // 2
+        second = max(check.read_ms // PRECISION_MS, oldest) if check is not None and check.read_ms else oldest
+        waiting = self._rebuild_wheel(second)
+        offset = self._offset_behind_last()
+        if check is not None:
+            offset = min(offset, check.master_queue_offset) if offset is not None else check.queue_offset
+        low, high = self._queue.min_offset, self._queue.next_offset
+        offset = min(max(offset if offset is not None else low, low), high)
+        log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
+        return Start(second, self._store.log.end, self._log.end, offset, waiting, *self._done_of())
+
+    def _offset_behind_last(self) -> int | None:
+        """The queue offset behind the message that the log's last unit is of."""
+        last = self._log.last()
+        if last is None:
+            return None
+        message = self._store.message_at(int(last["physical_offset"]), int(last["record_size"]))
+        return message.queue_offset + 1 if message is not None and message.topic == TIMER_TOPIC else None
+
+    # --- the last resort
+
+    def _by_queue(self) -> Start:
+        log.warning("timers_rebuilt", reason="no timer log to go by: the whole commitlog was read")
+        self._log.remove_all()
+        self._wheel.clear()
+        self._wheel.establish()
+        origins = Origins()
+        origins.read(self._store.log, self._store.log.begin, self._recovered.start)
+        since = self._store.log.begin
+        return Start(self._now_second, since, 0, self._queue.min_offset, {}, *self._done_of(origins))
+
+
+def _joined(parts: list[array[int]]) -> Offsets:
+    return np.unique(np.concatenate([np.array(part, np.int64) for part in parts]))

@@ -1,0 +1,91 @@
+"""When a message with a timer is due: what its properties ask for, and what RocketMQ makes of them.
+
+    TIMER_DELAY_SEC, TIMER_DELAY_MS   from the store time on, s and ms    the first of these three that is there counts
+    TIMER_DELIVER_MS                  a time, ms since the epoch
+    TIMER_OUT_MS                      set by the broker: the start of the second in whose slot the message waits
+
+Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message due at a whole
+second waits in the slot before. TIMER_OUT_MS = D - 1000 for a whole second D, else D rounded down to one; either way
+the slot of second s has what is due after s and not after s + 1.
+
+Our own records of the timer topic have the exact time in the prepared-transaction offset, which RocketMQ does not read
+there, as records with a delay level do. A record that was appended again (rolled, or given another time) has its origin
+in that field instead, and TIMER_ROLL_TIMES says so.
+
+Rules after apache/rocketmq broker/util/HookUtils.java and store/timer/TimerMessageStore.java (5.3.3).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protocol import properties
+
+PRECISION_MS: Final = 1000
+"""RocketMQ's timerPrecisionMs, the width of a slot. Times of delivery are exact to the millisecond all the same."""
+MAX_PROMISE_MS: Final = 100 * 366 * 86_400_000
+_MAX_MS: Final = 2**53
+"""No number of ms beyond this is a time."""
+
+
+class TimerIllegal(Exception):
+    """A property that asks for a time is no number, or no time."""
+
+
+def deliver_time(text: str, now_ms: int) -> int | None:
+    """When the properties of a message ask for it, ms since the epoch; None where they ask for no time. A delay counts
+    from `now_ms` on. Raises TimerIllegal."""
+    for name, factor in ((properties.TIMER_DELAY_SEC, 1000), (properties.TIMER_DELAY_MS, 1)):
+        value = properties.get(text, name)
+        if value is not None:
+            return now_ms + _number(name, value) * factor
+    value = properties.get(text, properties.TIMER_DELIVER_MS)
+    return _number(properties.TIMER_DELIVER_MS, value) if value is not None else None
+
+
+def _number(name: str, value: str) -> int:
+    digits = value[1:] if value[:1] in ("-", "+") else value
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 19 or abs(int(value)) > _MAX_MS:
+        raise TimerIllegal(f"the property {name}={value[:40]} is no number of milliseconds or seconds")
+    return int(value)
+
+
+def slot_second(deliver_ms: int) -> int:
+    """The second, since the epoch, in whose slot a message waits that is due at a time."""
+    return (deliver_ms - 1) // PRECISION_MS
+
+
+def out_ms(deliver_ms: int) -> int:
+    """TIMER_OUT_MS for a deliver time, as RocketMQ has it."""
+    return slot_second(deliver_ms) * PRECISION_MS
+
+
+def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
+    """When a stored message of the timer topic is due, ms since the epoch; None where it is no timer message.
+
+    Exact for our own records, and where a property tells the time; else (RocketMQ's with a delay) the store time and
+    the delay, which is exact but for the time between RocketMQ's two looks at its clock; else by the end of its slot.
+    """
+    slot = properties.get(text, properties.TIMER_OUT_MS)
+    if slot is None or not slot.isascii() or not slot.isdecimal() or int(slot) > _MAX_MS:
+        return None
+    is_again = properties.get(text, properties.TIMER_ROLL_TIMES) is not None
+    promise = prepared_transaction_offset
+    if not is_again and store_timestamp <= promise <= store_timestamp + MAX_PROMISE_MS:
+        return promise
+    try:
+        asked = deliver_time(text, store_timestamp)
+    except TimerIllegal:
+        asked = None
+    latest = int(slot) + PRECISION_MS
+    if asked is not None and latest - PRECISION_MS < asked <= latest:
+        return asked
+    return latest
+
+
+def queue_code(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
+    """What the consume queue of the timer topic keeps of a record: when it is due; None for one that is no message but
+    deletes another, which has to be looked at."""
+    if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+        return None
+    return due_of(text, store_timestamp, prepared_transaction_offset)

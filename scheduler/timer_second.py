@@ -1,0 +1,95 @@
+"""One second of the timer wheel whose messages are in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Waits = NDArray[Any]
+    Magic = NDArray[np.int32]
+
+WAIT: Final = np.dtype([("physical", "i8"), ("due", "i8"), ("position", "i8"), ("size", "i4"), ("hash", "i4")])
+"""A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
+log, the hash of its topic."""
+NONE: Final = np.empty(0, WAIT)
+
+
+class Second:
+    """The messages of one second, in the order of their deliver times."""
+
+    __slots__ = ("_cursor", "_fresh", "_waits", "again", "deletes", "is_touched", "loader", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """Seconds since the epoch; the messages are due after it, and not after the next one."""
+        self.loader: Iterator[None] | None = None
+        """Loads the messages, a part a step; None when it is done."""
+        self.again: list[tuple[Waits, Magic]] = []
+        """Units of what is due later than this second, and has to get another slot."""
+        self.deletes: list[tuple[int, int]] = []
+        """Records, physical offset and size, that ask for messages of this second to be deleted, by unique key."""
+        self.is_touched = False
+        """Whether a message of this second has been delivered."""
+        self._waits: Waits = NONE
+        self._cursor = 0
+        self._fresh: list[Waits] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do for it."""
+        return self.loader is None and not self.again and not self._fresh and self._cursor == len(self._waits)
+
+    def __len__(self) -> int:
+        return len(self._waits) - self._cursor + sum(map(len, self._fresh))
+
+    def add(self, waits: Waits) -> None:
+        """More messages."""
+        self._fresh.append(waits)
+
+    def remaining(self) -> Waits:
+        """All messages, by deliver time."""
+        if self._fresh:
+            waits = np.concatenate((self._waits[self._cursor :], *self._fresh))
+            # Those of one ms in the order in which they came.
+            waits = waits[np.argsort(waits["position"], kind="stable")]
+            self._waits = waits[np.argsort(waits["due"], kind="stable")]
+            self._cursor = 0
+            self._fresh = []
+        return self._waits[self._cursor :]
+
+    def due(self, now_ms: int, limit: int) -> Waits:
+        """The first messages that are due, at most `limit`, by where their records lie."""
+        waits = self.remaining()[:limit]
+        waits = waits[: int(np.searchsorted(waits["due"], now_ms, "right"))]
+        physical = waits["physical"]
+        if (physical[1:] < physical[:-1]).any():
+            waits[:] = waits[np.argsort(physical, kind="stable")]
+        return waits
+
+    def drop(self, count: int) -> None:
+        """The first messages are done."""
+        self._cursor += count
+
+    def remove(self, physical: int) -> bool:
+        """Take a message out; whether it was to be delivered in this second."""
+        waits = self.remaining()
+        is_it = waits["physical"] == physical
+        is_there = bool(is_it.any())
+        if is_there:
+            self._waits, self._cursor = waits[~is_it], 0
+        self.again = [(waits[kept], magic[kept]) for waits, magic, kept in self._again_without(physical) if kept.any()]
+        return is_there
+
+    def _again_without(self, physical: int) -> Iterator[tuple[Waits, Magic, NDArray[np.bool_]]]:
+        return ((waits, magic, waits["physical"] != physical) for waits, magic in self.again)
+
+    @property
+    def head_ms(self) -> int | None:
+        """When the first message is due; None without one."""
+        waits = self.remaining()
+        return int(waits["due"][0]) if len(waits) else None

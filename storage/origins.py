@@ -1,0 +1,51 @@
+"""Which scheduled messages are done, as later records tell: a record that delivers a message, or takes it back, names
+the one that scheduled it in its prepared-transaction offset (see `copies`)."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+from protocol.properties import NAME_END, TIMER_DEL_UNIQKEY, TIMER_ROLL_TIMES
+from storage.commitlog import Commitlog
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from storage.copies import origin_of
+from storage.scan import ScannedRecord, Scanner
+
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+_TIMER_TOPIC: Final = TIMER_TOPIC.encode()
+_AGAIN: Final = f"{TIMER_ROLL_TIMES}{NAME_END}".encode()
+_DELETES: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
+
+
+class Origins:
+    """Physical offsets of scheduled records."""
+
+    def __init__(self) -> None:
+        self.delivered = array("q")
+        """Their messages were delivered."""
+        self.withdrawn = array("q")
+        """Their messages were cancelled, or appended once more to wait on."""
+
+    def look(self, record: ScannedRecord) -> None:
+        """Take the origin that a record names, if it names one. Records that are scheduled have their deliver time
+        in that field, unless they are of the timer topic and say that they delete or repeat another."""
+        promise = record.prepared_transaction_offset
+        if not promise or record.topic == _SCHEDULE_TOPIC:
+            return
+        origin = origin_of(promise)
+        if origin is None:
+            return
+        if record.topic != _TIMER_TOPIC:
+            self.delivered.append(origin)
+        elif _AGAIN in record.properties or _DELETES in record.properties:
+            self.withdrawn.append(origin)
+
+    def read(self, log: Commitlog, start: int, end: int) -> None:
+        """Take those of the records between two physical offsets. May wait for the disk."""
+        if start >= end:
+            return
+        for record in Scanner(log, start):
+            if record.physical_offset >= end:
+                return
+            self.look(record)

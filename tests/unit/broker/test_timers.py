@@ -1,0 +1,526 @@
+"""Messages that wait for a time: recalling and cancelling them, what tools are told, and how the broker drives them.
+
+What the timers themselves do is replaced where a test is about what is made of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.config import load
+from broker.daemon import MAX_ROLL_WINDOW, timer_config
+from duemq._delay import read_delays
+from protocol import recall_handle, record
+from protocol.codes import RequestCode, ResponseCode
+from protocol.command import Command
+from protocol.frame import CODECS, JSON
+from protocol.headers import CancelMessage, RecallMessage
+from protocol.message_id import offset_message_id, pack_host
+from protocol.record import StoredMessage
+from scheduler.timers import Cancelled, Timers, TimerState
+from storage.errors import StoreError, StoreFull
+from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.loop import SteppedLoop, turns
+from tests.support.wire import pull, request, send
+from tests.unit.broker.test_retry import last
+from tests.unit.broker.test_send import NOW_MS
+from tests.unit.broker.test_settings import change, told
+
+LATER_MS = NOW_MS + 60_432
+DONE = [Cancelled.CANCELLED, Cancelled.CANCELLED_BEFORE]
+
+
+def recall(handle: str, topic: str = "T") -> Command:
+    return request(RequestCode.RECALL_MESSAGE, RecallMessage(topic, handle, "producers"))
+
+
+def cancel(*ids: str) -> Command:
+    return request(RequestCode.CANCEL_MESSAGE, CancelMessage(",".join(ids)))
+
+
+def theirs(*words: str) -> str:
+    """A handle of Apache's broker."""
+    return base64.urlsafe_b64encode(" ".join(words).encode()).decode()
+
+
+@pytest.fixture
+async def waiting(broker: UnboundBroker, peer: Peer) -> tuple[StoredMessage, str]:
+    """A message that waits, and its handle."""
+    await peer.ask(send("T"))
+    answer = await peer.ask(send("T", b"x", properties=f"UNIQ_KEY\x01U1\x02TIMER_DELIVER_MS\x01{LATER_MS}"))
+    return last(broker), answer.ext["recallHandle"]
+
+
+@pytest.fixture
+def cancelled(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the timers were asked to cancel; they say what the first item of this list does, or that they did."""
+    asked: list[tuple[Any, ...]] = []
+
+    def cancel(*place: Any) -> Cancelled:
+        asked.append(place)
+        return Cancelled.CANCELLED
+
+    monkeypatch.setattr(broker.timers, "cancel", cancel)
+    return asked
+
+
+def let_say(monkeypatch: pytest.MonkeyPatch, timers: Timers, result: Cancelled) -> None:
+    monkeypatch.setattr(timers, "cancel", lambda *_: result)
+
+
+async def fails(peer: Peer, command: Command, code: int = ResponseCode.ILLEGAL_OPERATION) -> str:
+    answer = await peer.ask(command)
+    assert answer.code == code, answer.remark
+    assert answer.remark is not None
+    return answer.remark
+
+
+# --- recalling
+
+
+@pytest.mark.parametrize("frame_codec", CODECS)
+async def test_a_handle_recalls_its_message(
+    peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any], frame_codec: int
+) -> None:
+    message, handle = waiting
+    answer = await peer.ask(recall(handle), frame_codec)
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.ext == {"msgId": "U1", "MSG_REGION": "DefaultRegion"}
+    assert cancelled == [(message.physical_offset, LATER_MS)]
+
+
+@pytest.mark.parametrize("result", Cancelled)
+async def test_the_answer_says_what_became_of_the_message(
+    broker: UnboundBroker,
+    peer: Peer,
+    waiting: tuple[StoredMessage, str],
+    monkeypatch: pytest.MonkeyPatch,
+    result: Cancelled,
+) -> None:
+    let_say(monkeypatch, broker.timers, result)
+    answer = await peer.ask(recall(waiting[1]))
+    if result in DONE:
+        assert (answer.code, answer.ext["msgId"]) == (ResponseCode.SUCCESS, "U1")
+        return
+    what = "the message is already delivered" if result is Cancelled.DELIVERED else "no such message"
+    assert (answer.code, answer.remark) == (ResponseCode.ILLEGAL_OPERATION, f"recall failed, {what}")
+
+
+@pytest.mark.parametrize(
+    ("handle", "topic", "code", "remark"),
+    [
+        (theirs("v1", "N", "broker-a", str(LATER_MS), "U1"), "N", 17, "recall failed, the topic[N] not exist"),
+        ("", "T", 604, "recall handle is invalid"),
+        ("%%%", "T", 604, "recall handle is invalid"),
+        ("ü", "T", 604, "recall handle is invalid"),
+        ("djE", "T", 604, "recall handle is invalid"),
+        (theirs("v2", "T", "broker-a", str(LATER_MS), "U1"), "T", 604, "recall handle is invalid"),
+        (theirs("v1", "T", "broker-a", str(LATER_MS)), "T", 604, "recall handle is invalid"),
+        (theirs("v1", "Other", "broker-a", str(LATER_MS), "U1"), "T", 604, "recall failed, topic not match"),
+        (theirs("v1", "T", "b", str(LATER_MS), "U1"), "T", 604, "recall failed, broker service not available"),
+        (theirs("v1", "T", "broker-a", "soon", "U1"), "T", 604, "recall failed, timestamp invalid"),
+        (theirs("v1", "T", "broker-a", str(NOW_MS), "U1"), "T", 604, "recall failed, timestamp invalid"),
+        (theirs("v1", "T", "broker-a", str(2**62), "U1"), "T", 604, "recall failed, timestamp invalid"),
+        (theirs("v1", "T", "broker-a", "9" * 19, "U1"), "T", 604, "recall failed, timestamp invalid"),
+        (theirs("v1", "T", "broker-a", str(LATER_MS), "U9"), "T", 604, "recall failed, no such message"),
+        (theirs("v1", "T", "broker-a", str(LATER_MS), "U1", "999999999-5"), "T", 604, "recall failed, no such message"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_recalled_is_refused_in_rocketmqs_words(
+    peer: Peer,
+    waiting: tuple[StoredMessage, str],
+    cancelled: list[Any],
+    handle: str,
+    topic: str,
+    code: int,
+    remark: str,
+) -> None:
+    assert await fails(peer, recall(handle, topic), code) == remark
+    assert cancelled == []
+
+
+@pytest.mark.parametrize(("topic", "key"), [("T", "U2"), ("Other", "U1")])
+async def test_a_handle_of_a_store_that_was_here_before_recalls_nothing(
+    peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any], topic: str, key: str
+) -> None:
+    """At its place lies another message now."""
+    await peer.ask(send("Other"))
+    handle = recall_handle.encode(topic, "broker-a", NOW_MS + 60_000, key, waiting[0].physical_offset, LATER_MS)
+    assert await fails(peer, recall(handle.decode(), topic)) == "recall failed, no such message"
+    assert cancelled == []
+
+
+@pytest.mark.parametrize("slot_ms", [NOW_MS + 60_001, NOW_MS - 5_000])
+async def test_a_handle_of_apaches_broker_is_looked_for_in_its_slot(
+    broker: UnboundBroker,
+    peer: Peer,
+    waiting: tuple[StoredMessage, str],
+    cancelled: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    slot_ms: int,
+) -> None:
+    """Also when the time is past and the message late; RocketMQ looks at nothing but the time."""
+    asked = []
+
+    def find(*what: Any) -> int:
+        asked.append(what)
+        return 4711
+
+    monkeypatch.setattr(broker.timers, "find", find)
+    answer = await peer.ask(recall(theirs("v1", "T", "broker-a", str(slot_ms), "U1")))
+    assert (answer.code, answer.ext["msgId"]) == (ResponseCode.SUCCESS, "U1")
+    assert (asked, cancelled) == ([("T", "U1", slot_ms)], [(4711,)])
+
+
+async def test_recalling_can_be_forbidden_while_running(
+    broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any]
+) -> None:
+    message, handle = waiting
+    await change(peer, recallMessageEnable="false")
+    for command in (recall(handle), cancel(message.offset_message_id), recall("", "NoSuch")):
+        assert "recallMessageEnable is false" in await fails(peer, command, ResponseCode.NO_PERMISSION)
+    assert cancelled == []
+    await change(peer, recallMessageEnable="true")
+    assert (await peer.ask(recall(handle))).code == ResponseCode.SUCCESS
+
+
+# --- cancelling by message id
+
+
+async def outcomes(peer: Peer, *ids: str, frame_codec: int = JSON) -> list[tuple[str, str]]:
+    answer = await peer.ask(cancel(*ids), frame_codec)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return [(each["msgId"], each["result"]) for each in json.loads(bytes(answer.body))]
+
+
+@pytest.mark.parametrize("frame_codec", CODECS)
+async def test_each_message_of_a_list_has_its_outcome(
+    broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch, frame_codec: int
+) -> None:
+    ids = []
+    for delay in ("TIMER_DELAY_SEC\x015", "DELAY\x013", "TIMER_DELAY_SEC\x016", "A\x01a"):
+        await peer.ask(send("T", properties=delay))
+        ids.append(last(broker).offset_message_id)
+    results = iter(Cancelled)
+    monkeypatch.setattr(broker.timers, "cancel", lambda _: next(results))
+    told = await outcomes(peer, *ids[:3], ids[3].lower(), frame_codec=frame_codec)
+    assert [result for _, result in told] == ["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"]
+    assert [message_id for message_id, _ in told] == [*ids[:3], ids[3].lower()]
+
+
+async def test_an_id_of_another_broker_cancels_nothing_here(
+    broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], cancelled: list[Any]
+) -> None:
+    """The same place, at another address; and places where no message begins, or none is yet."""
+    offset, ours = waiting[0].physical_offset, broker.store.appender.store_host
+    ids = [
+        offset_message_id(pack_host("127.0.0.1", 10912), offset),
+        offset_message_id(pack_host("2001:db8::1", 10911), offset),
+        offset_message_id(ours, broker.store.log.end),
+        offset_message_id(ours, 2**63 + 5),
+        offset_message_id(pack_host("127.0.0.9", 10911), offset + 1),
+    ]
+    assert await outcomes(peer, *ids) == [(each, "NEVER_EXISTED") for each in ids]
+    assert cancelled == []
+
+
+async def test_a_message_keeps_its_id_when_the_broker_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, "brokerIP1=10.0.0.1") as broker:
+        await broker.connect().ask(send("T", properties="TIMER_DELAY_SEC\x0160"))
+        message = last(broker)
+    async with running(tmp_path, "brokerIP1=10.0.0.2") as broker:
+        monkeypatch.setattr(broker.timers, "cancel", lambda _: Cancelled.CANCELLED)
+        moved = offset_message_id(broker.store.appender.store_host, message.physical_offset)
+        told = await outcomes(broker.connect(), message.offset_message_id, moved)
+        assert [result for _, result in told] == ["CANCELLED", "NEVER_EXISTED"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "remark"), [(["x"], "is not 32 or 56 hex digits"), ([""], "hex"), (["0" * 32] * 1001, "1000")]
+)
+async def test_a_wrong_list_is_refused_as_a_whole(
+    peer: Peer, cancelled: list[Any], ids: list[str], remark: str
+) -> None:
+    assert remark in await fails(peer, cancel(*ids), ResponseCode.SYSTEM_ERROR)
+    assert cancelled == []
+
+
+# --- durable
+
+
+def append_a_mark(broker: UnboundBroker) -> Callable[..., Cancelled]:
+    """Cancels as the timers do: something is appended, and not yet durable."""
+
+    def cancel(*_: Any) -> Cancelled:
+        appender = broker.store.appender
+        appender.begin()
+        appender.add(broker.store.ensure_queue("mark", 0), b"0", b"", 0, NOW_MS, bytes(8))
+        appender.commit()
+        return Cancelled.CANCELLED
+
+    return cancel
+
+
+@pytest.mark.parametrize("by", ["handle", "id"])
+async def test_the_answer_waits_for_the_disk_as_a_sends_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    async with running(tmp_path, "flushDiskType=SYNC_FLUSH") as broker:
+        peer = broker.connect()
+        answer = await peer.ask(send("T", properties="UNIQ_KEY\x01U1\x02TIMER_DELAY_SEC\x0160"))
+        command = recall(answer.ext["recallHandle"]) if by == "handle" else cancel(last(broker).offset_message_id)
+        monkeypatch.setattr(broker.timers, "cancel", append_a_mark(broker))
+        peer.post(command)
+        assert broker.store.ensure_queue("mark", 0).next_offset == 1
+        assert last(broker).topic == "mark"
+        assert peer.answer_of(command) is None
+        while peer.answer_of(command) is None:
+            await asyncio.sleep(0)
+        assert broker.store.log.flushed == broker.store.log.end
+
+
+@pytest.mark.parametrize("by", ["handle", "id"])
+async def test_what_could_not_be_written_is_no_success(
+    broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    command = recall(waiting[1]) if by == "handle" else cancel(waiting[0].offset_message_id)
+    monkeypatch.setattr(broker.timers, "cancel", append_a_mark(broker))
+    broker.store.appender.refuse(StoreFull("the disk is 95% full"))
+    assert "95% full" in await fails(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE)
+
+
+# --- what tools are told
+
+
+async def test_replicas_are_told_how_far_the_timers_are(
+    broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.timers, "checkpoint_body", lambda: b"56 bytes of it")
+    answer = await peer.ask(request(RequestCode.GET_TIMER_CHECK_POINT))
+    assert (answer.code, bytes(answer.body)) == (ResponseCode.SUCCESS, b"56 bytes of it")
+
+
+async def test_the_metrics_have_rocketmqs_form(
+    broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.timers, "metrics", lambda: {"T": 3, "%RETRY%g": 1})
+    answer = await peer.ask(request(RequestCode.GET_TIMER_METRICS))
+    assert answer.code == ResponseCode.SUCCESS
+    assert json.loads(bytes(answer.body)) == {
+        "dataVersion": {"counter": 0, "stateVersion": 0, "timestamp": NOW_MS},
+        "timingCount": {
+            "T": {"count": 3, "timeStamp": NOW_MS},
+            "%RETRY%g": {"count": 1, "timeStamp": NOW_MS},
+        },
+    }
+
+
+async def test_broker_status_shows_rocketmqs_keys(
+    broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker.timers, "state", lambda: TimerState(NOW_MS, 9, 7, 1234, 5.0, 0, 3999))
+    answer = await peer.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    table = json.loads(bytes(answer.body))["table"]
+    assert {name: value for name, value in table.items() if name.startswith("timer")} == {
+        "timerReadBehind": "3",
+        "timerOffsetBehind": "7",
+        "timerCongestNum": "1234",
+        "timerEnqueueTps": "5.0",
+        "timerDequeueTps": "0.0",
+    }
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+async def test_a_client_of_ours_learns_whether_there_are_timers(tmp_path: Path, is_enabled: bool) -> None:
+    async with running(tmp_path, f"timerWheelEnable={is_enabled}") as broker:
+        answer = await broker.connect().ask(request(RequestCode.GET_BROKER_CONFIG))
+        assert read_delays(answer).timers == is_enabled
+
+
+# --- settings
+
+
+def test_the_timers_settings_are_those_of_the_broker() -> None:
+    settings = {
+        "mappedFileSizeTimerLog": 8192,
+        "timerWheelEnable": "false",
+        "timerRollWindowSlot": 77,
+        "timerMaxDelaySec": 88,
+        "timerCongestNumEachSlot": 99,
+        "timerStopEnqueue": "true",
+        "timerStopDequeue": "true",
+    }
+    found = timer_config(load(None, [f"{name}={value}" for name, value in settings.items()], {}).config)
+    assert (found.log_segment_size, found.is_enabled, found.roll_window) == (8192, False, 77)
+    assert (found.max_delay, found.congest_limit) == (88, 99)
+    assert (found.stop_enqueue, found.stop_dequeue) == (True, True)
+    usual = timer_config(load(None, [], {}).config)
+    assert (usual.log_segment_size, usual.is_enabled, usual.roll_window) == (104_857_600, True, 172_800)
+    assert (usual.max_delay, usual.congest_limit) == (366 * 86_400, 2**31 - 1)
+    assert (usual.stop_enqueue, usual.stop_dequeue) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"),
+    [(-1, MAX_ROLL_WINDOW), (1, MAX_ROLL_WINDOW), (2, 2), (604_740, 604_740), (604_741, 604_740), (2**31 - 1, 604_740)],
+)
+def test_a_roll_window_that_the_wheel_cannot_have_is_the_longest(asked: int, used: int) -> None:
+    assert timer_config(load(None, [f"timerRollWindowSlot={asked}"], {}).config).roll_window == used
+
+
+async def test_settings_change_while_running(
+    broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    monkeypatch.setattr(broker.timers, "on_earlier", lambda: looked.append(broker.timers.config.stop_dequeue))
+    await change(peer, timerMaxDelaySec=60, timerRollWindowSlot=1, timerCongestNumEachSlot=5, timerStopDequeue="true")
+    config = broker.timers.config
+    assert (config.max_delay, config.roll_window, config.congest_limit) == (60, MAX_ROLL_WINDOW, 5)
+    assert looked == [True]
+    assert (await told(peer))["timerMaxDelaySec"] == "60"
+
+
+@pytest.mark.parametrize("name", ["mappedFileSizeTimerLog", "timerPrecisionMs", "timerWheelEnable"])
+async def test_what_is_fixed_with_the_store_does_not_change_while_running(peer: Peer, name: str) -> None:
+    value = {"timerWheelEnable": "false", "timerPrecisionMs": "1001"}.get(name, "8192")
+    command = request(RequestCode.UPDATE_BROKER_CONFIG, body=f"{name}={value}\n".encode())
+    assert "cannot change while the broker runs" in await fails(peer, command, ResponseCode.SYSTEM_ERROR)
+
+
+# --- how the broker drives them
+
+
+@pytest.fixture
+def steps(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """When the timers were called, by the clock; they want to be called again in 5 s each time."""
+    called: list[int] = []
+
+    def step() -> int:
+        called.append(broker.clock.now_ms() - NOW_MS)
+        return broker.clock.now_ms() + 5000
+
+    monkeypatch.setattr(broker.housekeeping._deliveries[1], "_step", step)
+    return called
+
+
+async def pass_time(broker: UnboundBroker, loop: SteppedLoop, seconds: float) -> None:
+    broker.clock.advance(int(seconds * 1000))
+    loop.advance(seconds)
+    await turns(5)
+
+
+async def test_the_timers_are_called_when_they_ask_for_it(
+    broker: UnboundBroker, loop: SteppedLoop, steps: list[int]
+) -> None:
+    broker.timers.on_earlier()
+    await turns()
+    assert steps == [0]
+    await pass_time(broker, loop, 4.999)
+    assert steps == [0]
+    await pass_time(broker, loop, 0.001)
+    assert steps == [0, 5000]
+    await pass_time(broker, loop, 1)
+    broker.timers.on_earlier()
+    broker.timers.on_earlier()
+    await turns()
+    assert steps == [0, 5000, 6000]
+    await pass_time(broker, loop, 4.5)
+    assert steps == [0, 5000, 6000], "the call for 10000 was replaced"
+
+
+async def test_levels_and_timers_do_not_wait_for_each_other(
+    broker: UnboundBroker, peer: Peer, loop: SteppedLoop, steps: list[int]
+) -> None:
+    await peer.ask(send("T", properties="DELAY\x011"))
+    broker.timers.on_earlier()
+    await pass_time(broker, loop, 1)
+    assert steps == [0, 1000][-len(steps) :]
+    assert len(record.decode_all(bytes((await peer.ask(pull("T"))).body))) == 1
+
+
+async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_once(
+    broker: UnboundBroker, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+
+    def step() -> int:
+        called.append(broker.clock.now_ms() - NOW_MS)
+        if len(called) == 1:
+            broker.timers.on_earlier()
+        return broker.clock.now_ms() + 5000
+
+    monkeypatch.setattr(broker.housekeeping._deliveries[1], "_step", step)
+    broker.timers.on_earlier()
+    await turns(5)
+    assert called == [0, 0]
+    await pass_time(broker, loop, 5)
+    assert called == [0, 0, 5000]
+
+
+async def test_an_error_does_not_stop_the_timers(
+    broker: UnboundBroker, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch, logged: Any
+) -> None:
+    called: list[int] = []
+
+    def step() -> None:
+        called.append(broker.clock.now_ms() - NOW_MS)
+        if len(called) == 1:
+            raise RuntimeError("x")
+
+    monkeypatch.setattr(broker.housekeeping._deliveries[1], "_step", step)
+    broker.timers.on_earlier()
+    await turns()
+    await pass_time(broker, loop, 1)
+    assert called == [0, 1000]
+    assert [line["of"] for line in logged if line["event"] == "delivery_failed"] == ["timers"]
+
+
+async def test_a_clock_that_was_moved_is_looked_at(broker: UnboundBroker, loop: SteppedLoop, steps: list[int]) -> None:
+    broker.housekeeping.clock_moved()
+    await turns()
+    assert steps == [0]
+
+
+async def test_the_timers_report_each_second(
+    broker: UnboundBroker, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[int] = []
+    async with running(Path(broker.config.store_root) / "other") as other:
+        monkeypatch.setattr(other.timers, "report", lambda: reports.append(1))
+        other.housekeeping.start()
+        for _ in range(3):
+            await pass_time(other, loop, 1)
+    assert len(reports) == 3
+
+
+async def test_at_its_end_the_broker_hands_over_before_the_last_flush(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        events: list[str] = []
+        flush = broker.store.plan_flush
+        broker.timers.hand_over = lambda: events.append("hand over")  # type: ignore[method-assign]
+
+        def plan_flush() -> Any:
+            events.append("flush")
+            return flush()
+
+        broker.store.plan_flush = plan_flush  # type: ignore[method-assign]
+    assert events[events.index("hand over") :] == ["hand over", "flush"]
+
+
+async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path, logged: Any) -> None:
+    async with running(tmp_path) as broker:
+        await broker.connect().ask(send("T"))
+
+        def fail() -> None:
+            raise StoreError("x")
+
+        broker.timers.hand_over = fail  # type: ignore[method-assign]
+    assert [line["reason"] for line in logged if line["event"] == "timers_not_handed_over"] == ["x"]
+    assert not (tmp_path / "abort").exists()

@@ -1,0 +1,127 @@
+"""Timers against the plainest model there is: a list of what was sent, and when each message is due.
+
+Any sequence of sends, cancels, time, checkpoints, clean stops, kill -9 and lost files; then every message that was
+sent and not cancelled has been delivered once, to the millisecond where nothing was in the way, never early.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+from hypothesis import Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scheduler.timers import Cancelled, TimerConfig
+from tests.unit.scheduler.timer_world import TimerWorld
+
+NEAR = st.integers(-2_000, 15_000)
+FAR = st.integers(0, 200_000)
+DELAYS = st.one_of(NEAR, FAR, st.sampled_from([0, 1, 999, 1000, 1001, 30_000]))
+
+
+class TimerMachine(RuleBasedStateMachine):
+    """What users and accidents do."""
+
+    window = 40
+
+    @initialize()
+    def start(self) -> None:
+        self.world = TimerWorld(TimerConfig(log_segment_size=5200, roll_window=self.window))
+        self.due: dict[bytes, int] = {}
+        self.places: dict[bytes, int] = {}
+        self.cancelled: set[bytes] = set()
+        self.was_down: set[bytes] = set()
+
+    def waiting(self) -> set[bytes]:
+        return set(self.due) - self.cancelled - set(self.world.bodies())
+
+    @rule(delays=st.lists(DELAYS, min_size=1, max_size=12), steps=st.booleans())
+    def send(self, delays: list[int], steps: bool) -> None:
+        for delay in delays:
+            body = f"b{len(self.due)}".encode()
+            due = self.world.clock.now_ms() + delay
+            self.due[body] = due
+            self.places[body] = self.world.send(due, body)
+            if delay <= 0:
+                self.was_down.add(body)
+        if steps:
+            self.world.run()
+
+    @rule(ms=st.one_of(st.integers(0, 3000), st.integers(0, 100_000)))
+    def pass_time(self, ms: int) -> None:
+        self.world.pass_time(ms)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.world.checkpoint()
+
+    @rule(steps=st.integers(0, 3))
+    def some_steps(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.timers.step()
+
+    @rule(which=st.integers(0, 1000))
+    def cancel(self, which: int) -> None:
+        if not self.due:
+            return
+        body = sorted(self.due)[which % len(self.due)]
+        answer = self.world.timers.cancel(self.places[body])
+        if body in self.cancelled:
+            assert answer is Cancelled.CANCELLED_BEFORE
+        elif body in self.world.bodies():
+            assert answer is Cancelled.DELIVERED
+        else:
+            assert answer is Cancelled.CANCELLED
+            self.cancelled.add(body)
+
+    @rule(
+        down_ms=st.one_of(st.just(0), st.integers(0, 60_000)),
+        lost=st.sampled_from(["", "", "", "wheel", "log", "check"]),
+    )
+    def kill(self, down_ms: int, lost: str) -> None:
+        self._restart(down_ms, lost)
+
+    @rule(down_ms=st.one_of(st.just(0), st.integers(0, 60_000)), lost=st.sampled_from(["", "", "wheel"]))
+    def stop(self, down_ms: int, lost: str) -> None:
+        self.world.close()
+        self._restart(down_ms, lost)
+
+    def _restart(self, down_ms: int, lost: str) -> None:
+        self.was_down |= self.waiting()
+        files = self.world.files
+        if lost == "wheel":
+            files.remove("/s/timerwheel")
+        elif lost == "log":
+            files.remove_tree("/s/timerlog")
+        elif lost == "check":
+            files.remove("/s/config/timercheck")
+        self.world.clock.advance(down_ms)
+        self.world.open()
+
+    @invariant()
+    def delivered_once_and_never_early(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        counts = Counter(self.world.bodies())
+        assert [body for body, count in counts.items() if count > 1] == []
+        assert self.cancelled & set(counts) == set()
+        for message in self.world.delivered():
+            late = message.store_timestamp - self.due[message.body]
+            assert late >= 0, message.body
+            if message.body not in self.was_down:
+                assert late == 0, message.body
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        self.world.pass_time(max(1000, max([0, *self.due.values()]) - self.world.clock.now_ms() + 1000))
+        self.delivered_once_and_never_early()
+        assert set(self.world.bodies()) == set(self.due) - self.cancelled
+        assert self.world.timers.metrics() == {}
+
+
+TimerMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, phases=[Phase.explicit, Phase.generate]
+)
+TestTimers = TimerMachine.TestCase

@@ -1,0 +1,390 @@
+"""Timers, one behaviour a test. What any sequence of events leads to is in test_timer_machine."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+
+import pytest
+
+from protocol import properties
+from scheduler import timer_rules
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import LevelQueues
+from scheduler.timers import Cancelled, Refusal, TimerConfig
+from storage.config_file import ConfigFile
+from storage.consume_queue import SCHEDULE_TOPIC
+from storage.errors import StoreFull
+from storage.retention import RetentionConfig
+from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def world() -> TimerWorld:
+    return TimerWorld()
+
+
+@pytest.mark.parametrize("delay", [1, 2, 999, 1000, 1001, 9_999, 10_000, 10_001, 3_600_000, 5 * DAY_MS + 123])
+def test_a_message_is_stored_at_its_millisecond(world: TimerWorld, delay: int) -> None:
+    world.send(START_MS + delay)
+    world.pass_time(delay - 1)
+    assert world.bodies() == []
+    world.pass_time(1)
+    assert world.lateness() == [0]
+
+
+def test_delivered_are_topic_queue_and_properties_of_the_sender_and_the_origin(world: TimerWorld) -> None:
+    place = world.send(START_MS + 10, b"body", "TAGS\x01t\x02KEYS\x01k\x02")
+    world.pass_time(10)
+    (message,) = world.delivered()
+    assert (message.topic, message.queue_id, message.body) == ("orders", 3, b"body")
+    assert message.born_timestamp == START_MS
+    assert message.prepared_transaction_offset == (place or -1)
+    assert message.get_property("TAGS") == "t"
+    queue = world.store.queue("orders", 3)
+    assert queue is not None
+    unit = queue.unit(0)
+    assert unit is not None
+    assert unit[2] == properties.tags_code("t")
+
+
+def test_what_is_due_at_one_time_keeps_its_order(world: TimerWorld) -> None:
+    for _ in range(700):
+        world.send(START_MS + 5000)
+    world.pass_time(5000)
+    assert world.bodies() == [f"m{n}".encode() for n in range(1, 701)]
+    assert set(world.lateness()) == {0}
+
+
+def test_nothing_ticks_while_nothing_is_due(world: TimerWorld) -> None:
+    assert world.run() is None
+    world.send(START_MS + 7_200_500)
+    assert world.wakes == 1
+    assert world.run() == (START_MS + 7_200_500) // 1000 * 1000 - 10_000
+    world.clock.advance(7_195_000)
+    assert world.run() == START_MS + 7_200_500
+
+
+def test_an_earlier_message_is_told_of(world: TimerWorld) -> None:
+    world.send(START_MS + 60_000)
+    world.run()
+    wakes = world.wakes
+    world.send(START_MS + 100)
+    assert world.wakes == wakes + 1
+    assert world.run() == START_MS + 100
+
+
+def test_a_deep_second_is_delivered_in_slices(world: TimerWorld) -> None:
+    for _ in range(6000):
+        world.send(START_MS + 1000, b"")
+    world.run()
+    world.clock.advance(1000)
+    queue = world.store.ensure_queue("orders", 3)
+    ends = [queue.next_offset]
+    while world.timers.step() == world.clock.now_ms():
+        ends.append(queue.next_offset)
+    assert queue.next_offset == 6000
+    assert max(after - before for before, after in pairwise(ends)) < 6000
+
+
+def test_refusals(world: TimerWorld) -> None:
+    now = START_MS
+    config = world.config
+    config.max_delay = 100
+    assert world.timers.refusal(now + 100_000, now) is None
+    assert world.timers.refusal(now + 100_001, now) is Refusal.TOO_FAR
+    config.congest_limit = 3
+    for _ in range(3):
+        world.send(now + 5000)
+    assert world.timers.refusal(now + 5000, now) is Refusal.CONGESTED  # though nothing is in the wheel yet
+    world.run()
+    assert world.timers.refusal(now + 5000, now) is Refusal.CONGESTED
+    assert world.timers.refusal(now + 6000, now) is None
+    config.is_enabled = False
+    assert world.timers.refusal(now + 6000, now) is Refusal.DISABLED
+
+
+def test_stop_and_go_on(world: TimerWorld) -> None:
+    world.config.stop_dequeue = True
+    world.send(START_MS + 100)
+    world.pass_time(5000)
+    assert world.bodies() == []
+    world.config.stop_dequeue, world.config.stop_enqueue = False, True
+    world.send(START_MS + 5100)
+    world.pass_time(1000)
+    assert world.bodies() == [b"m1"]
+    assert world.timers.state().behind_messages == 1
+    world.config.stop_enqueue = False
+    world.run()
+    assert world.bodies() == [b"m1", b"m2"]
+
+
+def test_what_the_store_refuses_is_tried_again(world: TimerWorld) -> None:
+    world.send(START_MS + 100)
+    world.run()
+    world.store.appender.refuse(StoreFull("full"))
+    world.pass_time(3000)
+    assert world.bodies() == []
+    world.store.appender.accept()
+    world.pass_time(100)
+    assert world.bodies() == [b"m1"]
+
+
+def test_when_the_timer_log_cannot_be_written_the_message_waits_in_its_queue(world: TimerWorld) -> None:
+    world.send(START_MS + 100)
+    world.files.write_error = OSError(28, "No space left on device")
+    world.run()
+    assert world.timers.state().behind_messages == 1
+    world.files.write_error = None
+    world.pass_time(1000)
+    assert world.bodies() == [b"m1"]
+
+
+# --- a horizon of years
+
+
+@pytest.mark.parametrize("window", [2, 40, 3600, 2 * 86_400])
+def test_far_messages_wait_in_slots_within_the_window(window: int) -> None:
+    world = TimerWorld(TimerConfig(log_segment_size=5200, roll_window=window))
+    delay = window * 1000 * 5 + 1234
+    world.send(START_MS + delay)
+    world.pass_time(delay - 1)
+    assert world.bodies() == []
+    world.pass_time(1)
+    assert world.lateness() == [0]
+
+
+def test_two_years_with_three_days_of_retention() -> None:
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 40, max_delay=3 * 366 * 86_400), segment_size=10_000)
+    world.store.retention.config = RetentionConfig(delete_when=";".join(f"{hour:02}" for hour in range(24)))
+    dues = [START_MS + days * DAY_MS + days for days in (1, 30, 365, 366, 700, 731)]
+    for due in dues:
+        world.send(due)
+    most = 0
+    for day in range(740):
+        for hour in range(0, 24, 3):
+            world.send(world.clock.now_ms() + hour * 3_600_000, bytes(500), topic="traffic")
+        world.pass_time(DAY_MS)
+        job = world.store.plan_flush()
+        job.run()
+        world.store.note_flushed(job)
+        for paths in [*world.store.expire(), *world.timers.expire()]:
+            for path in paths:
+                world.files.remove(path)
+        names = world.files.list("/s/commitlog"), world.files.list("/s/timerlog")
+        most = max(most, len(names[0]) + len(names[1]))
+        if day % 50 == 0:
+            world.checkpoint()
+            world.files.operations.clear()
+            world.open()
+            world.store.retention.config = RetentionConfig(delete_when=";".join(f"{hour:02}" for hour in range(24)))
+    queue = world.store.ensure_queue("orders", 3)
+    assert queue.next_offset == len(dues)
+    assert most < 80
+    assert world.timers.lost == 0
+
+
+def test_a_message_of_a_level_is_kept_when_its_file_goes() -> None:
+    world = TimerWorld(segment_size=20_000)
+    table = DelayLevels("1s 200d")
+    world.store.timer_due = timer_rules.queue_code
+    levels = LevelQueues(world.store, ConfigFile(world.files, "/s/config/delayOffset.json"), world.clock, table)
+    levels.load(world.recovered)
+    world.timers.levels = levels
+    appender = world.store.appender
+    due = appender.begin() + 200 * DAY_MS
+    text = "DELAY\x012\x02UNIQ_KEY\x01U\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    appender.add(world.store.ensure_queue(SCHEDULE_TOPIC, 1), b"level", text.encode(), due, 7, HOST, 0, 0, 0, due)
+    appender.commit()
+    for _ in range(60):
+        world.send(world.clock.now_ms() + 1000, bytes(500), topic="traffic")
+        world.pass_time(DAY_MS)
+    world.store.retention.config = RetentionConfig(delete_when=";".join(f"{hour:02}" for hour in range(24)))
+    for _ in range(10):
+        job = world.store.plan_flush()
+        job.run()
+        world.store.note_flushed(job)
+        for paths in world.store.expire():
+            for path in paths:
+                world.files.remove(path)
+    assert world.store.log.begin > 0
+    levels.step()
+    assert world.bodies() == []
+    world.pass_time(140 * DAY_MS)
+    levels.step()
+    (message,) = world.delivered()
+    assert message.body == b"level"
+    assert message.store_timestamp == due
+    assert message.get_property("DELAY") is None
+
+
+# --- cancelling
+
+
+def test_a_cancelled_message_of_a_level_is_not_delivered(world: TimerWorld) -> None:
+    levels = LevelQueues(
+        world.store, ConfigFile(world.files, "/s/config/delayOffset.json"), world.clock, DelayLevels("1s 5s")
+    )
+    levels.load(world.recovered)
+    world.timers.levels = levels
+    appender = world.store.appender
+    places = []
+    for body in (b"one", b"two"):
+        due = appender.begin() + 5000
+        text = "DELAY\x012\x02UNIQ_KEY\x01U\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+        appender.add(world.store.ensure_queue(SCHEDULE_TOPIC, 1), body, text.encode(), due, 7, HOST, 0, 0, 0, due)
+        appender.commit()
+        places.append(appender.last_physical_offset)
+    assert world.timers.cancel(places[0]) is Cancelled.CANCELLED
+    assert world.timers.cancel(places[0]) is Cancelled.CANCELLED_BEFORE
+    world.clock.advance(5000)
+    while levels.step() is not None:
+        pass
+    assert world.bodies() == [b"two"]
+    assert world.timers.cancel(places[1]) is Cancelled.DELIVERED
+
+
+def test_cancel_tells_what_it_found(world: TimerWorld) -> None:
+    place = world.send(START_MS + 90_000)
+    world.send(START_MS + 90_000)
+    assert world.timers.cancel(place) is Cancelled.CANCELLED
+    assert world.timers.cancel(place) is Cancelled.CANCELLED_BEFORE
+    assert world.timers.cancel(place + 1) is Cancelled.UNKNOWN
+    assert world.timers.cancel(1 << 40) is Cancelled.UNKNOWN
+    world.pass_time(90_000)
+    assert world.bodies() == [b"m2"]
+    assert world.timers.cancel(world.delivered()[0].physical_offset) is Cancelled.UNKNOWN
+
+
+def test_a_message_is_found_by_topic_key_and_time(world: TimerWorld) -> None:
+    place = world.send(START_MS + 90_000)
+    world.run()
+    assert world.timers.find("orders", "K1", START_MS + 90_000) == place
+    assert world.timers.find("orders", "K2", START_MS + 90_000) is None
+    assert world.timers.find("other", "K1", START_MS + 90_000) is None
+
+
+@pytest.mark.parametrize("key", ["orders+K1", "K1"])
+def test_a_record_of_rocketmq_deletes_by_key(world: TimerWorld, key: str) -> None:
+    due = START_MS + 5000
+    world.send(due)
+    world.send(due)
+    out_ms = timer_rules.out_ms(due)
+    text = f"TIMER_DEL_UNIQKEY\x01{key}\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
+    appender = world.store.appender
+    appender.begin()
+    appender.add(world.timers.queue, b"0", text.encode(), 77, 7, HOST)
+    appender.commit()
+    world.pass_time(5000)
+    assert world.bodies() == [b"m2"]
+
+
+def test_a_message_of_rocketmq_is_delivered_at_its_time(world: TimerWorld) -> None:
+    """Its record has no time but in its properties, and its unit the hash of its tags."""
+    due = START_MS + 5321
+    asked = [f"TIMER_DELIVER_MS\x01{due}", "TIMER_DELAY_MS\x015321", "X\x01y"]
+    appender = world.store.appender
+    for text in asked:
+        appender.begin()
+        full = f"{text}\x02TIMER_OUT_MS\x01{timer_rules.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+        appender.add(world.timers.queue, text.encode(), full.encode(), 77, 7, HOST)
+        appender.commit()
+    world.pass_time(10_000)
+    assert [message.store_timestamp for message in world.delivered()] == [due, due, START_MS + 6000]
+
+
+# --- the files
+
+
+def test_the_files_are_rocketmqs(world: TimerWorld) -> None:
+    due = START_MS + 90_500
+    first, second = world.send(due), world.send(due)
+    world.run()
+    world.checkpoint()
+    slot = due // 1000
+    wheel = world.files.names["/s/timerwheel"].data
+    assert len(wheel) == 14 * 86_400 * 32
+    at = slot % (14 * 86_400) * 32
+    assert struct.unpack(">qqqii", wheel[at : at + 32]) == (slot, 0, 52, 2, 0)
+    units = world.files.names[f"/s/timerlog/{0:020}"].data
+    assert len(units) == 5200
+    size = struct.Struct(">iqiqiqiiq")
+    java_hash = properties.java_hash("orders")
+    record = world.store.message_at(first)
+    assert record is not None
+    sizes = [unit[1] for unit in (world.timers.queue.unit(0), world.timers.queue.unit(1)) if unit is not None]
+    assert size.unpack(units[:52]) == (52, -1, 1, START_MS, 90_000, first, sizes[0], java_hash, due)
+    assert size.unpack(units[52:104]) == (52, 0, 1, START_MS, 90_000, second, sizes[1], java_hash, due)
+    check = world.files.names["/s/config/timercheck"].data
+    assert len(check) == 4096
+    assert struct.unpack(">qqqq", check[:32]) == (START_MS - 1000, 104, 2, 2)
+
+
+def test_a_file_of_the_timer_log_ends_with_a_blank_unit() -> None:
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 3 + 20))
+    for _ in range(5):
+        world.send(START_MS + 5000)
+    world.run()
+    data = world.files.names[f"/s/timerlog/{0:020}"].data
+    assert struct.unpack(">iqI", data[156:172]) == (20, 0, 0xCBD43194)
+    world.pass_time(5000)
+    assert len(world.bodies()) == 5
+
+
+def test_old_files_of_the_timer_log_go() -> None:
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
+    for number in range(20):
+        world.send(START_MS + number * 1000)
+    world.run()
+    assert len(world.files.list("/s/timerlog")) == 7
+    world.pass_time(60_000)
+    removed = [path for paths in world.timers.expire() for path in paths]
+    assert len(removed) == 6
+    world.send(world.clock.now_ms() + 1000)
+    world.pass_time(1000)
+    assert len(world.bodies()) == 21
+
+
+@pytest.mark.parametrize("size", [0, 10, 38_707_201])
+def test_a_wheel_of_another_size_is_made_again(world: TimerWorld, size: int) -> None:
+    world.send(START_MS + 5000)
+    world.run()
+    world.checkpoint()
+    world.files.names["/s/timerwheel"].data[:] = bytes(size)
+    world.open()
+    world.pass_time(5000)
+    assert world.lateness() == [0]
+
+
+def test_the_clock_may_be_set_back(world: TimerWorld) -> None:
+    world.send(START_MS + 5000)
+    world.pass_time(3000)
+    world.clock.set_wall(START_MS - 3_600_000)
+    world.send(START_MS - 3_600_000 + 700)
+    world.pass_time(700)
+    assert world.bodies() == [b"m2"]
+    world.pass_time(3_600_000 + 4300)
+    assert world.lateness() == [0, 0]
+
+
+def test_the_clock_may_be_set_forward(world: TimerWorld) -> None:
+    world.send(START_MS + 5000)
+    world.send(START_MS + 7_200_000)
+    world.pass_time(1000)
+    world.clock.set_wall(START_MS + 3_600_000)
+    world.run()
+    assert world.bodies() == [b"m1"]
+
+
+def test_a_store_without_timers_is_taken_over() -> None:
+    world = TimerWorld()
+    world.close()
+    for path in [path for path in world.files.names if "timer" in path]:
+        world.files.remove(path)
+    world.files.was_theirs = True
+    world.open()
+    world.send(START_MS + 100)
+    world.pass_time(100)
+    assert world.bodies() == [b"m1"]
