@@ -29,6 +29,7 @@ from broker.handlers.admin import AdminHandlers
 from broker.handlers.clients import ClientHandlers
 from broker.handlers.clock import ClockHandlers
 from broker.handlers.offsets import OffsetHandlers
+from broker.handlers.pending import PendingHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.reset_offset import ResetOffsetHandlers
 from broker.handlers.send import SendHandlers
@@ -47,9 +48,9 @@ from broker.settings import LiveSettings
 from broker.stats import Stats
 from broker.topics import Topics
 from protocol.headers import BrokerIdentity
-from scheduler import timer_rules
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import DeliveryConfig, LevelQueues
+from scheduler.pending import Pending
 from scheduler.timers import TimerConfig, Timers
 from storage.ahead import AllocateJob
 from storage.clock import Clock, MovableClock, SystemClock
@@ -110,7 +111,6 @@ class Broker:
             self._levels_table.deliver_time,
             self._real_clock,
         )
-        self.store.timer_due = timer_rules.queue_code
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
 
@@ -207,6 +207,8 @@ class Broker:
             loaded.load()
         levels.load(self._recovered)
         timers.load(self._recovered)
+        topics.on_policy = timers.set_policy
+        topics.tell_policies()
 
         self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
         locks = QueueLocks(real_clock)
@@ -228,6 +230,8 @@ class Broker:
         sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
         send = SendHandlers(config, store, topics, groups, levels, timers, flusher, router)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock)
+        pending = Pending(store, timers, levels, clock)
+        self._pending = PendingHandlers(store, timers, pending, timer_handlers, router, clock)
         admin = AdminHandlers(
             config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
         )
@@ -239,6 +243,7 @@ class Broker:
             ClientHandlers(topics, groups, clients, locks),
             admin,
             timer_handlers,
+            self._pending,
             SettingsHandlers(self.settings, persister.thread),
             self.nameserver,
         ):
@@ -328,6 +333,7 @@ class Broker:
         if self.registration is not None:
             await self.registration.stop()
         self.housekeeping.stop()
+        self._pending.stop()
         await self.router.finish(STOP_SECONDS)
         self._pulls.stop()
         await self.flusher.stop()

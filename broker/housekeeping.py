@@ -37,6 +37,8 @@ MAX_WAIT_SECONDS: Final = 10.0
 CLEAN_SECONDS: Final = 10.0
 FAILED_STEP_MS: Final = 1000
 REPORT_SECONDS: Final = 1.0
+GATHER_SECONDS: Final = 0.01
+"""So long messages that are not due soon are gathered before they are put into the timer wheel."""
 
 
 class Housekeeping:
@@ -94,6 +96,7 @@ class Housekeeping:
         self._every("timers", REPORT_SECONDS, self._timer_wheel.report)
         self._every("clean", CLEAN_SECONDS, self._clean)
         self._levels.on_earlier, self._timer_wheel.on_earlier = (each.step_soon for each in self._deliveries)
+        self._timer_wheel.on_arrived = self._deliveries[1].step_later
         self._levels.on_rules_changed = self._checkpoint_soon
         for each in self._deliveries:
             each.step()
@@ -266,6 +269,13 @@ class Deliveries:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(0, self.step)
+
+    def step_later(self) -> None:
+        """There is something to do that can wait for some ms."""
+        if self._timer is None or self._timer.when() > self._loop.time() + GATHER_SECONDS:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(GATHER_SECONDS, self.step)
 
     def step(self) -> None:
         """Deliver what is due, and set the timer."""

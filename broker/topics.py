@@ -18,6 +18,7 @@ from protocol.bodies import DataVersion, TopicConfig
 from protocol.codes import ResponseCode
 from scheduler.delay_levels import DelayLevels
 from scheduler.targets import HALF_TOPIC
+from scheduler.timer_policies import TimerPolicy, policy_of
 from storage.clock import Clock
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, ConsumeQueue
@@ -117,6 +118,15 @@ def delay_levels_of(config: TopicConfig) -> DelayLevels | None:
         return None
 
 
+def timer_policy_of(config: TopicConfig) -> TimerPolicy | None:
+    """What a topic's attributes ask for its timers; None without any, or with one that is wrong, which the admin API
+    refuses."""
+    try:
+        return policy_of(config.attributes or {})
+    except ValueError:
+        return None
+
+
 class Topics:
     """All topics. `on_change` is called after topics were added, changed or removed."""
 
@@ -130,6 +140,8 @@ class Topics:
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
         self.on_change: Callable[[], None] = lambda: None
+        self.on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None
+        """Called when a topic's policy for its timers may have changed."""
 
     # --- start
 
@@ -231,6 +243,7 @@ class Topics:
             topic.config = config
             topic.refresh()
             log.info("topic_changed", topic=config.topic_name)
+        self.on_policy(config.topic_name, timer_policy_of(config))
         self._next_version()
         self.on_change()
         return topic
@@ -240,6 +253,7 @@ class Topics:
         if self.table.pop(name, None) is None:
             return False
         log.info("topic_deleted", topic=name)
+        self.on_policy(name, None)
         self._next_version()
         self.on_change()
         return True
@@ -281,6 +295,13 @@ class Topics:
                 name: {**topic.extra, **self.announced(topic).to_json()} for name, topic in self.table.items()
             },
         }
+
+    def tell_policies(self) -> None:
+        """Tell `on_policy` of every topic that has one."""
+        for topic in self.table.values():
+            policy = timer_policy_of(topic.config)
+            if policy is not None:
+                self.on_policy(topic.name, policy)
 
     def _topic(self, config: TopicConfig, extra: Fields) -> Topic:
         return Topic(self._store, config, extra, takes_messages=bool(self._config.broker_permission & PERM_WRITE))

@@ -9,11 +9,28 @@
             print(message.body, message.lateness_ms)
             await message.ack()
 
+    async with Admin("127.0.0.1:9876") as admin:
+        async for waiting in admin.pending("orders"):
+            print(waiting.due_time_ms, waiting.offset_message_id)
+
 `errors` draws the tree of exceptions; all are DueMQError.
 """
 
+from duemq._admin import Admin
 from duemq._consumer import PushConsumer
-from duemq._message import CancelResult, Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from duemq._message import (
+    CancelResult,
+    ChangedMessage,
+    ChangeResult,
+    Changes,
+    DueCurve,
+    Message,
+    MessageQueue,
+    PendingMessage,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
 from duemq._producer import Producer
 from duemq.errors import (
     ArgumentError,
@@ -31,20 +48,26 @@ from duemq.errors import (
 )
 
 __all__ = [
+    "Admin",
     "ArgumentError",
     "BodyError",
     "BrokerError",
     "CancelResult",
+    "ChangeResult",
+    "ChangedMessage",
+    "Changes",
     "ClosedError",
     "ConnectError",
     "ConnectionLostError",
     "DelayError",
+    "DueCurve",
     "DueMQError",
     "IllegalOperationError",
     "Message",
     "MessageQueue",
     "NoRouteError",
     "PeerError",
+    "PendingMessage",
     "Producer",
     "PushConsumer",
     "ReceivedMessage",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from duemq._durations import format_duration
-from duemq._message import CancelResult, ReceivedMessage, SendResult
+from duemq._message import (
+    CancelResult,
+    ChangeResult,
+    Changes,
+    DueCurve,
+    PendingMessage,
+    ReceivedMessage,
+    SendResult,
+)
 
 _CANCELLED: Final = {
     CancelResult.CANCELLED: "is cancelled",
@@ -17,6 +27,17 @@ _CANCELLED: Final = {
     CancelResult.ALREADY_DELIVERED: "is delivered already",
     CancelResult.NEVER_EXISTED: "is no message that waits or waited here",
 }
+
+_CHANGED: Final = {
+    ChangeResult.CANCELLED: ("is cancelled", "are cancelled"),
+    ChangeResult.RESCHEDULED: ("has another time", "have another time"),
+    ChangeResult.DELIVERED_NOW: ("is delivered now", "are delivered now"),
+    ChangeResult.ALREADY_DELIVERED: ("is delivered already", "are delivered already"),
+    ChangeResult.ALREADY_CANCELLED: ("was cancelled before", "were cancelled before"),
+    ChangeResult.NEVER_EXISTED: ("is no message that waits or waited here", "are no messages that wait or waited here"),
+}
+_BAR: Final = 50
+"""Characters of the longest bar of a curve."""
 
 
 def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None) -> str:
@@ -55,6 +76,56 @@ def cancelled_as_text(name: str, result: CancelResult) -> str:
 def cancelled_as_json(name: str, result: CancelResult) -> str:
     """What became of a message that was to be cancelled."""
     return _line({"id": name, "result": str(result)})
+
+
+def pending_as_text(message: PendingMessage) -> str:
+    """Due time, topic, level, [tag], (keys), id."""
+    parts = [local_time(message.due_time_ms), printable(message.topic)]
+    if message.delay_level is not None:
+        parts.append(f"level {message.delay_level}")
+    if message.tags:
+        parts.append(f"[{printable(message.tags)}]")
+    if message.keys:
+        parts.append(f"({printable(' '.join(message.keys))})")
+    parts.append(printable(message.offset_message_id))
+    return "  ".join(parts)
+
+
+def pending_as_json(message: PendingMessage) -> str:
+    """All there is of a message that waits."""
+    return _line(asdict(message))
+
+
+def curve_as_text(curve: DueCurve) -> Iterator[str]:
+    """A line for each span: when it begins, how many messages are due in it, and a bar."""
+    most = max(curve.counts)
+    width = len(str(most))
+    for number, count in enumerate(curve.counts):
+        begin = local_time(curve.begin_ms + number * curve.step_ms)
+        yield f"{begin}  {count:{width}}  {'#' * -(-count * _BAR // most) if most else ''}".rstrip()
+
+
+def curve_as_json(curve: DueCurve) -> str:
+    """How many messages are due when."""
+    return _line(asdict(curve))
+
+
+def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
+    """What became of messages: a line for each, or one for all with the same result."""
+    if by_id:
+        for message in changes.messages:
+            new = f", its id is {message.new_offset_message_id} now" if message.new_offset_message_id else ""
+            yield f"{printable(message.offset_message_id)} {_CHANGED[message.result][0]}{printable(new)}"
+        return
+    for result, count in changes.counts.items():
+        yield f"{count} message{'s' if count != 1 else ''} {_CHANGED[result][count != 1]}"
+    if not changes.counts:
+        yield "no such message waits"
+
+
+def changes_as_json(changes: Changes) -> str:
+    """What became of messages."""
+    return _line(asdict(changes))
 
 
 def message_as_text(message: ReceivedMessage) -> str:

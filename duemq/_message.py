@@ -54,6 +54,74 @@ class CancelResult(StrEnum):
     """No broker has such a message that waits or waited."""
 
 
+class ChangeResult(StrEnum):
+    """What became of a request to change a message that waits."""
+
+    CANCELLED = "CANCELLED"
+    RESCHEDULED = "RESCHEDULED"
+    DELIVERED_NOW = "DELIVERED_NOW"
+    ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    ALREADY_CANCELLED = "ALREADY_CANCELLED"
+    """Also of one that was given another time, which has another id since."""
+    NEVER_EXISTED = "NEVER_EXISTED"
+    """No broker has such a message that waits or waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedMessage:
+    """What became of one message that was to be changed."""
+
+    offset_message_id: str
+    result: ChangeResult
+    new_offset_message_id: str | None = None
+    """The broker's id for it from now on, where it has another time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What became of messages that were to be changed."""
+
+    counts: Mapping[ChangeResult, int]
+    """How many had which result."""
+    messages: tuple[ChangedMessage, ...]
+    """Those that were named; of a selection the first 1000 of each broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessage:
+    """A message that waits at a broker. Times in ms since the epoch."""
+
+    message_id: str
+    """The sender's id for it; the broker's where the sender made none."""
+    offset_message_id: str
+    """The broker's id."""
+    broker_address: str
+    """Where it waits, "host:port"."""
+    topic: str
+    queue_id: int
+    """Topic and queue that it is for."""
+    due_time_ms: int
+    delay_level: int | None
+    """None with a timer."""
+    keys: tuple[str, ...]
+    tags: str | None
+    body_size: int
+    """In bytes, as stored: it may be compressed."""
+    born_time_ms: int
+    store_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueCurve:
+    """How many messages are due in each span of time."""
+
+    begin_ms: int
+    """When the first span begins, ms since the epoch."""
+    step_ms: int
+    """How long each is."""
+    counts: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """What became of a message that was sent."""

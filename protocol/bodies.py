@@ -239,6 +239,60 @@ class CancelledMessage(msgspec.Struct, rename="camel", gc=False):
     result: CancelOutcome
 
 
+class PendingMessage(msgspec.Struct, rename="camel", gc=False):
+    """A message that waits. Times in ms since the epoch; `delay_level` is 0 with a timer; `keys` as the property KEYS
+    has them; `body_size` in bytes, as stored."""
+
+    msg_id: str
+    unique_key: str | None
+    topic: str
+    queue_id: Int32
+    deliver_ms: Int64
+    delay_level: Int32
+    keys: str | None
+    tags: str | None
+    body_size: Int32
+    born_ms: Int64
+    store_ms: Int64
+
+
+class PendingPage(msgspec.Struct, rename="camel", gc=False):
+    """Body of the answer to LIST_PENDING. `cursor` is for the next page, None where there is none; `counted` is how
+    many messages these are, or, where only that was asked for, how many there are."""
+
+    messages: list[PendingMessage]
+    cursor: str | None
+    counted: Int64
+
+
+class DueCounts(msgspec.Struct, rename="camel", gc=False):
+    """Body of the answer to DUE_CURVE: how many messages are due in each span of `step_ms` from `begin_ms` on."""
+
+    begin_ms: Int64
+    step_ms: Int64
+    counts: list[Int64]
+
+
+ChangeOutcome = Literal[
+    "CANCELLED", "RESCHEDULED", "DELIVERED_NOW", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"
+]
+
+
+class ChangedMessage(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
+    """What became of one message of a CHANGE_PENDING. `new_msg_id`: the id it has from now on, where it has another."""
+
+    msg_id: str
+    result: ChangeOutcome
+    new_msg_id: str | None = None
+
+
+class ChangedMessages(msgspec.Struct, rename="camel", gc=False):
+    """Body of the answer to CHANGE_PENDING: how many messages had which result, and the first 1000 of them."""
+
+    counts: dict[ChangeOutcome, Int64]
+    messages: list[ChangedMessage]
+
+
 class TopicConfig(msgspec.Struct, rename="camel", gc=False):
     """A topic as a broker declares it. `attributes` are 5.x's."""
 

@@ -107,6 +107,12 @@ class RequestCode(IntEnum):
     the code; RocketMQ's codes, up to 5.3.3, are below 3100 or above 200000."""
     CANCEL_MESSAGE = 30002
     """duemq's own: cancels messages that wait for their time or level, by the ids that the broker gave them."""
+    LIST_PENDING = 30003
+    """duemq's own: lists or counts messages that wait."""
+    DUE_CURVE = 30004
+    """duemq's own: tells how many messages are due when."""
+    CHANGE_PENDING = 30005
+    """duemq's own: cancels messages that wait, gives them another time, or delivers them now."""
 
 
 class ResponseCode(IntEnum):

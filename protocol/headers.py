@@ -123,6 +123,43 @@ class CancelMessage(Header):
     msg_id: str
 
 
+class ListPending(Header):
+    """LIST_PENDING (30003, duemq's own): messages that wait. What is None selects by nothing; `key` is one of KEYS, or
+    the UNIQ_KEY; times are ms since the epoch, `end_ms` not included. `limit`: most messages of a page; `cursor` is of
+    the answer before, for the next page. `count_only`: how many there are, instead of the messages."""
+
+    topic: str | None = None
+    key: str | None = None
+    begin_ms: Int64 | None = None
+    end_ms: Int64 | None = None
+    limit: Int32 = 100
+    cursor: str | None = None
+    count_only: bool = False
+
+
+class DueCurve(Header):
+    """DUE_CURVE (30004, duemq's own): how many messages are due in each of `steps` spans of `step_ms` from `begin_ms`
+    (ms since the epoch, now by default) on; of all topics, or one."""
+
+    step_ms: Int64
+    steps: Int32
+    topic: str | None = None
+    begin_ms: Int64 | None = None
+
+
+class ChangePending(Header):
+    """CHANGE_PENDING (30005, duemq's own). `action`: cancel, reschedule or deliver; `deliver_ms`: the new time, for
+    reschedule. Which messages: `msg_id`, offset message ids joined by commas, or the others, as in ListPending."""
+
+    action: str
+    deliver_ms: Int64 | None = None
+    msg_id: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    begin_ms: Int64 | None = None
+    end_ms: Int64 | None = None
+
+
 # --- receiving ---------------------------------------------------------------------------------------------------
 
 PULL_COMMIT_OFFSET: Final = 1

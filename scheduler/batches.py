@@ -86,7 +86,8 @@ class Batches:
 
     def deliver(self, units: Units, *, may_wait: bool, **source: object) -> Outcome:
         """Deliver units that are due, at least one, as many as make a batch. `may_wait`: read from the disk, if need
-        be, where otherwise the answer is COLD. `source` tells in log lines where they waited."""
+        be, where otherwise the answer is COLD. They are appended in the order given. `source` tells in log lines where
+        they waited."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
         skipped = (sizes == PADDING_SIZE) | (sizes == WITHDRAWN_SIZE)
         if self._done_end and physical[0] < self._done_end:
@@ -98,13 +99,18 @@ class Batches:
         if gone[0]:
             return Outcome(Kind.GONE, _leading(gone))
         count = min(_leading(~(skipped | gone)), max(1, int(np.searchsorted(np.cumsum(sizes), BATCH_BYTES, "right"))))
-        ranges = _ranges(physical[:count], sizes[:count])
-        data = self._read_records(ranges, may_wait=may_wait)
+        physical, sizes = physical[:count], sizes[:count]
+        order = None
+        if (physical[1:] < physical[:-1]).any():
+            order = np.argsort(physical)
+            physical, sizes = physical[order], sizes[order]
+        data = self._read_records(_ranges(physical, sizes), may_wait=may_wait)
         if data is None:
             return Outcome(Kind.COLD, count)
-        if len(data) != int(sizes[:count].sum()):
+        if len(data) != int(sizes.sum()):
             return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(units[:1], may_wait=may_wait, **source)
-        return self._append(Records(data, physical[:count], sizes[:count]), source)
+        records = Records(data, physical, sizes)
+        return self._append(records.part(np.argsort(order)) if order is not None else records, source)
 
     def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
         """The bytes of records; None where the disk would have to be waited for, fewer where a file is gone."""
@@ -154,7 +160,7 @@ class Batches:
     def _append_apart(self, records: Records, source: dict[str, object]) -> Outcome:
         """The first record, which is of another make (IPv6, a long topic), or is none."""
         try:
-            message = record.decode(records.data[: int(records.sizes[0])])
+            message = record.decode(records.data[int(records.starts[0]) : int(records.ends[0])])
         except RecordError:
             return Outcome(Kind.GONE, 1)
         text = message.properties_text.encode()

@@ -569,7 +569,7 @@ class LevelQueues:
         for level in list(self.levels.values()):
             for run in list(level.runs):
                 offset = run.cursor
-                while offset < level.end_of(run):
+                while run in level.runs and offset < level.end_of(run):
                     unit = level.queue.unit(offset)
                     if unit is None or unit[0] >= limit:
                         break
@@ -579,6 +579,21 @@ class LevelQueues:
                     else:
                         yield None
                     offset += 1
+
+    def due_times(self) -> Iterator[NDArray[np.int64]]:
+        """When the messages that wait are due, ms since the epoch, in parts of bounded size."""
+        for level in list(self.levels.values()):
+            for run in list(level.runs):
+                if run not in level.runs:
+                    continue
+                offset, end = run.cursor, level.end_of(run)
+                while offset < end:
+                    units = self._batches.read(level.queue, offset, min(_SETTLE_UNITS, end - offset))
+                    if not len(units):
+                        break
+                    offset += len(units)
+                    kept = units[(units["size"] != WITHDRAWN_SIZE) & (units["tags_code"] > EXT_ADDRESS_MAX)]
+                    yield kept["tags_code"].astype(np.int64) + run.shift_ms
 
     # --- progress
 

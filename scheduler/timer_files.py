@@ -8,8 +8,8 @@
     config/timermetrics: {"dataVersion": {...}, "timingCount": {"<topic>": {"count": n, "timeStamp": ms}}}
 
     the note "timers" in the checkpoint (see `storage.checkpoint`), as of its recovery offset:
-    | version | second | since | log since | log end | log crc32 | queue offset | number of topics | hash  | waiting |
-    | uint8 1 | int64  | int64 | int64     | int64   | uint32    | int64        | uint32           | int32 | int64   |
+    | version | second | since | log since | log end | log crc32 | queue offset | held to | topics | hash  | waiting |
+    | uint8 1 | int64  | int64 | int64     | int64   | uint32    | int64        | int64   | uint32 | int32 | int64   |
     the last two for each topic that has messages waiting
     second:       the messages of all slots before it have been delivered, or withdrawn, by records before the recovery
                   offset, or have got other slots
@@ -18,6 +18,7 @@
     log since:    likewise of the timer log: units behind that tell what of the second got another slot
     log end:      the timer log's end; log crc32: of its last units, since a log that was lost is made again, otherwise
     queue offset: next of the timer topic's queue to be put into the wheel
+    held to:      no second beyond has a message whose time its topic's policy chose (see `timer_policies`)
     All integers big-endian.
 
 Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
@@ -35,7 +36,7 @@ from storage.files import Files
 
 CHECK_SIZE: Final = 4096
 _CHECK: Final = struct.Struct(">7q")
-_NOTE: Final = struct.Struct(">BqqqqIqI")
+_NOTE: Final = struct.Struct(">BqqqqIqqI")
 _WAITING: Final = struct.Struct(">iq")
 _NOTE_VERSION: Final = 1
 
@@ -103,6 +104,7 @@ class TimerNote(msgspec.Struct):
     log_end: int
     log_crc: int
     queue_offset: int
+    held_to: int
     waiting: dict[int, int]
     """Messages in the wheel by topic hash."""
 
@@ -116,6 +118,7 @@ class TimerNote(msgspec.Struct):
             self.log_end,
             self.log_crc,
             self.queue_offset,
+            self.held_to,
             len(self.waiting),
         )
         return head + b"".join([_WAITING.pack(*item) for item in self.waiting.items()])
@@ -125,8 +128,8 @@ def decode_note(data: bytes) -> TimerNote | None:
     """What a note says; None for one that is empty or of another make."""
     if len(data) < _NOTE.size:
         return None
-    version, second, since, log_since, log_end, log_crc, queue_offset, count = _NOTE.unpack_from(data)
+    version, second, since, log_since, log_end, log_crc, queue_offset, held_to, count = _NOTE.unpack_from(data)
     if version != _NOTE_VERSION or len(data) != _NOTE.size + count * _WAITING.size:
         return None
     waiting = dict(_WAITING.iter_unpack(data[_NOTE.size :]))
-    return TimerNote(second, since, log_since, log_end, log_crc, queue_offset, waiting)
+    return TimerNote(second, since, log_since, log_end, log_crc, queue_offset, held_to, waiting)

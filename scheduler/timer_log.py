@@ -10,7 +10,7 @@
                   deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again
     write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the topic that the message is for
-    deliver time: RocketMQ leaves it 0; ours has the exact time here
+    deliver time: RocketMQ leaves it 0; ours has the exact time here, negative where the topic's policy chose it
     file end:     where fewer than 68 bytes would remain: | int32 space left | int64 0 | uint32 0xCBD43194 |
 
 A position counts bytes over all files. All integers big-endian.
@@ -60,7 +60,7 @@ _MAGIC_AT: Final = 12
 _BLANK: Final = struct.Struct(">iqI")
 _BLANK_MAGIC: Final = 0xCBD43194
 _SLOT_MS: Final = 1000
-_SCAN_UNITS: Final = 65_536
+_SCAN_UNITS: Final = 16_384
 _CRC_UNITS: Final = 64
 _FIRST_LOOK: Final = 64
 _MAX_LOOK: Final = 8192
@@ -176,7 +176,9 @@ class TimerLog:
 
     def scan(self, start: int, end: int) -> Iterator[tuple[int, Units]]:
         """All units between two positions, in order: the position of the first of each part, and the part."""
-        return self._chunks(max(start, self.begin), min(end, self.end))
+        start = max(start, self.begin)
+        start -= start % self._segments.segment_size % UNIT_SIZE
+        return self._chunks(start, min(end, self.end))
 
     def _chunks(self, position: int, end: int) -> Iterator[tuple[int, Units]]:
         size = self._segments.segment_size
@@ -189,7 +191,10 @@ class TimerLog:
             data = self._segments.read(position, min(_SCAN_UNITS * UNIT_SIZE, stop - position))
             units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE)
             if not len(units):
-                return
+                if position >= self.begin:
+                    return
+                position = self.begin  # files before have expired meanwhile
+                continue
             yield position, units
             position += len(units) * UNIT_SIZE
 

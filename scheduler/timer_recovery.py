@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import structlog
 
+from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.timer_files import TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
-from scheduler.timer_rules import PRECISION_MS, slot_second
+from scheduler.timer_log import DELETE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_wheel import SLOTS, TimerWheel
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.errors import StoreFormatError
@@ -164,12 +164,14 @@ class TimerRecovery:
         waiting: dict[int, int] = {}
         for position, units in self._log.scan(self._log.begin, self._log.end):
             seconds = seconds_of(units)
-            live = (seconds >= second) & (seconds < second + SLOTS)
-            if not live.any():
+            # Past ones too: they tell what became of a message.
+            known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS // 2)
+            known &= (units["magic"] != NORMAL | WITHDRAWN) | (units["due_ms"] > 0)
+            if not known.any():
                 continue
-            positions = (position + np.arange(len(units)) * UNIT_SIZE)[live]
-            self._wheel.put(self._wheel.plan(seconds[live], positions))
-            is_message = live & (units["magic"] & (DELETE | WITHDRAWN) == 0)
+            positions = (position + np.arange(len(units)) * UNIT_SIZE)[known]
+            self._wheel.put(self._wheel.plan(seconds[known], positions))
+            is_message = known & (seconds >= second) & (units["magic"] & (DELETE | WITHDRAWN) == 0)
             for key, count in zip(*np.unique(units["topic_hash"][is_message], return_counts=True), strict=True):
                 waiting[int(key)] = waiting.get(int(key), 0) + int(count)
         self._wheel.establish()

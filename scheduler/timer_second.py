@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     Waits = NDArray[Any]
     Magic = NDArray[np.int32]
 
-WAIT: Final = np.dtype([("physical", "i8"), ("due", "i8"), ("position", "i8"), ("size", "i4"), ("hash", "i4")])
+WAIT: Final = np.dtype(
+    [("physical", "i8"), ("due", "i8"), ("position", "i8"), ("size", "i4"), ("hash", "i4"), ("held", "?")]
+)
 """A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
-log, the hash of its topic."""
+log, the hash of its topic; whether its topic's policy has chosen the time."""
 NONE: Final = np.empty(0, WAIT)
 
 
@@ -51,25 +53,31 @@ class Second:
         """More messages."""
         self._fresh.append(waits)
 
+    def add_older(self, waits: Waits) -> None:
+        """More messages, which came before all others."""
+        self._fresh.insert(0, waits)
+
     def remaining(self) -> Waits:
         """All messages, by deliver time."""
         if self._fresh:
             waits = np.concatenate((self._waits[self._cursor :], *self._fresh))
-            # Those of one ms in the order in which they came.
-            waits = waits[np.argsort(waits["position"], kind="stable")]
-            self._waits = waits[np.argsort(waits["due"], kind="stable")]
-            self._cursor = 0
+            due = waits["due"] - waits["due"].min() if len(waits) else waits["due"]
+            if (due[1:] < due[:-1]).any():
+                # Few bits are sorted ten times as fast; those of one ms keep the order in which they came.
+                narrow = due.astype(np.uint16) if int(due.max()) < 2**16 else due
+                waits = waits[np.argsort(narrow, kind="stable")]
+            self._waits, self._cursor = waits, 0
             self._fresh = []
         return self._waits[self._cursor :]
 
+    def physical(self) -> NDArray[np.int64]:
+        """Where the records of all messages lie, also of those that get another slot."""
+        return np.concatenate([waits["physical"] for waits in (self.remaining(), *(part for part, _ in self.again))])
+
     def due(self, now_ms: int, limit: int) -> Waits:
-        """The first messages that are due, at most `limit`, by where their records lie."""
+        """The first messages that are due, at most `limit`."""
         waits = self.remaining()[:limit]
-        waits = waits[: int(np.searchsorted(waits["due"], now_ms, "right"))]
-        physical = waits["physical"]
-        if (physical[1:] < physical[:-1]).any():
-            waits[:] = waits[np.argsort(physical, kind="stable")]
-        return waits
+        return waits[: int(np.searchsorted(waits["due"], now_ms, "right"))]
 
     def drop(self, count: int) -> None:
         """The first messages are done."""

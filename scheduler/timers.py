@@ -22,6 +22,7 @@ Behaviour after apache/rocketmq store/timer/TimerMessageStore.java (5.3.3).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from array import array
@@ -34,15 +35,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import structlog
 
-from protocol import properties
+from protocol import properties, timer_properties
 from protocol.record import StoredMessage
-from scheduler import timer_files, timer_rules
+from protocol.timer_properties import PRECISION_MS, slot_second
+from scheduler import timer_files
 from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues, ReadCold
 from scheduler.timer_files import TimerCheck, TimerNote
 from scheduler.timer_log import DEFAULT_SEGMENT_SIZE, DELETE, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_policies import Policies, Split, TimerPolicy
 from scheduler.timer_recovery import Start, TimerRecovery
-from scheduler.timer_rules import PRECISION_MS, slot_second
 from scheduler.timer_second import WAIT, Second
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.clock import Clock
@@ -55,6 +57,7 @@ from storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from scheduler.timer_log import Units
     from scheduler.timer_second import Waits
 
 log = structlog.get_logger(__name__)
@@ -75,11 +78,14 @@ _LOOK_UNITS: Final = 32
 _MAX_HASH: Final = 2**32
 """Tags codes up to here are hashes, beyond they are deliver times."""
 _APPLIED: Final = -1
-"""A deleting unit with this for a deliver time has done what it is for; RocketMQ goes by its magic."""
+"""The deliver time of units that stand for no message: of deleting ones, which have done what they are for, while
+RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
 _DELETED: Final = DELETE | WITHDRAWN
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 _MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
 _NOTHING: Final = Start(0, 0, 0, 0, {})
+_SOON_MS: Final = 100
+_NEVER_MS: Final = 2**62
 _NEAR_SECONDS: Final = 8
 _DELETE_BODY: Final = b"0"
 _DELETE_TAG: Final = "_RECALL_TAG_"
@@ -190,18 +196,25 @@ class Timers:
         """Topic hashes of the messages that are staged or not enqueued yet, from this queue offset on."""
         self._waiting: Counter[int] = Counter()
 
+        self.policies = Policies()
+        self._held_to = 0
+        """No second beyond has a message whose time a policy chose."""
         self._retry_ms = 0
         self._is_reading = False
         self._is_warm = False
-        self._is_called = False
+        self._soonest_ms = _NEVER_MS
+        """When the first of the messages is due that came since the last step."""
+        self._is_called = self._is_called_soon = False
         self._trouble: str | None = None
-        self.enqueued = self.dequeued = self.lost = 0
-        """Messages put into the wheel, delivered, and found missing, since start."""
+        self.enqueued = self.dequeued = self.lost = self.dropped = 0
+        """Messages put into the wheel, delivered, found missing, and cancelled by their topic's policy, since start."""
         self._sampled = (0, 0, clock.monotonic())
         self._rates = (0.0, 0.0)
         self._warned_at: float | None = None
         self.on_earlier: Callable[[], None] = lambda: None
-        """Called when `step` has something to do before the time it gave."""
+        """Called when `step` has something to do before the time it gave..."""
+        self.on_arrived: Callable[[], None] | None = None
+        """...or when messages came that are not due soon: some ms later will do, with more of them."""
 
     # --- start
 
@@ -219,6 +232,7 @@ class Timers:
         self._second, self._since, self._log_since = start.second, start.since, start.log_since
         self._enqueued, self._waiting = start.queue_offset, Counter(start.waiting)
         self._start = start
+        self._held_to = note.held_to if note is not None else 0
         self._replayed_to = self.queue.next_offset
         self._preloaded = self._second
         self._synced = self._log.begin
@@ -233,18 +247,34 @@ class Timers:
     # --- what comes in
 
     def refusal(self, deliver_ms: int, now_ms: int) -> Refusal | None:
-        """Why a message for a time that is not past cannot be taken now; None where it can."""
+        """Why a message for a time that is not past cannot be taken now; None where it can. To be asked for each
+        message that is taken."""
         config = self.config
+        if deliver_ms < self._soonest_ms:  # noqa: PLR1730, for each message: a call costs twice as much
+            self._soonest_ms = deliver_ms
         if not config.is_enabled:
             return Refusal.DISABLED
         if deliver_ms - now_ms > config.max_delay * 1000:
             return Refusal.TOO_FAR
-        if config.congest_limit < 2**31 - 1:
-            second = slot_second(deliver_ms)
-            behind = self.queue.next_offset - self._enqueued
-            if self._wheel.count(self._slot_for(second)) + behind >= config.congest_limit:
-                return Refusal.CONGESTED
+        if config.congest_limit < 2**31 - 1 and self._is_congested(self._slot_for(slot_second(deliver_ms)), now_ms):
+            return Refusal.CONGESTED
         return None
+
+    def _is_congested(self, second: int, now_ms: int) -> bool:
+        """Whether a second has as many messages as it may have, with those that came just now."""
+        limit = self.config.congest_limit
+        if self._wheel.count(second) + self.queue.next_offset - self._enqueued < limit:
+            return False
+        self.gather(now_ms)
+        units = self._batches.read(self.queue, self._enqueued, self.queue.next_offset - self._enqueued)
+        seconds = slot_second_of(units["tags_code"].astype(np.int64))
+        return self._wheel.count(second) + int((seconds == second).sum()) >= limit
+
+    def gather(self, now_ms: int) -> None:
+        """Put into the wheel what came just now, rather than with the next step, which says so where that fails."""
+        if not self.config.stop_enqueue:
+            with contextlib.suppress(OSError):
+                self._enqueue(now_ms)
 
     def _slot_for(self, second: int) -> int:
         """The second whose slot takes what is due in a second, as of now."""
@@ -273,9 +303,17 @@ class Timers:
         return topic_hash
 
     def _arrived(self, _: ConsumeQueue) -> None:
-        if not self._is_called:
-            self._is_called = True
+        if self._soonest_ms > self._store.appender.store_timestamp + _SOON_MS:
+            if not self._is_called:
+                self._is_called = True
+                (self.on_arrived or self.on_earlier)()
+        elif not self._is_called_soon:
+            self._is_called = self._is_called_soon = True
             self.on_earlier()
+
+    def set_policy(self, topic: str, policy: TimerPolicy | None) -> None:
+        """Let a topic have a policy, or none, from now on."""
+        self.policies.set(self._hash(topic), policy)
 
     # --- enqueuing
 
@@ -285,7 +323,8 @@ class Timers:
         if self._enqueued < queue.min_offset:
             log.warning("timer_offset_corrected", offset=self._enqueued, corrected=queue.min_offset)
             self._enqueued = queue.min_offset
-        count = min(queue.next_offset - self._enqueued, _ENQUEUE_UNITS)
+        end = queue.staged_from if queue.staged_from >= 0 else queue.next_offset
+        count = min(end - self._enqueued, _ENQUEUE_UNITS)
         if count <= 0:
             return False
         units = self._batches.read(queue, self._enqueued, count)
@@ -343,13 +382,14 @@ class Timers:
                     magic[at] |= WITHDRAWN
             elif code > _MAX_HASH:
                 due_ms = code
-            waits[at] = (physical, due_ms, 0, size, topic_hash)
+            waits[at] = (physical, due_ms, 0, size, topic_hash, False)
         known = magic != 0
         return waits[known], magic[known]
 
     @staticmethod
     def _due_of(message: StoredMessage) -> int | None:
-        return timer_rules.due_of(message.properties_text, message.store_timestamp, message.prepared_transaction_offset)
+        text, promise = message.properties_text, message.prepared_transaction_offset
+        return timer_properties.due_of(text, message.store_timestamp, promise)
 
     def _put(self, waits: Waits, magic: NDArray[np.int32], now_ms: int) -> None:
         """Write units for messages and link them to their slots. Raises OSError; then nothing changed."""
@@ -374,7 +414,7 @@ class Timers:
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        units["due_ms"] = np.where(magic & _DELETED == _DELETED, _APPLIED, waits["due"])
+        units["due_ms"] = np.where(magic & _DELETED == _DELETED, _APPLIED, signed_due(waits))
         self._log.append(units, positions)
         self._wheel.put(plan)
         waits["position"] = positions
@@ -389,12 +429,13 @@ class Timers:
             if second is None:
                 second = self._resident[number] = Second(number)
             mine = seconds == number
-            self._sort_in(second, waits[mine], magic[mine])
+            self._sort_in(second, waits[mine], magic[mine], second.add)
 
-    def _sort_in(self, second: Second, waits: Waits, magic: NDArray[np.int32]) -> None:
-        """Give a second units of its slot, by what they are."""
-        if (magic == NORMAL).all():
-            second.add(waits)
+    @staticmethod
+    def _sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
+        """Give a second units of its slot, by what they are: `add` for messages."""
+        if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
+            add(waits)
             return
         for physical, size in waits[magic & (DELETE | ROLL | WITHDRAWN) == DELETE][["physical", "size"]].tolist():
             second.deletes.append((physical, size))
@@ -404,7 +445,7 @@ class Timers:
             second.again.append((waits[later], magic[later] & ~ROLL))
         now = ~later & (magic & DELETE == 0)
         if now.any():
-            second.add(waits[now])
+            add(waits[now])
 
     # --- slots
 
@@ -423,9 +464,7 @@ class Timers:
             if int(seconds_of(units[-1:])[0]) != second.number:
                 break
             magic = units["magic"].astype(np.int32)
-            waits = np.empty(len(units), WAIT)
-            waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]
-            waits["due"], waits["hash"], waits["position"] = units["due_ms"], units["topic_hash"], positions
+            waits = waits_of(units, positions)
             kept = magic & WITHDRAWN == 0
             if second.number < self._start.recovered_to:
                 done = kept & np.isin(waits["physical"], self._start.done)
@@ -444,8 +483,16 @@ class Timers:
                 waits["due"][at] = due_ms if due_ms is not None else (second.number + 1) * PRECISION_MS
                 if at % _LOOK_UNITS == 0:
                     yield
-            self._sort_in(second, waits, magic)
+            self._sort_in(second, waits, magic, second.add_older)
             yield
+
+    def _loaded(self, number: int) -> Second:
+        """A second that is in memory, wholly."""
+        second = self._resident[number]
+        for _ in second.loader or ():
+            pass
+        second.loader = None
+        return second
 
     def _delete_by_key(self, second: Second) -> Iterator[None]:
         """Take out of a second what its deleting records name, by topic and unique key, or by the key alone as older
@@ -482,20 +529,24 @@ class Timers:
 
     def _turn_to(self, number: int) -> None:
         self._second = number
-        if self._enqueued >= self._replayed_to:
-            # Until then what recovery found is still needed, and would be again.
-            self._since, self._log_since = self._store.log.end, self._log.end
-            if number >= self._start.recovered_to:
-                self._start = _NOTHING
+        self._note_turn()
         self._preloaded = max(self._preloaded, number)
         self._open(number)
+
+    def _note_turn(self) -> None:
+        """What has been delivered until now need not be known any more, since it was not of this second or a later
+        one; but for what recovery found, which may be."""
+        if self._enqueued >= self._replayed_to and self._second >= self._start.recovered_to:
+            self._start = _NOTHING
+            self._since, self._log_since = self._store.log.end, self._log.end
 
     # --- time
 
     def step(self) -> int | None:
         """Do what is due, for a few ms; gives when to call again, ms since the epoch, or None for "when a message
         comes"."""
-        self._is_called = False
+        self._is_called = self._is_called_soon = False
+        self._soonest_ms = _NEVER_MS
         now_ms = self._clock.now_ms()
         until = time.perf_counter() + SLICE_SECONDS
         try:
@@ -547,6 +598,10 @@ class Timers:
         waits = second.due(now_ms, _DELIVER_UNITS)
         if not len(waits):
             return False
+        split = self.policies.split(waits, now_ms) if self.policies else None
+        if split is not None:
+            self._apply(second, split, len(waits), now_ms)
+            return True
         units = np.empty(len(waits), UNITS)
         units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
         may_wait = self._is_warm or self._read_cold is None
@@ -566,6 +621,24 @@ class Timers:
         second.is_touched = True
         second.drop(outcome.units)
         return True
+
+    def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
+        """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
+        first again."""
+        if len(split.later):
+            self._held_to = max(self._held_to, slot_second(int(split.later["due"].max())))
+            self._put(split.later, np.full(len(split.later), NORMAL, np.int32), now_ms)
+        for physical, size in split.dropped[["physical", "size"]].tolist():
+            message = self._store.message_at(physical, size)
+            if message is not None:
+                self._append_delete(message, self._due_of(message) or now_ms)
+        if len(split.dropped):
+            self.dropped += len(split.dropped)
+            self._count_waiting(split.dropped, -1)
+            log.warning("overdue_messages_dropped", messages=len(split.dropped), second=second.number)
+        second.drop(count)
+        split.now["held"] = True  # their turn has come
+        second.add(split.now)
 
     def _warm(self, units: NDArray[Any]) -> None:
         """Have a thread read from the disk what comes next."""
@@ -624,11 +697,23 @@ class Timers:
     # --- cancelling
 
     def cancel(self, physical_offset: int, deliver_ms: int | None = None) -> Cancelled:
-        """Cancel a message that waits. The caller holds its answer until what was appended is durable enough (as for a
-        send). Raises StoreError, OSError."""
+        """Cancel a message that waits, with a timer or a level. The caller holds its answer until what was appended is
+        durable enough (as for a send). Raises StoreError, OSError."""
+        return self._take_out(physical_offset, self._append_delete)
+
+    def reschedule(self, physical_offset: int, deliver_ms: int) -> tuple[Cancelled, int | None]:
+        """Give a message that waits, with a timer or a level, another time; one that is past for "at once". It is
+        another record then: CANCELLED says so, and at which physical offset. As for `cancel`."""
+        due_ms = max(deliver_ms, self._clock.now_ms())
+        places: list[int] = []
+        result = self._take_out(physical_offset, lambda message, _: places.append(self._append_again(message, due_ms)))
+        return result, places[0] if places else None
+
+    def _take_out(self, physical_offset: int, append: Callable[[StoredMessage, int], None]) -> Cancelled:
+        """Withdraw a message that waits, after `append` has put down what becomes of it."""
         message = self._store.message_at(physical_offset)
         if message is not None and message.topic == SCHEDULE_TOPIC:
-            return self._cancel_level(message)
+            return self._take_out_of_level(message, append)
         if message is None or message.topic != TIMER_TOPIC:
             return Cancelled.UNKNOWN
         due_ms = self._due_of(message)
@@ -644,23 +729,20 @@ class Timers:
         position, second = found
         if int(self._log.read(position, 1)["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
-        if (
-            second < self._second
-            or (self._start.done == physical_offset).any()
-            or not self._is_waiting(second, physical_offset)
-        ):
+        is_delivered = second < self._second or (self._start.done == physical_offset).any()
+        if is_delivered or not self._is_waiting(second, physical_offset):
             return Cancelled.DELIVERED
-        self._append_delete(message, second)
+        append(message, due_ms)
         self._withdraw(position, second, message)
         return Cancelled.CANCELLED
 
-    def _cancel_level(self, message: StoredMessage) -> Cancelled:
+    def _take_out_of_level(self, message: StoredMessage, append: Callable[[StoredMessage, int], None]) -> Cancelled:
         is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
         if is_waiting is None:
             return Cancelled.CANCELLED_BEFORE
         if self.levels is None or not is_waiting:
             return Cancelled.DELIVERED
-        self._append_delete(message, slot_second(self._clock.now_ms()))
+        append(message, self._clock.now_ms())
         self.levels.withdraw(message)
         return Cancelled.CANCELLED
 
@@ -672,15 +754,20 @@ class Timers:
         if second > self._second:
             slot -= (second - self._second - 1) // window * window
         found = []
-        candidates = {min(slot + window, second), slot, self._second}
+        # A clean stop hands what is left of a second over to the next one.
+        candidates = [slot, min(slot + window, second), self._second, slot + 1, slot + 2]
         if second <= stored:  # late already when it came
-            candidates.update(range(max(second, stored - _NEAR_SECONDS), stored + 2))
-        for candidate in candidates:
+            candidates += range(max(second, stored - _NEAR_SECONDS), stored + 2)
+        for candidate in dict.fromkeys(candidates):
             for positions, units in self._log.chain(self._wheel.last(candidate)):
                 hits = np.flatnonzero(units["physical_offset"] == physical_offset)
                 if len(hits):
                     found.append((int(positions[hits[-1]]), candidate))
                     break
+            if found and candidate > self._second:
+                break  # it has one unit in a slot to come
+        if self._held_to >= self._second:
+            return self._scan_for_unit(physical_offset)
         if found:
             return max(found)
         return self._scan_for_unit(physical_offset) if second >= self._second else None
@@ -689,26 +776,23 @@ class Timers:
         """As `_find_unit`, in the whole log: the roll window was changed, or the clock set."""
         found = None
         for position, units in self._log.scan(self._log.begin, self._log.end):
-            hits = np.flatnonzero(units["physical_offset"] == physical_offset)
+            hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != _APPLIED))
             if len(hits):
                 found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
         return found
 
     def _is_waiting(self, number: int, physical_offset: int) -> bool:
         """Whether a message of a second, whose unit is there, is still to be delivered."""
-        second = self._resident.get(number)
-        if second is None:
+        if number not in self._resident:
             return True
-        for _ in second.loader or ():
-            pass
-        second.loader = None
+        second = self._loaded(number)
         return bool((second.remaining()["physical"] == physical_offset).any()) or any(
             (waits["physical"] == physical_offset).any() for waits, _ in second.again
         )
 
-    def _append_delete(self, message: StoredMessage, second: int) -> None:
-        """Append a record that deletes a message in its slot: for Apache's broker by topic and unique key, for
-        recovery by its origin. Raises StoreError."""
+    def _append_delete(self, message: StoredMessage, due_ms: int) -> None:
+        """Append a record that deletes a message that is due at a time: for Apache's broker by topic and unique key, in
+        the slot of that time; for recovery by its origin. Raises StoreError."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         key = properties.get(text, properties.UNIQ_KEY) or ""
@@ -716,7 +800,7 @@ class Timers:
             properties.TIMER_DEL_UNIQKEY: f"{topic}+{key}",
             properties.UNIQ_KEY: key,
             properties.TAGS: _DELETE_TAG,
-            properties.TIMER_OUT_MS: str(second * PRECISION_MS),
+            properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
             properties.REAL_TOPIC: topic,
             properties.REAL_QID: "0",
         }
@@ -771,6 +855,24 @@ class Timers:
                         return message.physical_offset
         return None
 
+    def units_waiting(self, start: int = 0) -> Iterator[Waits]:
+        """The messages in the wheel, in parts of bounded size, in the order of the timer log, from a position of it
+        on."""
+        for position, units in self._log.scan(start, self._log.end):
+            seconds = seconds_of(units)
+            live = (seconds >= self._second) & (units["magic"] & (DELETE | WITHDRAWN) == 0)
+            at = np.flatnonzero(live)
+            waits = waits_of(units[at], position + at * UNIT.itemsize)
+            current = seconds[at] == self._second
+            if current.any():
+                # Of the current second the unit does not tell.
+                there = np.isin(waits["physical"], self._loaded(self._second).physical())
+                waits = waits[~current | there]
+            for number in np.flatnonzero(waits["due"] == 0).tolist():
+                message = self._store.message_at(*waits[["physical", "size"]][number].item())
+                waits["due"][number] = (self._due_of(message) if message is not None else None) or 0
+            yield waits
+
     # --- messages whose commitlog files expire
 
     def _keep_before(self, limit: int) -> Iterator[bool]:
@@ -801,8 +903,9 @@ class Timers:
         if count:
             log.info("scheduled_messages_rolled", messages=count, before=limit)
 
-    def _append_again(self, message: StoredMessage, due_ms: int) -> None:
-        """Append a message that waits once more, to wait on in the wheel. Raises StoreError."""
+    def _append_again(self, message: StoredMessage, due_ms: int) -> int:
+        """Append a message that waits once more, to wait on in the wheel; gives its physical offset. Raises
+        StoreError."""
         found = properties.parse(message.properties_text)
         topic, queue_id = found.pop(properties.REAL_TOPIC, ""), found.pop(properties.REAL_QID, "0")
         times = found.get(properties.TIMER_ROLL_TIMES, "0")
@@ -810,12 +913,13 @@ class Timers:
             found.pop(name, None)
         found[properties.TIMER_DELIVER_MS] = str(due_ms)
         found[properties.TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
-        found[properties.TIMER_OUT_MS] = str(timer_rules.out_ms(due_ms))
+        found[properties.TIMER_OUT_MS] = str(timer_properties.out_ms(due_ms))
         found[properties.REAL_TOPIC], found[properties.REAL_QID] = topic, queue_id
         text = properties.format_properties(found).encode()
         appender = self._store.appender
         appender.check(message.body, text)
         appender.begin()
+        self._soonest_ms = min(self._soonest_ms, due_ms)
         offset = appender.add(
             self.queue,
             message.body,
@@ -830,6 +934,7 @@ class Timers:
         )
         self.staged(offset, topic)
         appender.commit()
+        return appender.last_physical_offset
 
     # --- what tools see
 
@@ -893,6 +998,7 @@ class Timers:
             self._log.end,
             self._log.crc(self._log.end),
             self._enqueued,
+            self._held_to,
             {key: count for key, count in self._waiting.items() if count},
         ).encode()
 
@@ -943,18 +1049,14 @@ class Timers:
         """Before the store is closed for good: leave the files so that Apache's broker can go on with them. It reads
         a slot as a whole: what is left of one that is partly delivered goes into the next."""
         now_ms = self._clock.now_ms()
-        second = self._resident[self._second]
-        for _ in second.loader or ():
-            pass
-        second.loader = None
+        second = self._loaded(self._second)
         if second.is_touched:
             remaining = second.remaining()
             self._second += 1
             for waits, magic in [(remaining, np.full(len(remaining), NORMAL, np.int32)), *second.again]:
                 if len(waits):
                     self._put(waits.copy(), magic, now_ms)
-            if self._enqueued >= self._replayed_to:
-                self._since, self._log_since = self._store.log.end, self._log.end
+            self._note_turn()
         self._mark_newest(now_ms)
 
     def _mark_newest(self, now_ms: int) -> None:
@@ -969,6 +1071,7 @@ class Timers:
         positions = self._log.positions(1)
         mark = np.zeros(1, UNIT)
         mark["size"], mark["previous"], mark["magic"] = UNIT.itemsize, -1, NORMAL | WITHDRAWN
+        mark["due_ms"] = _APPLIED
         mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
         # In a slot of the past, which nobody reads any more.
         mark["delay_ms"] = (self._second - 3600) * PRECISION_MS - mark["write_ms"]
@@ -996,6 +1099,21 @@ _END: Final = object()
 
 
 def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As `timer_rules.slot_second`, of many."""
+    """As `timer_properties.slot_second`, of many."""
     result: NDArray[np.int64] = (due - 1) // PRECISION_MS
     return result
+
+
+def signed_due(waits: Waits) -> NDArray[np.int64]:
+    """Deliver times as units have them: negative where a policy chose them."""
+    return np.where(waits["held"], -waits["due"], waits["due"])
+
+
+def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
+    """What units say of their messages."""
+    due = units["due_ms"].astype(np.int64)
+    waits = np.empty(len(units), WAIT)
+    waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]
+    waits["due"], waits["held"] = np.abs(due), due < _APPLIED
+    waits["hash"], waits["position"] = units["topic_hash"], positions
+    return waits

@@ -128,8 +128,8 @@ class Records:
         """Whether all have the same layout, one after the other: then they are the rows of a matrix."""
         size = self.sizes[0]
         return bool(
-            self.ends[-1] - self.starts[0] == size * len(self)
-            and (self.sizes == size).all()
+            (self.sizes == size).all()
+            and (self.starts[1:] - self.starts[:-1] == size).all()
             and (self.topics - self.starts == self.topics[0] - self.starts[0]).all()
             and (self.texts - self.starts == self.texts[0] - self.starts[0]).all()
         )

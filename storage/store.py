@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from protocol import properties, record
+from protocol import properties, record, timer_properties
 from protocol.command import Body
 from protocol.errors import RecordError
 from protocol.record import StoredMessage
@@ -38,9 +38,6 @@ from storage.scan import read_record
 
 DeliverTime = Callable[[int, int], int]
 """Of delay level and store time, ms since the epoch: when a message of the level is due."""
-TimerDue = Callable[[str, int, int], int | None]
-"""Of property text, store time and prepared-transaction offset of a record of the timer topic: when it is due; None
-where that is not all there is to say of it."""
 
 UNFLUSHED_BYTES: Final = 8 << 20
 """When so much is not flushed, it is time: beside the flush of half a second's writes, a write may take 75 ms, beside
@@ -124,8 +121,6 @@ class MessageStore:
         now. See `Recovered.notes`."""
         self.beside: list[Beside] = []
         """Those whose files a checkpoint covers as well."""
-        self.timer_due: TimerDue = lambda text, stored, promise: None
-        """When a record of the timer topic is due."""
         self.keep_before: list[Callable[[int], Iterator[bool]]] = []
         """Called before commitlog files up to an offset go: append once more, in slices, what is still needed of them,
         telling at each whether there was anything. Where one raises, the files stay."""
@@ -227,7 +222,7 @@ class MessageStore:
         topic; ours have the deliver time there, so that a message keeps it whatever becomes of the table of levels.
         """
         if topic == TIMER_TOPIC:
-            due = self.timer_due(text, store_timestamp, promise)
+            due = timer_properties.queue_code(text, store_timestamp, promise)
             if due is not None:
                 return due
         if topic == SCHEDULE_TOPIC:

@@ -29,6 +29,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.headers import NoFields, Request, response
 from protocol.message_id import parse_offset_message_id
 from scheduler.delay_levels import DelayLevels
+from scheduler.timer_policies import policy_of
 from storage.consume_queue import ConsumeQueue
 from storage.store import MessageStore
 
@@ -109,6 +110,10 @@ class AdminHandlers:
         old = self._topics.get(header.topic)
         attributes = _attributes(old.config.attributes if old is not None else None, header.attributes)
         self._check_delay_levels((attributes or {}).get(DELAY_LEVELS))
+        try:
+            policy_of(attributes or {})
+        except ValueError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
         self._topics.put(
             TopicConfig(
                 header.topic,

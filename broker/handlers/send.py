@@ -40,9 +40,9 @@ from protocol.record import (
     TRANSACTION_NONE,
     StoredMessage,
 )
+from protocol.timer_properties import TimerIllegal, deliver_time, out_ms
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
-from scheduler.timer_rules import TimerIllegal, deliver_time, out_ms
 from scheduler.timers import Refusal, Timers
 from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
 from storage.errors import RecordTooLarge

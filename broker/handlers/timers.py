@@ -61,7 +61,7 @@ class TimerHandlers:
     def recall(self, connection: Connection, request: Request[RecallMessage]) -> Answer:
         """Cancel the message that a handle names. It is answered when that is as durable as a send would be."""
         header = request.header
-        self._check_allowed("recall")
+        self.check_allowed("recall")
         if self._topics.get(header.topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
         try:
@@ -110,11 +110,11 @@ class TimerHandlers:
 
     def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
         """Cancel messages by the ids that this broker gave them, and tell what became of each."""
-        self._check_allowed("cancel")
+        self.check_allowed("cancel")
         ids = request.header.msg_id.split(",")
         if len(ids) > MAX_CANCELLED:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
-        places = [self._place_of(message_id) for message_id in ids]
+        places = [self.place_of(message_id) for message_id in ids]
         results = [
             _OUTCOMES[self._timers.cancel(place) if place is not None else Cancelled.UNKNOWN] for place in places
         ]
@@ -122,8 +122,8 @@ class TimerHandlers:
         answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
 
-    def _place_of(self, message_id: str) -> int | None:
-        """The physical offset in an id, None where it is another broker's. Raises RemoteProtocolError."""
+    def place_of(self, message_id: str) -> int | None:
+        """The physical offset in an id, None where it is of another broker or store. Raises RemoteProtocolError."""
         _, _, physical_offset = parse_offset_message_id(message_id)
         if physical_offset >= self._store.log.end:
             return None
@@ -136,7 +136,8 @@ class TimerHandlers:
         )
         return physical_offset if message_id.upper() == known else None
 
-    def _check_allowed(self, what: str) -> None:
+    def check_allowed(self, what: str) -> None:
+        """Raises Refused where messages that wait are not to be touched."""
         if not self._config.recall_enabled:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"{what} failed, operation is forbidden: recallMessageEnable is false"

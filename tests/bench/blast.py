@@ -10,7 +10,8 @@ import math
 import select
 import socket
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from protocol import codec
@@ -24,6 +25,8 @@ _KEPT = len(_GOOD) - 1
 _QUEUES = 4
 NUMBER_DIGITS = 7
 _NUMBER = "@" * NUMBER_DIGITS
+DUE_DIGITS = 13
+_DUE = "#" * DUE_DIGITS
 
 
 @dataclass(frozen=True)
@@ -69,23 +72,41 @@ def send_frame(topic: str, queue_id: int, opaque: int, body: bytes, properties: 
     return codec.encode(command)
 
 
-class DelayedFrames:
-    """Frames of delayed messages that each carry a number, in `number` and in UNIQ_KEY, as tests.bench.stored and the
-    Java load find it again. Message n goes to queue n % 4 with level n % `levels` + 1.
+class Frames(ABC):
+    """Frames of delayed messages that each carry a number, in `number` and in UNIQ_KEY, and when it is `due`, as
+    tests.bench.stored and the Java load find it again.
 
-    Only the number differs between the frames, and it has a fixed width, so that a frame is joined from pieces.
+    What differs between the frames has a fixed width, so that a frame is joined from pieces.
     """
 
+    @abstractmethod
+    def block(self, first: int, count: int) -> Block:
+        """The frames of the messages from a number on."""
+
+    def blocks(self, count: int) -> Iterator[Block]:
+        """All messages, the first one alone: it makes the topic."""
+        yield self.block(0, 1)
+        for first in range(1, count, _BLOCK):
+            yield self.block(first, min(_BLOCK, count - first))
+
+
+def _delayed_frame(topic: str, n: int, size: int, delay: str, due: int | str) -> bytes:
+    properties = (
+        f"UNIQ_KEY\x017F00000100002A9F000000000{_NUMBER}\x02WAIT\x01true\x02TAGS\x01load\x02"
+        f"{delay}\x02due\x01{due}\x02number\x01{_NUMBER}\x02"
+    )
+    return send_frame(topic, n % _QUEUES, n, b"x" * size, properties)
+
+
+class DelayedFrames(Frames):
+    """Messages with a level: message n goes to queue n % 4 with level n % `levels` + 1."""
+
     def __init__(self, topic: str, *, size: int = 1024, levels: tuple[int, ...] = (1,), delay_ms: int = 0) -> None:
-        body = b"x" * size
         due = int(time.time() * 1000) + delay_ms
         self._pieces = []
         for n in range(math.lcm(_QUEUES, len(levels))):
-            properties = (
-                f"UNIQ_KEY\x017F00000100002A9F000000000{_NUMBER}\x02WAIT\x01true\x02TAGS\x01load\x02"
-                f"DELAY\x01{levels[n % len(levels)]}\x02due\x01{due}\x02number\x01{_NUMBER}\x02"
-            )
-            head, middle, tail = send_frame(topic, n % _QUEUES, n, body, properties).split(_NUMBER.encode())
+            frame = _delayed_frame(topic, n, size, f"DELAY\x01{levels[n % len(levels)]}", due)
+            head, middle, tail = frame.split(_NUMBER.encode())
             self._pieces.append((head, middle, tail))
 
     def block(self, first: int, count: int) -> Block:
@@ -98,11 +119,28 @@ class DelayedFrames:
             pieces += (head, digits, middle, digits, tail)
         return Block(b"".join(pieces), count)
 
-    def blocks(self, count: int) -> Iterator[Block]:
-        """All messages, the first one alone: it makes the topic."""
-        yield self.block(0, 1)
-        for first in range(1, count, _BLOCK):
-            yield self.block(first, min(_BLOCK, count - first))
+
+class TimedFrames(Frames):
+    """Messages with a timer: message n goes to queue n % 4 and is due at `due(n)`, ms since the epoch."""
+
+    def __init__(self, topic: str, due: Callable[[int], int], *, size: int = 1024) -> None:
+        self._due = due
+        self._pieces = []
+        for n in range(_QUEUES):
+            frame = _delayed_frame(topic, n, size, f"TIMER_DELIVER_MS\x01{_DUE}", _DUE)
+            head, rest = frame.split(_NUMBER.encode(), 1)
+            before, between, rest = rest.split(_DUE.encode())
+            middle, tail = rest.split(_NUMBER.encode())
+            self._pieces.append((head, before, between, middle, tail))
+
+    def block(self, first: int, count: int) -> Block:
+        """The frames of the messages from a number on."""
+        pieces: list[bytes] = []
+        for number in range(first, first + count):
+            digits, due = b"%07d" % number, b"%013d" % self._due(number)
+            head, before, between, middle, tail = self._pieces[number % _QUEUES]
+            pieces += (head, digits, before, due, between, due, middle, digits, tail)
+        return Block(b"".join(pieces), count)
 
 
 class Pipeline:
@@ -146,19 +184,28 @@ class Pipeline:
 
 
 def blast(
-    address: tuple[str, int], topic: str, count: int, *, size: int = 1024, window: int = 512, connections: int = 4
+    address: tuple[str, int],
+    topic: str,
+    count: int,
+    *,
+    size: int = 1024,
+    window: int = 512,
+    connections: int = 4,
+    dues: Sequence[int] = (),
 ) -> Blast:
-    """Send about `count` messages, a multiple of what a block holds, and wait for all answers."""
+    """Send about `count` messages, a multiple of what a block holds, and wait for all answers. With `dues` (a multiple
+    of a block's as well) they have timers, for these times in turn."""
     properties = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02TAGS\x01blast\x02"
+    timers = [f"TIMER_DELIVER_MS\x01{due}\x02" for due in dues] or [""] * 256
     body = b"x" * size
-    frames = [send_frame(topic, n % _QUEUES, n, body, properties) for n in range(256)]
-    blocks = [Block(b"".join(frames[at : at + _BLOCK]), _BLOCK) for at in range(0, 256, _BLOCK)]
+    frames = [send_frame(topic, n % _QUEUES, n, body, properties + timer) for n, timer in enumerate(timers)]
+    blocks = [Block(b"".join(frames[at : at + _BLOCK]), _BLOCK) for at in range(0, len(frames), _BLOCK)]
     endless = itertools.chain([Block(frames[0], 1)], itertools.cycle(blocks))
     return _pipelined(address, itertools.islice(endless, 1 + count // _BLOCK), window, connections)
 
 
 def blast_delayed(
-    address: tuple[str, int], frames: DelayedFrames, count: int, *, window: int = 512, connections: int = 4
+    address: tuple[str, int], frames: Frames, count: int, *, window: int = 512, connections: int = 4
 ) -> None:
     """Send delayed messages 0 to `count` - 1 and wait for all answers. Raises RuntimeError if one is refused."""
     result = _pipelined(address, frames.blocks(count), window, connections)

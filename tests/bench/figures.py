@@ -29,9 +29,9 @@ def part(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def table(rows: Mapping[str, Figure], theirs: Figures, mine: Figures) -> str:
+def table(rows: Mapping[str, Figure], theirs: Figures, mine: Figures, other: str) -> str:
     """The figures side by side; a ratio above 1 is in our favour. What one broker does not have is a dash."""
-    lines = [f"{'':52} {'Apache 4.9.7':>14} {'duemq':>12}  {'ratio':>6}"]
+    lines = [f"{'':52} {other:>14} {'duemq':>12}  {'ratio':>6}"]
     for name, figure in rows.items():
         a, b = theirs.get(name), mine.get(name)
         if a is None and b is None:

@@ -1,19 +1,22 @@
 """Delayed sends at a steady rate, from a process of its own so that nothing else holds it up.
 
-    python -m tests.bench.paced PORT TOPIC RATE SECONDS DELAY_MS
+    python -m tests.bench.paced PORT TOPIC RATE SECONDS DELAY_MS [SPREAD_MS]
 
-Every 5 ms one write holds the messages that are due by then; the schedule does not slow down when the broker does.
+With SPREAD_MS the messages have timers, for a random time from DELAY_MS to DELAY_MS + SPREAD_MS after they are to be
+sent; otherwise they have level 1, whose delay is DELAY_MS. Every 5 ms one write holds the messages that are to be sent
+by then; the schedule does not slow down when the broker does.
 Prints {"count": n, "failed": n, "seconds": until the last answer, "behind_ms": the most that a write came too late}.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import select
 import sys
 import time
 
-from tests.bench.blast import DelayedFrames, Pipeline
+from tests.bench.blast import DelayedFrames, Frames, Pipeline, TimedFrames
 from tests.peers.broker import HOST
 
 _TICK = 0.005
@@ -22,14 +25,21 @@ _PATIENCE = 60
 
 def main() -> None:
     """Send, and print the result."""
-    port, topic, rate, seconds, delay_ms = sys.argv[1:]
-    print(json.dumps(paced((HOST, int(port)), topic, int(rate), int(seconds), int(delay_ms))))
+    port, topic, rate, seconds, delay_ms, *spread_ms = sys.argv[1:]
+    spread = int(spread_ms[0]) if spread_ms else None
+    print(json.dumps(paced((HOST, int(port)), topic, int(rate), int(seconds), int(delay_ms), spread)))
 
 
-def paced(address: tuple[str, int], topic: str, rate: int, seconds: int, delay_ms: int) -> dict[str, float]:
-    """Send messages 0 to rate * seconds - 1 with level 1."""
+def paced(
+    address: tuple[str, int], topic: str, rate: int, seconds: int, delay_ms: int, spread_ms: int | None
+) -> dict[str, float]:
+    """Send messages 0 to rate * seconds - 1."""
     count = rate * seconds
-    frames = DelayedFrames(topic, delay_ms=delay_ms)
+    frames: Frames = DelayedFrames(topic, delay_ms=delay_ms)
+    if spread_ms is not None:
+        start_ms, chance = int(time.time() * 1000) + delay_ms, random.Random(1)
+        due = [start_ms + number * 1000 // rate + chance.randrange(spread_ms) for number in range(count)]
+        frames = TimedFrames(topic, due.__getitem__)
     pipeline = Pipeline(address)
     pipeline.socket.setblocking(False)
     number, behind = 0, 0.0

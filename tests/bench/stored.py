@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protocol.record import HEAD_IPV4, MAGIC_END, MAGIC_V1
-from tests.bench.blast import NUMBER_DIGITS
+from tests.bench.blast import DUE_DIGITS, NUMBER_DIGITS
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = b"rmq_sys_wheel_timer"
 _NUMBER = b"number\x01"
+_DUE = b"\x02due\x01"
 
 
 class Record(NamedTuple):
@@ -26,6 +28,8 @@ class Record(NamedTuple):
     topic: bytes
     store_ms: int
     number: int
+    due_ms: int
+    """As the client wrote it into the message."""
 
 
 def records(store: Path) -> Iterator[Record]:
@@ -45,7 +49,9 @@ def records(store: Path) -> Iterator[Record]:
                 number_at = data.find(_NUMBER, topic_at, at + size)
                 if number_at >= 0:
                     digits_at = number_at + len(_NUMBER)
-                    yield Record(topic, head[10], int(data[digits_at : digits_at + NUMBER_DIGITS]))
+                    due_at = data.find(_DUE, topic_at, at + size) + len(_DUE)
+                    number, due = data[digits_at : digits_at + NUMBER_DIGITS], data[due_at : due_at + DUE_DIGITS]
+                    yield Record(topic, head[10], int(number), int(due))
                 at += size
 
 
@@ -54,10 +60,10 @@ class Delivered:
     """Messages that were delivered, each once and none early. Times are ms since the epoch, in the messages' order."""
 
     scheduled: Sequence[int]
-    """When each was stored for its level."""
+    """When each was stored to wait."""
     stored: Sequence[int]
     """When each was stored in its topic."""
-    delay_ms: int
+    due: Sequence[int]
 
     @property
     def first_ms(self) -> int:
@@ -76,38 +82,40 @@ class Delivered:
 
     @property
     def scheduled_per_second(self) -> float:
-        """Rate at which they were stored for their level."""
+        """Rate at which they were stored to wait."""
         return _rate(self.scheduled)
 
     @property
     def late_ms(self) -> list[int]:
         """How late each was stored in its topic."""
-        return [after - before - self.delay_ms for before, after in zip(self.scheduled, self.stored, strict=True)]
+        return [stored - due for stored, due in zip(self.stored, self.due, strict=True)]
 
 
 def _rate(times_ms: Sequence[int]) -> float:
     return len(times_ms) / max(1, max(times_ms) - min(times_ms)) * 1000
 
 
-def delivered(store: Path, topic: str, count: int, delay_ms: int, *, refused: int = 0) -> Delivered:
-    """Read how messages 0 to `count` - 1, of which the broker refused some, went to a topic, after a delay that was
-    the same for all.
+def delivered(store: Path, topic: str, count: int, delay_ms: int | None, *, refused: int = 0) -> Delivered:
+    """Read how messages 0 to `count` - 1, of which the broker refused some, went to a topic: after a delay that was
+    the same for all, or, without one, each at the time of its timer.
 
     Raises RuntimeError if one was lost, stored twice or delivered early.
     """
-    scheduled, stored = array("q", bytes(8 * count)), array("q", bytes(8 * count))
-    wanted = topic.encode()
+    scheduled, stored, due = (array("q", bytes(8 * count)) for _ in range(3))
+    waiting, wanted = SCHEDULE_TOPIC if delay_ms is not None else TIMER_TOPIC, topic.encode()
     twice = 0
     for record in records(store):
-        times = scheduled if record.topic == SCHEDULE_TOPIC else stored if record.topic == wanted else None
+        times = scheduled if record.topic == waiting else stored if record.topic == wanted else None
         if times is not None:
             twice += times[record.number] != 0
             times[record.number] = record.store_ms
+            if times is scheduled:
+                due[record.number] = record.due_ms if delay_ms is None else record.store_ms + delay_ms
     there = [number for number in range(count) if scheduled[number] or stored[number]]
     lost = sum(not (scheduled[number] and stored[number]) for number in there) + abs(len(there) + refused - count)
     if lost or twice:
         raise RuntimeError(f"{topic}: {lost} messages lost, {twice} stored twice, {refused} of {count} refused")
-    result = Delivered([scheduled[number] for number in there], [stored[number] for number in there], delay_ms)
+    result = Delivered(*([times[number] for number in there] for times in (scheduled, stored, due)))
     if min(result.late_ms) < 0:
         raise RuntimeError(f"{topic}: messages were {-min(result.late_ms)} ms early")
     return result

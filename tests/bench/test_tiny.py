@@ -1,4 +1,4 @@
-"""The benchmarks' cases of delay levels at their smallest, over this broker alone: they must not rot between releases.
+"""The benchmarks' cases of delays at their smallest, over this broker alone: they must not rot between releases.
 
 What a case measures is checked by the case itself: each message delivered once, none early.
 """
@@ -6,10 +6,11 @@ What a case measures is checked by the case itself: each message delivered once,
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench import level_cases
+from tests.bench import level_cases, timer_cases, timer_growth
 from tests.bench.brokers import ours
 
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.
@@ -20,7 +21,7 @@ WITH_JAVA = [("overdue_java",)]
 @pytest.mark.parametrize(
     "names", [*ALONE, *(pytest.param(names, marks=pytest.mark.interop) for names in WITH_JAVA)], ids="+".join
 )
-async def test_a_case_gives_its_figures(names: tuple[str, ...], tmp_path: Path) -> None:
+async def test_a_case_of_levels_gives_its_figures(names: tuple[str, ...], tmp_path: Path) -> None:
     said: list[str] = []
     figures = await level_cases.run(ours, tmp_path, level_cases.TINY, names, said.append)
     assert tuple(said) == names
@@ -30,5 +31,19 @@ async def test_a_case_gives_its_figures(names: tuple[str, ...], tmp_path: Path) 
     assert figures.get("steady_refused", 0) == 0
 
 
-def test_every_case_is_exercised_here() -> None:
+def test_every_case_of_levels_is_exercised_here() -> None:
     assert {name for names in ALONE + WITH_JAVA for name in names} == set(level_cases.NAMES)
+
+
+async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await timer_cases.run(ours, tmp_path, timer_cases.TINY, timer_cases.NAMES, said.append)
+    assert tuple(said) == timer_cases.NAMES
+    assert set(figures) == set(timer_cases.FIGURES)
+    assert all(value >= 0 for value in figures.values()), figures
+
+
+def test_the_growth_of_the_timer_wheel_is_plotted() -> None:
+    points = timer_growth.measure(timer_growth.TINY)
+    assert tuple(point.pending for point in points) == timer_growth.TINY.pending
+    ElementTree.fromstring(timer_growth.svg(points))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Iterator
 
 from protocol import codec
 from protocol.codes import RequestCode, ResponseCode
@@ -14,15 +16,32 @@ from protocol.frame import FrameReader
 from protocol.headers import SendMessageV2
 
 PLAIN, DELAYED = "plain", "delayed"
+LEVELS = 3
+LONGEST_MS = 3000
+
+Delay = Callable[[int], str]
+"""The property that delays the message with a number."""
+
+
+def by_level(number: int) -> str:
+    """One of three levels."""
+    return f"DELAY\x01{1 + number // 4 % LEVELS}"
+
+
+def by_time(_: int) -> str:
+    """A time of its own: some ms or some seconds from now."""
+    due = time.time_ns() // 1_000_000 + random.choice((20, 400, LONGEST_MS)) * random.random()
+    return f"TIMER_DELIVER_MS\x01{int(due) + 1}"
 
 
 class Load:
-    """Sends until the connection is lost. Bodies are numbers; every fourth message has a delay level."""
+    """Sends until the connection is lost. Bodies are numbers; every fourth message is delayed."""
 
-    def __init__(self, numbers: Iterator[int], window: int = 64) -> None:
+    def __init__(self, numbers: Iterator[int], delay: Delay, window: int = 64) -> None:
         self.acknowledged: set[int] = set()
         self.sent: set[int] = set()
         self._numbers = numbers
+        self._delay = delay
         self._window = window
         self._waiting: dict[int, int] = {}
 
@@ -56,7 +75,7 @@ class Load:
             sys_flag=0,
             born_timestamp=1,
             flag=0,
-            properties=f"DELAY\x01{1 + number // 4 % 3}\x02TAGS\x01t" if is_delayed else "TAGS\x01t",
+            properties=f"{self._delay(number)}\x02TAGS\x01t" if is_delayed else "TAGS\x01t",
         )
         self.sent.add(number)
         self._waiting[number & 0x7FFFFFFF] = number
@@ -64,8 +83,10 @@ class Load:
         return codec.encode(command)
 
 
-async def load_until_lost(host: str, port: int, numbers: itertools.count[int], connections: int = 3) -> list[Load]:
+async def load_until_lost(
+    host: str, port: int, numbers: itertools.count[int], delay: Delay = by_level, connections: int = 3
+) -> list[Load]:
     """Loads over several connections, until the broker is gone."""
-    loads = [Load(numbers) for _ in range(connections)]
+    loads = [Load(numbers, delay) for _ in range(connections)]
     await asyncio.gather(*(load.run(host, port) for load in loads))
     return loads

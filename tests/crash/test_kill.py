@@ -1,10 +1,11 @@
 """Goal: a broker killed with -9 at any moment under load loses nothing that it acknowledged and delivers nothing twice.
 
-Method: a real broker process takes pipelined sends, plain and delayed at three levels, over several connections, and is
-killed after a random time; it starts again on its store, and again, with the load going on. Before a start the file of
-the levels' progress may be gone, or be an old copy. In the end the store is read: every acknowledged message is there
-once, the delayed ones have been delivered into their topic, each by one record, the consume queues say what the
-commitlog says.
+Method: a real broker process takes pipelined sends, plain and delayed, over several connections, and is killed after a
+random time; it starts again on its store, and again, with the load going on. Delayed are messages at three levels, or
+with timers for random times up to some seconds. Before a start the files of the levels' and the timers' progress may be
+gone, or be old copies, and the timer wheel and its log may be gone. In the end the store is read: every acknowledged
+message is there once, the delayed ones have been delivered into their topic, none before its time and each by one
+record, the consume queues say what the commitlog says.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -29,7 +31,7 @@ from storage.clock import SystemClock
 from storage.copies import origin_of
 from storage.files import OsFiles
 from storage.store import MessageStore, StoreConfig
-from tests.crash.load import DELAYED, PLAIN, load_until_lost
+from tests.crash.load import DELAYED, PLAIN, Delay, by_level, by_time, load_until_lost
 from tests.peers.clients import make_client
 from tests.peers.duemq_broker import DuemqBroker
 
@@ -38,6 +40,8 @@ pytestmark = pytest.mark.crash
 SEGMENT = 1 << 20
 QUEUE_SEGMENT = 20 * 1000
 LEVELS = "1s 1s 2s"
+TIMER_LOG_SEGMENT = 52 * 1000
+PROGRESS = ("delayOffset.json", "timercheck", "timermetrics")
 
 
 def broker_at(directory: Path, flush: str, path: str) -> DuemqBroker:
@@ -50,33 +54,43 @@ def broker_at(directory: Path, flush: str, path: str) -> DuemqBroker:
         "maxMessageSize": 65536,
         "flushIntervalConsumeQueue": 200,
         "flushDelayOffsetInterval": 300,
+        "mappedFileSizeTimerLog": TIMER_LOG_SEGMENT,
     }
     return DuemqBroker(directory, properties)
 
 
-def tamper(store: Path, chance: random.Random, copies: list[bytes]) -> None:
-    """Remove the file of the levels' progress, put an old copy of it back, or leave it."""
-    file = store / "config" / "delayOffset.json"
-    if file.exists():
-        copies.append(file.read_bytes())
+def tamper(store: Path, chance: random.Random, copies: dict[str, list[bytes]]) -> None:
+    """Remove the files of the levels' and the timers' progress, put old copies of them back, or leave them; remove
+    what the timers can do without."""
     what = chance.randrange(3)
-    if what == 0:
-        file.unlink(missing_ok=True)
-        file.with_name("delayOffset.json.bak").unlink(missing_ok=True)
-    elif what == 1 and copies:
-        file.write_bytes(chance.choice(copies))
+    for name in PROGRESS:
+        file = store / "config" / name
+        if file.exists():
+            copies[name].append(file.read_bytes())
+        if what == 0:
+            file.unlink(missing_ok=True)
+            file.with_name(f"{name}.bak").unlink(missing_ok=True)
+        elif what == 1 and copies[name]:
+            file.write_bytes(chance.choice(copies[name]))
+    # The wheel is made again from the log, and both from the messages.
+    if chance.random() < 0.3:
+        (store / "timerwheel").unlink(missing_ok=True)
+    if chance.random() < 0.15:
+        shutil.rmtree(store / "timerlog", ignore_errors=True)
 
 
-async def kill_repeatedly(directory: Path, flush: str, path: str, runs: int, seed: int) -> DuemqBroker:
+async def kill_repeatedly(
+    directory: Path, flush: str, path: str, runs: int, seed: int, delay: Delay = by_level
+) -> DuemqBroker:
     """Gives the broker, stopped, after its store was checked."""
-    copies: list[bytes] = []
+    copies: dict[str, list[bytes]] = {name: [] for name in PROGRESS}
     chance = random.Random(seed)
     numbers = itertools.count(1)
     acknowledged: set[int] = set()
     broker = broker_at(directory, flush, path)
     for _ in range(runs):
         await broker.start()
-        loading = asyncio.create_task(load_until_lost("127.0.0.1", broker.port, numbers))
+        loading = asyncio.create_task(load_until_lost("127.0.0.1", broker.port, numbers, delay))
         await asyncio.sleep(chance.uniform(0.02, 0.6))  # the moment of death is what the test varies
         await broker.kill()
         for load in await loading:
@@ -90,7 +104,7 @@ async def kill_repeatedly(directory: Path, flush: str, path: str, runs: int, see
 
 
 async def wait_until_delivered(broker: DuemqBroker) -> None:
-    """Until no level has anything waiting, as brokerStatus tells."""
+    """Until neither a level nor a timer has anything waiting, as brokerStatus tells."""
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
     frames = FrameReader()
     deadline = time.monotonic() + 60
@@ -101,7 +115,8 @@ async def wait_until_delivered(broker: DuemqBroker) -> None:
             found = frames.receive_data(await reader.read(1 << 16))
         table = loads(codec.decode(found[0]).body)["table"]
         levels = [table[f"scheduleMessageOffset_{level}"].split(",") for level in (1, 2, 3)]
-        if all(done == total for done, total in levels):
+        timers = table["timerCongestNum"], table["timerOffsetBehind"]
+        if all(done == total for done, total in levels) and timers == ("0", "0"):
             writer.close()
             return
         await asyncio.sleep(0.1)
@@ -126,12 +141,19 @@ def check_store(root: Path, acknowledged: set[int]) -> None:
                 assert message is not None
                 stored[int(message.body)] += 1
                 if topic == DELAYED:
+                    due = message.get_property("TIMER_DELIVER_MS")
                     offset_of_origin = origin_of(message.prepared_transaction_offset)
+                    if offset_of_origin is None and due is not None:
+                        # Its time had passed when the broker got to it.
+                        assert message.get_property("REAL_TOPIC") is None
+                        assert message.store_timestamp >= int(due)
+                        continue
                     assert offset_of_origin is not None
                     origins[offset_of_origin] += 1
                     origin = store.message_at(offset_of_origin)
                     assert origin is not None
-                    assert message.store_timestamp >= origin.store_timestamp + 1000, "early"
+                    due_ms = int(due) if due is not None else origin.store_timestamp + 1000
+                    assert message.store_timestamp >= due_ms, "early"
     store.close()
     assert acknowledged, "the load did not run"
     assert acknowledged - stored.keys() == set(), "acknowledged, and lost"
@@ -147,6 +169,21 @@ PATHS = ["sync", "async"]
 @pytest.mark.parametrize("flush", FLUSHES)
 async def test_kills_under_load_lose_and_double_nothing(tmp_path: Path, flush: str, path: str) -> None:
     await kill_repeatedly(tmp_path, flush, path, 5, seed=1)
+
+
+@pytest.mark.parametrize("flush", FLUSHES)
+async def test_kills_under_a_load_of_timers_lose_and_double_nothing(tmp_path: Path, flush: str) -> None:
+    await kill_repeatedly(tmp_path, flush, "async", 5, seed=2, delay=by_time)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("flush", FLUSHES)
+@pytest.mark.parametrize("round_number", range(13))
+async def test_many_kills_under_a_load_of_timers_lose_and_double_nothing(
+    tmp_path: Path, flush: str, round_number: int
+) -> None:
+    broker = await kill_repeatedly(tmp_path, flush, "async", 10, seed=200 + round_number, delay=by_time)
+    await check_with_java(broker, tmp_path)
 
 
 @pytest.mark.soak

@@ -16,7 +16,11 @@ TARGETS = ("duemq", "apache-4.9.7", "apache-5.3.3")
 # Six levels, so that a higher one is out of range.
 LEVELS = "1s 2s 1s 1s 1s 3s"
 LEVEL_MS = (1000, 2000, 1000, 1000, 1000, 3000)
-_SHARED_PROPERTIES = {"messageDelayLevel": LEVELS, "flushConsumerOffsetInterval": "1000"}
+_SHARED_PROPERTIES = {
+    "messageDelayLevel": LEVELS,
+    "flushConsumerOffsetInterval": "1000",
+    "recallMessageEnable": "true",
+}
 
 
 def make_broker(

@@ -6,6 +6,7 @@ that do not depend on each other run at the same time, for both versions, before
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -17,10 +18,12 @@ from tests.interop.support import not_on, numbered
 from tests.peers.apache import AdminOutput, mqadmin
 from tests.peers.broker import BROKER, CLUSTER, Broker
 from tests.peers.clients import unique
+from tests.peers.messages import Outgoing
 
 VERSIONS = ("4.9.7", "5.3.3")
 QUEUES = 6
 COUNT = 24
+TIMER = "rmq_sys_wheel_timer"
 _AT_ONCE = asyncio.Semaphore(6)
 _NEEDS_351 = "mqadmin 5.3.3 asks the broker for the topic's configuration (code 351), which came with 5.0"
 
@@ -67,11 +70,15 @@ class Outputs:
             await java.consumer(self.broker.nameserver, group, topic) as consumer,
         ):
             await producer.send(topic, numbered("message", COUNT))
+            if self.broker.kind != "apache-4.9.7":
+                at = str(time.time_ns() // 1_000_000 + 86_400_000)
+                await producer.send(topic, [Outgoing(b"tomorrow", properties={"TIMER_DELIVER_MS": at})])
             await consumer.receive(COUNT)
             await asyncio.gather(
                 self.run("topicList", "topicList"),
                 self.run("topicRoute", "topicRoute", "-t", topic),
                 self.run("topicStatus", "topicStatus", "-t", topic),
+                self.run("topicStatus of the timers", "topicStatus", "-t", TIMER, "-c", CLUSTER),
                 self.run("clusterList", "clusterList"),
                 self.run("brokerStatus", "brokerStatus", "-b", address),
                 self.run("consumerConnection", "consumerConnection", "-g", group),
@@ -172,6 +179,23 @@ async def test_broker_status_shows_the_levels(outputs: Outputs) -> None:
             "delivered",
             "skipped",
         ]
+
+
+async def test_timers_are_shown(outputs: Outputs) -> None:
+    """What 5.3.3's tools know of timers: there is no command for them alone."""
+    not_on(outputs.broker, "apache-4.9.7", "timers came with 5.0")
+    lines = [line.partition(":") for line in outputs.text("brokerStatus").splitlines() if ":" in line]
+    table = {name.strip(): value.strip() for name, _, value in lines}
+    assert int(table["timerReadBehind"]) >= 0
+    assert int(table["timerOffsetBehind"]) >= 0
+    assert int(table["timerCongestNum"]) >= 0
+    assert float(table["timerEnqueueTps"]) >= 0
+    assert float(table["timerDequeueTps"]) >= 0
+    if outputs.version == "5.3.3":
+        assert re.search(r"\b\d+-\d+\(\d+\.\dw, \d+\.\d, \d+\.\d\)", outputs.text("clusterList"))
+        (row,) = outputs.rows("topicStatus of the timers")[:1]
+        assert row[:3] == [BROKER, "0", "0"]
+        assert int(row[3]) >= 1
 
 
 async def test_consumer_progress(outputs: Outputs) -> None:

@@ -23,21 +23,28 @@ class Can(Enum):
     OFFSET_MSG_ID = "tell the broker's own message id"
     OFFSETS = "ask for the first, the last and the offset at a time"
     PRODUCER_KNOWN = "be known to the broker as a producer from the first message on"
+    RECALL = "recall a message that waits for its time"
     RESET_OFFSET = "be told by an admin of another language to go back"
     RESULT_QUEUE = "tell the queue in a send result"
     RESPONSE_CODE = "tell the broker's response code as a number"
     SHOW_EACH_TRY = "show a message that was pulled together with one that failed"
+    TIMER_METHODS = "set a time with methods of its own (it can as properties)"
     COMPRESS = "choose the size from which bodies are compressed"
 
 
 _BINDING = "the C functions of librocketmq (wheel rocketmq 0.4.4)"
 
 GAPS: dict[str, dict[Can, str]] = {
-    "java-4.9.7": {},
+    "java-4.9.7": {
+        Can.RECALL: "recall came with 5.3; the handle in the answer is not looked at",
+        Can.TIMER_METHODS: "timers came with 5.0",
+    },
     "java-5.3.3": {},
     "go": {
         Can.OFFSETS: "rocketmq-client-go v2.1.2 keeps these requests to itself",
+        Can.RECALL: "rocketmq-client-go v2.1.2 has no such request",
         Can.RESPONSE_CODE: "rocketmq-client-go v2.1.2 has the code only in the text of its errors",
+        Can.TIMER_METHODS: "rocketmq-client-go v2.1.2 has methods for levels only",
     },
     "cpp": {
         Can.ASYNC_TO_QUEUE: "the wheel's binding has no asynchronous ordered send",
@@ -54,6 +61,7 @@ GAPS: dict[str, dict[Can, str]] = {
         Can.OFFSET_MSG_ID: f"{_BINDING} give one id only, the client's",
         Can.OFFSETS: f"{_BINDING} have no offset query",
         Can.PRODUCER_KNOWN: "librocketmq sends its first heartbeat before it has a route, the next 30 s later",
+        Can.RECALL: "librocketmq is older than recall, and does not keep the handle",
         Can.RESET_OFFSET: (
             "librocketmq wants the offsets of code 220 as a list, which RocketMQ's brokers send only when the admin is "
             "a C++ client as well; duemq sends it, but then librocketmq sometimes hangs when it is shut down"
@@ -63,6 +71,7 @@ GAPS: dict[str, dict[Can, str]] = {
             "librocketmq consumes what it pulled as one batch, whatever its batch size is set to: the first failure "
             "sends all of it back, unseen"
         ),
+        Can.TIMER_METHODS: "librocketmq is older than timers",
         Can.RESPONSE_CODE: f"{_BINDING} have the code only in the text of the errors",
         Can.COMPRESS: f"{_BINDING} set a level, not a size",
     },

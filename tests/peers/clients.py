@@ -105,6 +105,11 @@ class Producer(_Member):
                     raise result.error
         return results
 
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        """Recall a message that waits, by the handle in its send result; return its id. CallError if refused."""
+        reply = await self.client.program.call("recall", handle=self.handle, topic=topic, recall_handle=recall_handle)
+        return str(reply["msg_id"])
+
 
 class PushConsumer(_Member):
     """A started push consumer. `messages` has everything it got so far, in the order in which it got it."""

@@ -20,6 +20,8 @@ class Outgoing:
     level: int | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     sharding: str | None = None
+    timer: Mapping[str, int] = field(default_factory=dict)
+    """`deliver_ms`, `delay_ms` or `delay_sec` by the library's own method (Can.TIMER_METHODS)."""
 
     def to_json(self) -> Json:
         """Return the form of PROTOCOL.md, without what is not set."""
@@ -30,6 +32,8 @@ class Outgoing:
                 json[name] = value
         if self.properties:
             json["properties"] = dict(self.properties)
+        if self.timer:
+            json["timer"] = dict(self.timer)
         return json
 
 
@@ -43,6 +47,7 @@ class Sent:
     offset_msg_id: str | None
     queue_id: int | None
     queue_offset: int | None
+    recall_handle: str | None
 
     @classmethod
     def from_json(cls, json: Json) -> "Sent":
@@ -54,6 +59,7 @@ class Sent:
             offset_msg_id=json.get("offset_msg_id"),
             queue_id=json.get("queue_id"),
             queue_offset=json.get("queue_offset"),
+            recall_handle=json.get("recall_handle"),
         )
 
     @property

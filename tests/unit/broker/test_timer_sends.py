@@ -15,7 +15,7 @@ from protocol.frame import CODECS
 from protocol.properties import MAX_BYTES
 from protocol.recall_handle import RecallHandle
 from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
-from scheduler.timer_rules import due_of
+from protocol.timer_properties import due_of
 from scheduler.timers import Refusal
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.errors import StoreFull

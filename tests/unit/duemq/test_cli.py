@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import ModuleType
 from typing import Any
@@ -184,6 +185,174 @@ def test_cancel_says_what_became_of_each(
 @pytest.mark.parametrize("arguments", [["cancel"], ["cancel", "x"], ["cancel", "0" * 32, "0" * 33]])
 def test_cancel_wants_ids(run: Callable[..., Result], arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
+
+
+# --- pending ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known(threaded: Threaded, monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
+    """The broker, which the name server knows; times are told in UTC."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    broker = threaded.broker
+    table = [BrokerData({0: broker.address}, broker.name, "c")]
+    broker.on(RequestCode.GET_BROKER_CLUSTER_INFO, success(body=bodies.cluster_info(table, {"c": [broker.name]})))
+    return broker
+
+
+def waiting(message_id: str, **other: Any) -> dict[str, Any]:
+    names = {"msgId": message_id, "uniqueKey": None, "topic": "orders", "queueId": 3, "deliverMs": 5_000}
+    rest = {"delayLevel": 0, "keys": None, "tags": None, "bodySize": 5, "bornMs": 1, "storeMs": 2}
+    return {**names, **rest, **other}
+
+
+def page(*messages: dict[str, Any], counted: int = 0, cursor: str | None = None) -> Any:
+    return success(body=fastjson.dumps({"messages": messages, "counted": counted, "cursor": cursor}))
+
+
+def test_what_waits_is_printed_line_by_line(known: FakeBroker, run: Callable[..., Result]) -> None:
+    answers = [
+        page(waiting(IDS[0], delayLevel=4, keys="a b", tags="t"), cursor="x"),
+        page(waiting(IDS[1], tags="\n")),
+    ]
+    known.on(RequestCode.LIST_PENDING, *answers)
+    result = run("pending", "list", "--topic", "orders", "--key", "k", "--from", "2030-01-01T00:00+00:00")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        f"1970-01-01 00:00:05.000  orders  level 4  [t]  (a b)  {IDS[0]}",
+        f"1970-01-01 00:00:05.000  orders  [\\n]  {IDS[1]}",
+    ]
+    selection = {"topic": "orders", "key": "k", "beginMs": "1893456000000", "limit": "1000", "countOnly": "false"}
+    assert known.requests_of(RequestCode.LIST_PENDING)[0].ext == selection
+    known.on(RequestCode.LIST_PENDING, *answers)
+    (line,) = run("pending", "list", "--json", "--limit", "1").stdout.splitlines()
+    assert json.loads(line) == {
+        "message_id": IDS[0],
+        "offset_message_id": IDS[0],
+        "broker_address": known.address,
+        "topic": "orders",
+        "queue_id": 3,
+        "due_time_ms": 5000,
+        "delay_level": 4,
+        "keys": ["a", "b"],
+        "tags": "t",
+        "body_size": 5,
+        "born_time_ms": 1,
+        "store_time_ms": 2,
+    }
+
+
+def test_what_waits_is_counted(known: FakeBroker, run: Callable[..., Result]) -> None:
+    known.on(RequestCode.LIST_PENDING, page(counted=7))
+    assert run("pending", "count", "--topic", "orders", "--to", "2030-01-01T00:00+00:00").stdout == "7\n"
+    (request,) = known.requests_of(RequestCode.LIST_PENDING)
+    assert (request.ext["countOnly"], request.ext["topic"], request.ext["endMs"]) == ("true", "orders", "1893456000000")
+    assert json.loads(run("pending", "count", "--json").stdout) == {"count": 7}
+
+
+def test_a_curve_is_drawn_as_bars(known: FakeBroker, run: Callable[..., Result]) -> None:
+    def answer(request: Any) -> Any:
+        counts = [0, 100, 1, 50][: int(request.ext["steps"])]
+        return success(body=fastjson.dumps({"beginMs": 1, "stepMs": 1, "counts": counts}))
+
+    known.on(RequestCode.DUE_CURVE, answer)
+    begin = ["--from", "2030-01-01T00:00+00:00", "--step", "1h"]
+    drawn = run("pending", "curve", *begin, "--to", "2030-01-01T03:30+00:00", "--topic", "orders")
+    assert (drawn.exit_code, drawn.stderr) == (0, "")
+    assert drawn.stdout.splitlines() == [
+        "2030-01-01 00:00:00.000    0",
+        "2030-01-01 01:00:00.000  100  " + "#" * 50,
+        "2030-01-01 02:00:00.000    1  #",
+        "2030-01-01 03:00:00.000   50  " + "#" * 25,
+    ]
+    (request,) = known.requests_of(RequestCode.DUE_CURVE)
+    assert request.ext == {"topic": "orders", "beginMs": "1893456000000", "stepMs": "3600000", "steps": "4"}
+    assert run("pending", "curve", *begin, "--steps", "1").stdout == "2030-01-01 00:00:00.000  0\n"
+    assert json.loads(run("pending", "curve", *begin, "--steps", "2", "--json").stdout) == {
+        "begin_ms": 1893456000000,
+        "step_ms": 3600000,
+        "counts": [0, 100],
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "outcome", "line", "code"),
+    [
+        (["cancel"], "CANCELLED", "is cancelled", 0),
+        (["cancel"], "ALREADY_CANCELLED", "was cancelled before", 0),
+        (["cancel"], "ALREADY_DELIVERED", "is delivered already", 1),
+        (["cancel"], "NEVER_EXISTED", "is no message that waits or waited here", 1),
+        (["deliver"], "DELIVERED_NOW", f"is delivered now, its id is {IDS[1]} now", 0),
+        (["deliver"], "ALREADY_CANCELLED", "was cancelled before", 1),
+        (["reschedule", "--in", "1h"], "RESCHEDULED", f"has another time, its id is {IDS[1]} now", 0),
+    ],
+)
+def test_messages_are_changed_by_id(
+    known: FakeBroker, run: Callable[..., Result], command: list[str], outcome: str, line: str, code: int
+) -> None:
+    new = {"newMsgId": IDS[1]} if outcome in ("DELIVERED_NOW", "RESCHEDULED") else {}
+    told = {"counts": {outcome: 1}, "messages": [{"msgId": IDS[0], "result": outcome, **new}]}
+    known.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps(told)))
+    result = run("pending", *command, IDS[0])
+    assert (result.exit_code, result.stderr, result.stdout) == (code, "", f"{IDS[0]} {line}\n")
+    request = known.requests_of(RequestCode.CHANGE_PENDING)[0]
+    assert (request.ext["action"], request.ext["msgId"]) == (command[0], IDS[0])
+    message = {"offset_message_id": IDS[0], "result": outcome, "new_offset_message_id": new.get("newMsgId")}
+    assert json.loads(run("pending", *command, IDS[0], "--json").stdout) == {
+        "counts": {outcome: 1},
+        "messages": [message],
+    }
+
+
+def test_a_selection_is_changed(known: FakeBroker, run: Callable[..., Result]) -> None:
+    known.on(
+        RequestCode.CHANGE_PENDING,
+        success(body=b'{"counts":{"RESCHEDULED":2,"ALREADY_DELIVERED":1},"messages":[]}'),
+        success(body=b'{"counts":{},"messages":[]}'),
+    )
+    arguments = ["reschedule", "--topic", "t", "--key", "k", "--to", "2029-01-01T00:00+00:00"]
+    result = run("pending", *arguments, "--at", "2030-01-01T00:00:00.250+00:00")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == ["2 messages have another time", "1 message is delivered already"]
+    (request,) = known.requests_of(RequestCode.CHANGE_PENDING)
+    assert request.ext == {
+        "action": "reschedule",
+        "deliverMs": "1893456000250",
+        "topic": "t",
+        "key": "k",
+        "endMs": "1861920000000",
+    }
+    nothing = run("pending", *arguments, "--at", "2030-01-01T00:00:00.250+00:00")
+    assert (nothing.exit_code, nothing.stdout) == (0, "no such message waits\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["cancel"], "give message ids"),
+        (["cancel", "x"], "no offset message id"),
+        (["cancel", IDS[0], "--topic", "t"], "not both"),
+        (["cancel", "--topic", "t"], "at least one of"),
+        (["reschedule", IDS[0]], "give one of --in and --at"),
+        (["reschedule", IDS[0], "--in", "5s", "--at", "2030-01-01T00:00"], "give one of --in and --at"),
+        (["reschedule", IDS[0], "--in", "soon"], "is no duration"),
+        (["list", "--from", "soon"], "is no time"),
+        (["list", "--limit", "0"], "range"),
+        (["curve", "--step", "999ms"], "1s or longer"),
+        (["curve", "--steps", "10001"], "range"),
+        (["curve", "--to", "2020-01-01T00:00"], "after --from"),
+        (["curve", "--to", "2100-01-01T00:00", "--steps", "5"], "without --steps"),
+        (["curve", "--to", "2100-01-01T00:00", "--step", "1s"], "1 to 10000 steps"),
+    ],
+)
+def test_pending_wants_to_know_which(
+    known: FakeBroker, run: Callable[..., Result], arguments: list[str], complaint: str
+) -> None:
+    result = run("pending", *arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert known.requests_of(RequestCode.CHANGE_PENDING) == []
 
 
 # --- receive ------------------------------------------------------------------------------------------------------

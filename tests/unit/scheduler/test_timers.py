@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from protocol import properties
-from scheduler import timer_rules
+from protocol import properties, timer_properties
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import LevelQueues
 from scheduler.timers import Cancelled, Refusal, TimerConfig
@@ -189,7 +188,6 @@ def test_two_years_with_three_days_of_retention() -> None:
 def test_a_message_of_a_level_is_kept_when_its_file_goes() -> None:
     world = TimerWorld(segment_size=20_000)
     table = DelayLevels("1s 200d")
-    world.store.timer_due = timer_rules.queue_code
     levels = LevelQueues(world.store, ConfigFile(world.files, "/s/config/delayOffset.json"), world.clock, table)
     levels.load(world.recovered)
     world.timers.levels = levels
@@ -271,7 +269,7 @@ def test_a_record_of_rocketmq_deletes_by_key(world: TimerWorld, key: str) -> Non
     due = START_MS + 5000
     world.send(due)
     world.send(due)
-    out_ms = timer_rules.out_ms(due)
+    out_ms = timer_properties.out_ms(due)
     text = f"TIMER_DEL_UNIQKEY\x01{key}\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
     appender = world.store.appender
     appender.begin()
@@ -288,7 +286,7 @@ def test_a_message_of_rocketmq_is_delivered_at_its_time(world: TimerWorld) -> No
     appender = world.store.appender
     for text in asked:
         appender.begin()
-        full = f"{text}\x02TIMER_OUT_MS\x01{timer_rules.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+        full = f"{text}\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
         appender.add(world.timers.queue, text.encode(), full.encode(), 77, 7, HOST)
         appender.commit()
     world.pass_time(10_000)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from protocol import properties
+from protocol import properties, timer_properties
 from protocol.record import StoredMessage
-from scheduler import timer_rules
 from scheduler.timers import TimerConfig, Timers
 from storage.clock import ManualClock
 from storage.store import MessageStore, StoreConfig
@@ -37,7 +36,6 @@ class TimerWorld:
         self.files.locked.clear()
         config = StoreConfig("/s", commitlog_segment_size=self.segment_size, queue_segment_size=2000)
         self.store = MessageStore(config, self.files, self.clock, ("127.0.0.1", 10911), lambda level, stored: stored)
-        self.store.timer_due = timer_rules.queue_code
         self.recovered = recovered = self.store.open()
         self.timers = Timers(self.store, self.clock, self.config)
         self.timers.load(recovered)
@@ -65,7 +63,7 @@ class TimerWorld:
         assert self.timers.refusal(due_ms, self.clock.now_ms()) is None
         body = f"m{self.sent}".encode() if body is None else body
         named = f"{text}UNIQ_KEY\x01K{self.sent}\x02TIMER_DELIVER_MS\x01{due_ms}"
-        full = f"{named}\x02TIMER_OUT_MS\x01{timer_rules.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
+        full = f"{named}\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
         appender = self.store.appender
         appender.begin()
         offset = appender.add(

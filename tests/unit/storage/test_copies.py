@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import numpy as np
 import pytest
@@ -36,10 +38,15 @@ def stored(store: MessageStore, messages: list[tuple[bytes, bytes, int]]) -> lis
 
 
 @settings(max_examples=60, deadline=None)
-@given(MESSAGES, st.booleans())
-def test_a_block_is_what_single_copies_are(messages: list[tuple[bytes, bytes, int]], alike: bool) -> None:
+@given(MESSAGES, st.booleans(), st.one_of(st.none(), st.randoms(use_true_random=False)))
+def test_a_block_is_what_single_copies_are(
+    messages: list[tuple[bytes, bytes, int]], alike: bool, chance: random.Random | None
+) -> None:
     if alike:
-        messages = [messages[0]] * len(messages)
+        messages = [(b"%03d" % number, *messages[0][1:]) for number in range(len(messages))]
+    order = list(range(len(messages)))
+    if chance is not None:
+        chance.shuffle(order)
     clock = ManualClock()
     block_store, single_store = (make_store("/s", SimulatedFiles(), clock, segment_size=8192) for _ in range(2))
     for store in (block_store, single_store):
@@ -47,9 +54,9 @@ def test_a_block_is_what_single_copies_are(messages: list[tuple[bytes, bytes, in
         places = stored(store, messages)
         clock_before = store.log.end
         if store is block_store:
-            copy_as_block(store, places, messages)
+            copy_as_block(store, places, messages, order)
         else:
-            copy_singly(store, places, messages)
+            copy_singly(store, [places[at] for at in order], [messages[at] for at in order])
         assert store.log.end > clock_before
     size = block_store.log.end
     assert size == single_store.log.end
@@ -68,11 +75,14 @@ def test_a_block_is_what_single_copies_are(messages: list[tuple[bytes, bytes, in
     single_store.close()
 
 
-def copy_as_block(store: MessageStore, places: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]]) -> None:
+def copy_as_block(
+    store: MessageStore, places: list[tuple[int, int]], messages: list[tuple[bytes, bytes, int]], order: list[int]
+) -> None:
     data = b"".join(store.log.read(*place) or b"" for place in places)
     physical, sizes = (np.array(column, np.int64) for column in zip(*places, strict=True))
     records = Records(data, physical, sizes)
     assert records.is_usual.all()
+    records, messages = records.part(np.array(order)), [messages[at] for at in order]
     assert records.properties() == [text for _, text, _ in messages]
     queues = [store.ensure_queue(*target) for target in TARGETS]
     which = np.array([number for _, _, number in messages])

@@ -41,6 +41,7 @@ public final class Main {
         operations.put("producer_start", producers::start);
         operations.put("producer_stop", producers::stop);
         operations.put("send", producers::send);
+        operations.put("recall", producers::recall);
         operations.put("consumer_start", consumers::start);
         operations.put("consumer_stop", consumers::stop);
         operations.put("pull", pulls::pull);

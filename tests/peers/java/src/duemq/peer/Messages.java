@@ -28,6 +28,9 @@ final class Messages {
         if (json.containsKey("level")) {
             message.setDelayTimeLevel(json.getIntValue("level"));
         }
+        if (json.containsKey("timer")) {
+            Compat.setTimer(message, json.getJSONObject("timer"));
+        }
         if (json.containsKey("properties")) {
             // Not putUserProperty: tests also set properties that the library keeps to itself, like the timer's.
             for (Map.Entry<String, Object> entry : json.getJSONObject("properties").entrySet()) {
@@ -45,6 +48,7 @@ final class Messages {
         json.put("queue_id", result.getMessageQueue().getQueueId());
         json.put("queue_offset", result.getQueueOffset());
         json.put("transaction_id", result.getTransactionId());
+        json.put("recall_handle", Compat.recallHandle(result));
         return json;
     }
 

@@ -71,6 +71,14 @@ final class Producers {
         return result;
     }
 
+    JSONObject recall(JSONObject request) throws Exception {
+        DefaultMQProducer producer = producers.get(request.getString("handle"));
+        JSONObject result = new JSONObject();
+        result.put("msg_id",
+            Compat.recall(producer, request.getString("topic"), request.getString("recall_handle")));
+        return result;
+    }
+
     private static Addressed addressed(JSONObject request, JSONObject json) {
         Message message = Messages.toSend(request.getString("topic"), json);
         if (request.containsKey("queue_id")) {

@@ -5,7 +5,9 @@ import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 import org.apache.rocketmq.common.subscription.SubscriptionGroupConfig;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
@@ -25,6 +27,18 @@ final class Compat {
 
     static void commit(DefaultLitePullConsumer consumer) {
         consumer.commitSync();
+    }
+
+    static void setTimer(Message message, JSONObject timer) {
+        throw new IllegalArgumentException("messages of 4.9 have no timers");
+    }
+
+    static String recallHandle(SendResult result) {
+        return null;
+    }
+
+    static String recall(DefaultMQProducer producer, String topic, String handle) {
+        throw new IllegalArgumentException("producers of 4.9 recall nothing");
     }
 
     static void setAttributes(TopicConfig config, JSONObject attributes) {

@@ -5,7 +5,9 @@ import java.util.Set;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
 import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
@@ -26,6 +28,27 @@ final class Compat {
 
     static void commit(DefaultLitePullConsumer consumer) {
         consumer.commitSync();
+    }
+
+    /** A timer by the library's own methods: they are not known to 4.9, though its properties are. */
+    static void setTimer(Message message, JSONObject timer) {
+        timer.forEach((name, value) -> {
+            long number = Long.parseLong(String.valueOf(value));
+            switch (name) {
+                case "deliver_ms" -> message.setDeliverTimeMs(number);
+                case "delay_ms" -> message.setDelayTimeMs(number);
+                case "delay_sec" -> message.setDelayTimeSec(number);
+                default -> throw new IllegalArgumentException("no such timer");
+            }
+        });
+    }
+
+    static String recallHandle(SendResult result) {
+        return result.getRecallHandle();
+    }
+
+    static String recall(DefaultMQProducer producer, String topic, String handle) throws Exception {
+        return producer.recallMessage(topic, handle);
     }
 
     static void setAttributes(TopicConfig config, JSONObject attributes) {

@@ -1,0 +1,249 @@
+"""Looking at what waits, in the timer wheel and in the delay levels, and changing it.
+
+Nothing is kept in memory for this. The wheel's messages are found in the timer log, whose units tell topic and time,
+the levels' in their consume queues; records are read only of messages that are asked for. A search is a generator that
+does a bounded amount of work at each step, so that it can run beside everything else.
+
+Messages have an order, so that a search can go on behind one of them (`Place`): those of the wheel in the order in
+which they came into it, those of the levels, then those that are not in the wheel yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from protocol import properties
+from protocol.record import StoredMessage
+from scheduler.level_queues import LevelQueues
+from scheduler.timers import Cancelled, Timers
+from storage.clock import Clock
+from storage.consume_queue import SCHEDULE_TOPIC
+from storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Times = NDArray[np.int64]
+
+_WHEEL: Final = 0
+_LEVELS: Final = 1
+_BEHIND: Final = 2
+_SLICE_UNITS: Final = 512
+"""Messages of the wheel that are turned into Python's values at once."""
+_MAX_HASH: Final = 2**32
+"""Tags codes up to here are hashes, beyond they are deliver times."""
+_MAX_PLACE: Final = 2**63
+_MAX_CURSOR: Final = 64
+
+
+class Place(NamedTuple):
+    """Where a search found a message. Places are in the order of the search."""
+
+    part: int
+    """0 the timer wheel, 1 the levels, 2 not in the wheel yet."""
+    level: int
+    offset: int
+    """In the timer log or a queue."""
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """A place from its text. Raises ValueError."""
+        numbers = text.split(".") if len(text) <= _MAX_CURSOR and text.isascii() else []
+        if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
+            raise ValueError(f"{text[:_MAX_CURSOR]!r} is no place")
+        place = cls(*map(int, numbers))
+        if place.part > _BEHIND or max(place) >= _MAX_PLACE:
+            raise ValueError(f"{text!r} is no place")
+        return place
+
+
+_FIRST: Final = Place(_WHEEL, 0, -1)
+
+
+class Waiting(NamedTuple):
+    """A message that waits."""
+
+    message: StoredMessage
+    """As it is stored; its topic is that in which it waits."""
+    due_ms: int
+    topic: str
+    """The topic it is for."""
+    place: Place
+
+    @property
+    def delay_level(self) -> int:
+        """Its delay level; 0 with a timer."""
+        return self.message.queue_id + 1 if self.message.topic == SCHEDULE_TOPIC else 0
+
+
+class Selection(NamedTuple):
+    """Which messages; None selects by nothing. Times in ms since the epoch, `end_ms` not included."""
+
+    topic: str | None = None
+    key: str | None = None
+    """One of the message's KEYS, or its UNIQ_KEY."""
+    begin_ms: int | None = None
+    end_ms: int | None = None
+
+    def has_time(self, due: Times) -> NDArray[np.bool_]:
+        """Which of some deliver times are right."""
+        right = np.ones(len(due), bool)
+        if self.begin_ms is not None:
+            right &= due >= self.begin_ms
+        if self.end_ms is not None:
+            right &= due < self.end_ms
+        return right
+
+    def has(self, text: str, due_ms: int) -> bool:
+        """Whether a message with these properties and this deliver time is one."""
+        if self.begin_ms is not None and due_ms < self.begin_ms:
+            return False
+        if self.end_ms is not None and due_ms >= self.end_ms:
+            return False
+        if self.topic is not None and properties.get(text, properties.REAL_TOPIC) != self.topic:
+            return False
+        if self.key is None or properties.get(text, properties.UNIQ_KEY) == self.key:
+            return True
+        return self.key in (properties.get(text, properties.KEYS) or "").split(" ")
+
+
+class Changed(Enum):
+    """What became of a request to change a message that waits."""
+
+    DONE = "done"
+    DELIVERED = "already delivered"
+    CANCELLED = "already cancelled"
+    UNKNOWN = "never existed"
+
+
+_CHANGED: Final = {
+    Cancelled.CANCELLED: Changed.DONE,
+    Cancelled.DELIVERED: Changed.DELIVERED,
+    Cancelled.CANCELLED_BEFORE: Changed.CANCELLED,
+    Cancelled.UNKNOWN: Changed.UNKNOWN,
+}
+
+
+class Pending:
+    """What waits. One thread, the event loop's, owns it."""
+
+    def __init__(self, store: MessageStore, timers: Timers, levels: LevelQueues, clock: Clock) -> None:
+        self._store = store
+        self._timers = timers
+        self._levels = levels
+        self._clock = clock
+
+    def select(self, selection: Selection, after: Place | None = None) -> Iterator[Waiting | None]:
+        """The messages of a selection, each once, in the order of their places; only those behind `after`. None now
+        and then: then other work may be done. What is sent, delivered or changed meanwhile may be told or not."""
+        for place, message, due_ms in self._places(selection, after or _FIRST):
+            if message is None or not selection.has(message.properties_text, due_ms):
+                yield None
+            else:
+                topic = properties.get(message.properties_text, properties.REAL_TOPIC) or ""
+                yield Waiting(message, due_ms, topic, place)
+
+    def _places(self, selection: Selection, after: Place) -> Iterator[tuple[Place, StoredMessage | None, int]]:
+        """Messages behind a place which may be of a selection, each with its deliver time; None for one that is not, or
+        is not there any more."""
+        self._timers.gather(self._clock.now_ms())
+        behind = self._behind(after)
+        if after.part == _WHEEL:
+            for waits in self._of_wheel(selection, after.offset):
+                found = waits[waits["position"] > after.offset]
+                for start in range(0, len(found), _SLICE_UNITS):
+                    part = found[start : start + _SLICE_UNITS][["position", "physical", "size", "due"]]
+                    for position, physical, size, due_ms in part.tolist():
+                        yield Place(_WHEEL, 0, position), self._store.message_at(physical, size), due_ms
+                yield after, None, 0
+        if after.part <= _LEVELS:
+            for one in self._levels.waiting_before(self._store.log.end):
+                place = Place(_LEVELS, one[0].queue_id + 1, one[0].queue_offset) if one is not None else after
+                yield (place, *one) if one is not None and place > after else (after, None, 0)
+        for offset, physical, size, due_ms in behind:
+            yield Place(_BEHIND, 0, offset), self._store.message_at(physical, size), due_ms
+
+    def _of_wheel(self, selection: Selection, start: int = 0) -> Iterator[NDArray[Any]]:
+        """What is in the wheel and may be of a selection, for all its units tell, from a position of its log on."""
+        topic_hash = properties.java_hash(selection.topic) if selection.topic is not None else None
+        for waits in self._timers.units_waiting(start):
+            right = selection.has_time(waits["due"])
+            if topic_hash is not None:
+                right &= waits["hash"] == topic_hash
+            yield waits[right]
+
+    def _behind(self, after: Place) -> Iterator[tuple[int, int, int, int]]:
+        """Queue offset, physical offset, size and deliver time of what is not in the wheel now. What deletes other
+        messages, and what Apache's broker put there, is not among them: of those only the record tells."""
+        queue = self._timers.queue
+        start = max(self._timers.state().queue_offset, queue.min_offset)
+        if after.part == _BEHIND:
+            start = max(start, after.offset + 1)
+        units = ((offset, queue.unit(offset)) for offset in range(start, queue.next_offset))
+        return ((offset, *unit) for offset, unit in units if unit is not None and unit[2] > _MAX_HASH)
+
+    # --- counting
+
+    def count(self, selection: Selection) -> Iterator[int | None]:
+        """How many messages a selection has; at its end the number, before it None, as of `select`. Without a key no
+        record of the wheel is read, and topics whose names have the same hash count as one there."""
+        if selection.key is not None:
+            number = 0
+            for found in self.select(selection):
+                number += found is not None
+                yield None
+            yield number
+            return
+        number = 0
+        for due in self._due_times(selection.topic):
+            number += int(selection.has_time(due).sum())
+            yield None
+        yield number
+
+    def curve(self, begin_ms: int, step_ms: int, steps: int, topic: str | None = None) -> Iterator[list[int] | None]:
+        """How many messages are due in each of so many spans of `step_ms` from a time on; at its end the list, before
+        it None, as of `count`. What is overdue counts as due now."""
+        counts = np.zeros(steps, np.int64)
+        now_ms = self._clock.now_ms()
+        for due in self._due_times(topic):
+            numbers = (np.maximum(due, now_ms) - begin_ms) // step_ms
+            counts += np.bincount(numbers[(numbers >= 0) & (numbers < steps)], minlength=steps)
+            yield None
+        yield counts.tolist()
+
+    def _due_times(self, topic: str | None) -> Iterator[Times]:
+        """When the messages of a topic, or all, are due, in parts of bounded size."""
+        ours, none = Selection(topic), np.empty(0, np.int64)
+        self._timers.gather(self._clock.now_ms())
+        behind = self._behind(_FIRST)
+        for waits in self._of_wheel(ours):
+            yield waits["due"]
+        if topic is None:
+            yield from self._levels.due_times()
+        else:
+            for found in self._levels.waiting_before(self._store.log.end):
+                is_ours = found is not None and ours.has(found[0].properties_text, found[1])
+                yield np.array([found[1]]) if found is not None and is_ours else none
+        for _, physical, size, due_ms in behind:
+            message = self._store.message_at(physical, size) if topic is not None else None
+            is_ours = topic is None or (message is not None and ours.has(message.properties_text, due_ms))
+            yield np.array([due_ms]) if is_ours else none
+
+    # --- changing
+
+    def cancel(self, physical_offset: int) -> Changed:
+        """Cancel a message. Raises StoreError, OSError."""
+        return _CHANGED[self._timers.cancel(physical_offset)]
+
+    def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Changed, int | None]:
+        """Give a message another time; one that is past for "at once". It is another record then, at the physical
+        offset given. Raises StoreError, OSError."""
+        result, place = self._timers.reschedule(physical_offset, due_ms)
+        return _CHANGED[result], place

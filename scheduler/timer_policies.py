@@ -1,0 +1,155 @@
+"""What a topic may ask of the times at which its timers are delivered, by attributes.
+
+    timer.release.rate     so many a second, evenly: what is due beyond that waits for its turn
+    timer.spread.seconds   each message up to so much later than it is due: a burst becomes a stream of that length
+    timer.paused           true: none, until it is false again
+    timer.catch.up         what is done with messages that are overdue because the broker was down or stopped:
+                           all               deliver them at once, the default
+                           drop:SECONDS      cancel those that are overdue by more
+                           spread:SECONDS    deliver them over so much time
+
+Other topics are not touched: a message that is to be delivered later gets another unit in the timer log, for then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Waits = NDArray[Any]
+
+RATE: Final = "timer.release.rate"
+SPREAD: Final = "timer.spread.seconds"
+PAUSED: Final = "timer.paused"
+CATCH_UP: Final = "timer.catch.up"
+ATTRIBUTES: Final = (RATE, SPREAD, PAUSED, CATCH_UP)
+
+OVERDUE_MS: Final = 10_000
+"""What is later than this is overdue by more than a busy moment."""
+PAUSE_MS: Final = 15_000
+"""A message of a paused topic is looked at again after this: so long may it take until a topic goes on."""
+_MAX_SECONDS: Final = 7 * 86_400
+_MAX_RATE: Final = 1_000_000
+_MIX: Final = 0x9E3779B97F4A7C15
+
+
+class TimerPolicy(NamedTuple):
+    """The attributes of one topic. Times in ms, 0 for none."""
+
+    rate: int = 0
+    spread_ms: int = 0
+    is_paused: bool = False
+    drop_after_ms: int = 0
+    catch_up_spread_ms: int = 0
+
+
+class Split(NamedTuple):
+    """What becomes of messages that are due."""
+
+    now: Waits
+    later: Waits
+    """With their new times for deliver times."""
+    dropped: Waits
+
+
+def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
+    """The policy in a topic's attributes; None where it has none. Raises ValueError, which says what is wrong."""
+    if not any(name in attributes for name in ATTRIBUTES):
+        return None
+    paused = attributes.get(PAUSED, "false").lower()
+    if paused not in ("true", "false"):
+        raise ValueError(f"{PAUSED}={paused}: true or false")
+    kind, _, limit = attributes.get(CATCH_UP, "all").partition(":")
+    if kind not in ("all", "drop", "spread") or (kind == "all" and limit):
+        raise ValueError(f"{CATCH_UP}={attributes.get(CATCH_UP)}: all, drop:SECONDS or spread:SECONDS")
+    limit_ms = _number(CATCH_UP, limit, _MAX_SECONDS) * 1000 if kind != "all" else 0
+    return TimerPolicy(
+        _number(RATE, attributes.get(RATE, "0"), _MAX_RATE),
+        _number(SPREAD, attributes.get(SPREAD, "0"), _MAX_SECONDS) * 1000,
+        paused == "true",
+        limit_ms if kind == "drop" else 0,
+        limit_ms if kind == "spread" else 0,
+    )
+
+
+def _number(name: str, text: str, limit: int) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > limit:
+        raise ValueError(f"{name}={text}: a whole number from 0 to {limit}")
+    return int(text)
+
+
+class Policies:
+    """The policies of all topics, by topic hash, and how far their rates are."""
+
+    def __init__(self) -> None:
+        self._by_hash: dict[int, TimerPolicy] = {}
+        self._next_ms: dict[int, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_hash)
+
+    def set(self, topic_hash: int, policy: TimerPolicy | None) -> None:
+        """Give a topic a policy, or none."""
+        self._next_ms.pop(topic_hash, None)
+        if policy is None:
+            self._by_hash.pop(topic_hash, None)
+        else:
+            self._by_hash[topic_hash] = policy
+
+    def split(self, waits: Waits, now_ms: int) -> Split | None:
+        """What becomes of messages that are due; None where all are delivered now."""
+        hashes = waits["hash"]
+        concerned = [key for key in set(hashes.tolist()) if key in self._by_hash]
+        if not concerned:
+            return None
+        is_later, is_dropped = np.zeros(len(waits), bool), np.zeros(len(waits), bool)
+        release = waits["due"].copy()
+        is_held = waits["held"].copy()
+        for key in concerned:
+            policy, mine = self._by_hash[key], np.flatnonzero(hashes == key)
+            if policy.is_paused:
+                release[mine], is_later[mine], is_held[mine] = now_ms + PAUSE_MS, True, False
+                continue
+            mine = mine[~waits["held"][mine]]
+            late = now_ms - waits["due"][mine]
+            if policy.drop_after_ms:
+                dropped = late > max(policy.drop_after_ms, OVERDUE_MS)
+                is_dropped[mine[dropped]] = True
+                mine, late = mine[~dropped], late[~dropped]
+            release[mine] = self._release(key, policy, waits[mine], late, now_ms)
+            is_later[mine] = release[mine] > now_ms
+            is_held[mine] = True
+        if not is_later.any() and not is_dropped.any():
+            return None
+        later = waits[is_later]
+        later["due"], later["held"] = release[is_later], is_held[is_later]
+        return Split(waits[~is_later & ~is_dropped], later, waits[is_dropped])
+
+    def _release(
+        self, key: int, policy: TimerPolicy, waits: Waits, late: NDArray[np.int64], now_ms: int
+    ) -> NDArray[np.int64]:
+        """When messages of a topic are to be delivered."""
+        release: NDArray[np.int64] = waits["due"].copy()
+        if policy.spread_ms:
+            release += _scattered(waits, policy.spread_ms)
+        if policy.catch_up_spread_ms:
+            overdue = late > OVERDUE_MS
+            release[overdue] = now_ms + _scattered(waits[overdue], policy.catch_up_spread_ms)
+        if policy.rate:
+            start = max(float(now_ms), self._next_ms.get(key, 0.0))
+            turns = start + np.arange(len(waits)) * (1000 / policy.rate)
+            self._next_ms[key] = start + len(waits) * (1000 / policy.rate)
+            release = np.maximum(release, turns.astype(np.int64))
+        return release
+
+
+def _scattered(waits: Waits, range_ms: int) -> NDArray[np.int64]:
+    """A number below `range_ms` for each message, always the same for the same one."""
+    mixed = waits["physical"].astype(np.uint64) * np.uint64(_MIX)
+    numbers: NDArray[np.int64] = ((mixed >> np.uint64(32)) * np.uint64(range_ms) >> np.uint64(32)).astype(np.int64)
+    return numbers

@@ -1,0 +1,176 @@
+"""Whatever a power cut leaves of a store with timers, it opens, and each acknowledged message is delivered once.
+
+As test_crash_images, for the timer wheel: a life of a store on simulated files, with sends, flushes, checkpoints, time,
+cancels and restarts; then the disk as it may be after a power cut at many moments of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+
+from protocol import timer_properties
+from scheduler.timers import Cancelled, TimerConfig, Timers
+from storage.clock import ManualClock
+from storage.copies import origin_of
+from storage.store import MessageStore, StoreConfig
+from tests.crash.simulated_files import SimulatedFiles, Sync
+
+pytestmark = pytest.mark.crash
+
+HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
+CONFIG = StoreConfig("/s", commitlog_segment_size=1 << 16, queue_segment_size=2000)
+TIMERS = TimerConfig(log_segment_size=52 * 30, roll_window=40)
+DELAYS = (-50, 0, 1, 500, 1000, 1500, 3000, 12_000, 41_000, 130_000)
+STYLES = ("nothing", "some", "everything")
+
+
+@dataclass
+class World:
+    """A store on simulated files, and what was promised of it."""
+
+    files: SimulatedFiles
+    clock: ManualClock
+    chance: random.Random
+    sent: dict[bytes, int] = field(default_factory=dict)
+    """Body to physical offset."""
+    acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
+    """Number of the operation after which a message was acknowledged."""
+    cancelled: list[tuple[int, bytes]] = field(default_factory=list)
+    """Likewise of a cancel."""
+    maybe_cancelled: set[bytes] = field(default_factory=set)
+
+    def open(self) -> None:
+        self.files.locked.clear()
+        self.store = MessageStore(CONFIG, self.files, self.clock, ("127.0.0.1", 10911), lambda level, stored: stored)
+        recovered = self.store.open()
+        self.timers = Timers(self.store, self.clock, TIMERS)
+        self.timers.load(recovered)
+        self.unacknowledged: list[bytes] = []
+        self.uncancelled: list[bytes] = []
+
+    def send(self, count: int) -> None:
+        appender = self.store.appender
+        for _ in range(count):
+            body = f"m{len(self.sent)}".encode()
+            due = self.clock.now_ms() + self.chance.choice(DELAYS)
+            named = f"UNIQ_KEY\x01{body.decode()}\x02TIMER_DELIVER_MS\x01{due}\x02TIMER_OUT_MS\x01"
+            text = f"{named}{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010".encode()
+            appender.begin()
+            offset = appender.add(self.timers.queue, body, text, due, 1, HOST, prepared_transaction_offset=due)
+            self.timers.staged(offset, "orders")
+            self.sent[body] = appender.last_physical_offset
+            self.unacknowledged.append(body)
+        appender.commit()
+
+    def cancel(self) -> None:
+        body = self.chance.choice(list(self.sent)) if self.sent else b""
+        if body and self.timers.cancel(self.sent[body]) is Cancelled.CANCELLED:
+            self.uncancelled.append(body)
+            self.maybe_cancelled.add(body)
+
+    def flush(self) -> None:
+        job = self.store.plan_flush()
+        sent, self.unacknowledged = self.unacknowledged, []
+        cancelled, self.uncancelled = self.uncancelled, []
+        job.run()
+        self.store.note_flushed(job)
+        when = len(self.files.operations)
+        self.acknowledged += [(when, body) for body in sent]
+        self.cancelled += [(when, body) for body in cancelled]
+
+    def checkpoint(self) -> None:
+        for _ in self.store.write_queues():
+            if self.chance.random() < 0.1:
+                self.send(1)
+                self.timers.step()
+        job = self.store.plan_checkpoint()
+        if self.chance.random() < 0.5:
+            self.send(1)
+            self.timers.step()
+        job.run()
+        self.store.note_checkpoint(job)
+
+    def step(self) -> None:
+        while (due := self.timers.step()) is not None and due <= self.clock.now_ms():
+            if self.chance.random() < 0.2:
+                break
+
+    def close(self) -> None:
+        self.flush()
+        self.timers.hand_over()
+        self.store.close()
+        self.timers.close()
+
+    def deliver_all(self) -> None:
+        end = self.clock.now_ms() + 200_000
+        while (due := self.timers.step()) is not None and due <= end:
+            self.clock.advance(max(0, due - self.clock.now_ms()))
+
+    def delivered(self) -> list[bytes]:
+        queue = self.store.queue("orders", 0)
+        if queue is None:
+            return []
+        units = [queue.unit(offset) for offset in range(queue.min_offset, queue.next_offset)]
+        messages = [self.store.message_at(unit[0], unit[1]) for unit in units if unit is not None]
+        for message in messages:
+            assert message is not None
+            due = message.get_property("TIMER_DELIVER_MS")
+            assert due is not None
+            assert message.store_timestamp >= int(due)
+            assert origin_of(message.prepared_transaction_offset) is not None
+        return [message.body for message in messages if message is not None]
+
+
+def run_scenario(seed: int, steps: int) -> World:
+    chance = random.Random(seed)
+    world = World(SimulatedFiles(), ManualClock(), chance)
+    world.open()
+    for _ in range(steps):
+        action = chance.random()
+        if action < 0.3:
+            world.send(chance.randrange(1, 6))
+        elif action < 0.5:
+            world.flush()
+        elif action < 0.6:
+            world.checkpoint()
+        elif action < 0.82:
+            world.clock.advance(chance.choice((1, 100, 1000, 6000, 45_000)))
+            world.step()
+        elif action < 0.92:
+            world.cancel()
+        elif action < 0.95:
+            world.close()
+            world.open()
+        else:
+            world.open()
+    return world
+
+
+def check_image(image: SimulatedFiles, world: World, when: int, end_ms: int) -> None:
+    """Open what a crash left, deliver everything, and compare with what was acknowledged before the crash."""
+    after = World(image, ManualClock(end_ms), random.Random(when))
+    after.open()
+    after.deliver_all()
+    counts = Counter(after.delivered())
+    assert [body for body, count in counts.items() if count > 1] == []
+    acknowledged = {body for at, body in world.acknowledged if at <= when}
+    cancelled = {body for at, body in world.cancelled if at <= when}
+    assert acknowledged - world.maybe_cancelled - set(counts) == set()
+    assert cancelled & set(counts) == set()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_image_a_power_cut_leaves_delivers_each_message_once(seed: int) -> None:
+    world = run_scenario(seed, 60)
+    operations = world.files.operations
+    syncs = [number for number, operation in enumerate(operations) if isinstance(operation, Sync)]
+    chance = random.Random(seed)
+    moments = {len(operations), *chance.sample(syncs, min(4, len(syncs))), *chance.sample(range(len(operations)), 4)}
+    end_ms = world.clock.now_ms()
+    for when in sorted(moments):
+        for style in STYLES:
+            check_image(world.files.after_crash(when, chance, style), world, when, end_ms)

@@ -1,0 +1,273 @@
+"""A store with timers changes hands: what RocketMQ's 5.3.3 has in its wheel the broker under test delivers, and back.
+
+Each hand-over fills a store with timers at random times: some are delivered before the first broker ends, some come due
+while no broker runs, some wait longer than timerRollWindowSlot, which RocketMQ keeps by writing them anew, and two of
+them are recalled. What was delivered is read from the queues of the topic, where a second copy could not hide.
+
+The hand-overs are mostly waiting, so several of them run at the same time, from when the first test asks.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.interop.environment import BrokerFactory, ClientPool, SharedBroker
+from tests.interop.support import eventually, not_on
+from tests.peers.broker import Broker
+from tests.peers.clients import JavaClient, unique
+from tests.peers.messages import Outgoing, Received
+
+pytestmark = pytest.mark.timeout(300)
+
+TIMER = "rmq_sys_wheel_timer"
+APACHE = "apache-5.3.3"
+QUEUES = 3
+COUNT = 300
+FIRST_MS = 2000
+# Over which time the messages are due. It has to outlive all brokers but the last: RocketMQ's takes 10 s to start
+# beside others of its kind, and up to 25 s to stop.
+STOP_MS, START_MS, SPARE_MS = 28_000, 12_000, 14_000
+ROLL_WINDOW = 6
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Brokers that have the store one after the other; None is the one under test."""
+
+    kinds: tuple[str | None, ...]
+    roll_window: int | None
+
+    @property
+    def properties(self) -> dict[str, object]:
+        """What all of them are told."""
+        properties: dict[str, object] = {"recallMessageEnable": "true"}
+        if self.roll_window is not None:
+            properties["timerRollWindowSlot"] = self.roll_window
+        return properties
+
+    def span_ms(self, end: str) -> int:
+        """Over which time its messages are due."""
+        ended = [kind for kind in self.kinds[:-1] if kind == APACHE]
+        started = [kind for kind in self.kinds[1:] if kind == APACHE]
+        return SPARE_MS + len(ended) * STOP_MS * (end == "stop") + len(started) * START_MS
+
+
+CHAINS = {
+    "from RocketMQ": Chain((APACHE, None), ROLL_WINDOW),
+    # RocketMQ delivers what was recalled if its record is to be rolled while no broker runs, and due before one does.
+    "to RocketMQ": Chain((None, APACHE), None),
+    "to RocketMQ and back": Chain((None, APACHE, None), ROLL_WINDOW),
+}
+ENDS = ("stop", "kill")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass
+class Content:
+    """What was sent, and when each of it is due."""
+
+    topic: str = field(default_factory=lambda: unique("topic"))
+    due: dict[bytes, int] = field(default_factory=dict)
+    recalled: set[bytes] = field(default_factory=set)
+
+    @property
+    def wanted(self) -> set[bytes]:
+        """What has to arrive."""
+        return self.due.keys() - self.recalled
+
+
+async def _fill(broker: Broker, java: JavaClient, span_ms: int) -> Content:
+    content = Content()
+    admin = java.admin(broker.nameserver)
+    await admin.create_topic(broker.address, content.topic, QUEUES)
+    await eventually(partial(admin.route, content.topic))
+    chance = random.Random(1)
+    start = _now_ms() + FIRST_MS
+    last = start + span_ms
+    messages = []
+    for number in range(COUNT):
+        body = b"%d" % number
+        content.due[body] = start + chance.randrange(span_ms)
+        messages.append(Outgoing(body, properties={"TIMER_DELIVER_MS": str(content.due[body])}))
+    # In one second, the last one, so that two of them can be recalled and the others not.
+    neighbours = [b"neighbour %d" % number for number in range(5)]
+    second = last // 1000 * 1000
+    for number, body in enumerate(neighbours):
+        content.due[body] = second + 100 + number * 200
+        messages.append(Outgoing(body, properties={"TIMER_DELIVER_MS": str(content.due[body])}))
+    # A delay counts from when the broker has the message, which is after now.
+    content.due[b"delay"] = _now_ms() + span_ms
+    messages.append(Outgoing(b"delay", properties={"TIMER_DELAY_MS": str(span_ms)}))
+    async with await java.producer(broker.nameserver) as producer:
+        results = await producer.send(content.topic, messages, "async")
+        for body in (neighbours[1], neighbours[3]):
+            handle = results[list(content.due).index(body)].recall_handle
+            assert handle is not None
+            await producer.recall(content.topic, handle)
+            content.recalled.add(body)
+    return content
+
+
+async def _stored(broker: Broker, java: JavaClient, topic: str) -> int:
+    stats = await java.admin(broker.nameserver).topic_stats(topic)
+    return sum(queue.max for queue in stats.values())
+
+
+async def _stored_so_far(broker: Broker, java: JavaClient, topic: str, count: int) -> None:
+    await eventually(partial(_stored, broker, java, topic), lambda found: found >= count)
+
+
+async def _rolled(broker: Broker, java: JavaClient) -> bool:
+    waited = await java.pull_all(broker.nameserver, TIMER, 0)
+    return any("TIMER_ROLL_TIMES" in message.properties for message in waited)
+
+
+async def _delivered(broker: Broker, java: JavaClient, topic: str) -> list[list[Received]]:
+    return [await java.pull_all(broker.nameserver, topic, queue) for queue in range(QUEUES)]
+
+
+async def _all_delivered(broker: Broker, java: JavaClient, content: Content) -> list[list[Received]]:
+    """Wait until all that has to arrive is there."""
+
+    async def complete() -> list[list[Received]]:
+        if await _stored(broker, java, content.topic) < len(content.wanted):
+            return []
+        found = await _delivered(broker, java, content.topic)
+        return found if content.wanted <= {message.body for queue in found for message in queue} else []
+
+    return await eventually(complete, timeout=90)
+
+
+def _check(content: Content, found: list[list[Received]], last: Broker, last_up: int, *, exactly_once: bool) -> None:
+    messages = [message for queue in found for message in queue]
+    assert content.wanted - {message.body for message in messages} == set(), "lost"
+    assert {message.body for message in messages} & content.recalled == set(), "delivered though it was recalled"
+    early = {message.body: message.store_time - content.due[message.body] for message in messages}
+    assert {body: ms for body, ms in early.items() if ms < 0} == {}, "early"
+    counts = Counter(message.body for message in messages)
+    if exactly_once:
+        assert {body: count for body, count in counts.items() if count > 1} == {}, "delivered twice"
+    if last.kind == "duemq":
+        # To the millisecond, whoever wrote them: in the order of their times, where nothing was overdue any more. What
+        # is due when the broker looks goes together, in any order.
+        for queue in found:
+            exact = [m for m in queue if m.body != b"delay" and content.due[m.body] > last_up]
+            for earlier, later in itertools.pairwise(exact):
+                if earlier.store_time < later.store_time:
+                    assert content.due[earlier.body] <= content.due[later.body]
+
+
+async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, end: str) -> None:
+    kinds = [kind or brokers.target for kind in CHAINS[chain].kinds]
+    first, *others = [brokers.make(kind, CHAINS[chain].properties) for kind in kinds]
+    await first.start()
+    content = await _fill(first, java, CHAINS[chain].span_ms(end))
+    broker, up = first, 0
+    for follower in others:
+        enough = await _stored(broker, java, content.topic) + COUNT // 10
+        await _stored_so_far(broker, java, content.topic, enough)
+        if broker.kind == APACHE and CHAINS[chain].roll_window is not None:
+            await eventually(partial(_rolled, broker, java))
+        await (broker.stop() if end == "stop" else broker.kill())
+        ended = _now_ms()
+        assert max(content.due.values()) > ended, "this machine was too slow: all were due before the broker ended"
+        await follower.start()
+        broker, up = follower, _now_ms()
+        await eventually(partial(java.admin(broker.nameserver).route, content.topic))
+    found = await _all_delivered(broker, java, content)
+    # The next one in each queue says that a second copy would have come as well: it is due a second after the last.
+    async with await java.producer(broker.nameserver) as producer:
+        at = str(max(*content.due.values(), _now_ms()) + 2000)
+        await producer.send(content.topic, [Outgoing(b"end", properties={"TIMER_DELIVER_MS": at})], queue_id=0)
+
+    async def ended_as_well() -> list[list[Received]]:
+        found = await _delivered(broker, java, content.topic)
+        return found if b"end" in [message.body for message in found[0]] else []
+
+    found = await eventually(ended_as_well)
+    found[0] = [message for message in found[0] if message.body != b"end"]
+    # Where RocketMQ's broker was killed, or goes on after a kill, what it delivered in the last second may come again.
+    # Then it puts messages into the wheel again, and those that are rolled into other slots than what recalls them.
+    if end == "kill" and chain == "to RocketMQ and back":
+        content.recalled.clear()
+        content.due = {body: at for body, at in content.due.items() if not body.startswith(b"neighbour")}
+        found = [[message for message in queue if message.body in content.due] for queue in found]
+    _check(content, found, broker, up, exactly_once=end == "stop" or APACHE not in kinds)
+    await broker.kill()
+
+
+class HandOvers:
+    """The hand-overs that have a test, three of them at a time, the longest first."""
+
+    def __init__(self, target: str, java: JavaClient, new_directory: Callable[[], Path]) -> None:
+        self._target = target
+        self._java = java
+        self._new_directory = new_directory
+        self._room = asyncio.Semaphore(3)
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def start(self, wanted: set[tuple[str, str]]) -> None:
+        """Begin with all of them."""
+        for chain, end in sorted(wanted, key=lambda item: -CHAINS[item[0]].span_ms(item[1])):
+            self._tasks[chain, end] = asyncio.create_task(self._run(chain, end))
+
+    async def result(self, chain: str, end: str) -> None:
+        """Await one; when that has failed before, this is another try."""
+        task = self._tasks[chain, end]
+        if task.done() and task.exception() is not None and (chain, end) in self._told:
+            task = self._tasks[chain, end] = asyncio.create_task(self._run(chain, end))
+        self._told.add((chain, end))
+        await task
+
+    async def close(self) -> None:
+        """Give up what still runs."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _run(self, chain: str, end: str) -> None:
+        async with self._room:
+            brokers = BrokerFactory(self._target, self._new_directory())
+            try:
+                await _change_hands(brokers, self._java, chain, end)
+            finally:
+                await brokers.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hand_overs(
+    request: pytest.FixtureRequest,
+    shared_broker: SharedBroker,
+    clients: ClientPool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[HandOvers]:
+    not_on(shared_broker.target, "apache-4.9.7", "timers came with 5.0")
+    await shared_broker.make_room()
+    run = HandOvers(shared_broker.target, await clients.java("5.3.3"), lambda: tmp_path_factory.mktemp("store"))
+    params = [
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
+    ]
+    run.start({(str(param["chain"]), str(param["end"])) for param in params})
+    yield run
+    await run.close()
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("chain", CHAINS)
+async def test_store_with_timers_changes_hands(hand_overs: HandOvers, chain: str, end: str) -> None:
+    await hand_overs.result(chain, end)

@@ -1,0 +1,400 @@
+"""What waits, looked at and changed: wheel and levels in one store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import pytest
+
+from protocol import properties
+from protocol.record import StoredMessage
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import LevelQueues
+from scheduler.pending import Changed, Pending, Place, Selection, Waiting
+from scheduler.timers import TimerConfig
+from storage.config_file import ConfigFile
+from storage.consume_queue import SCHEDULE_TOPIC
+from storage.errors import StoreFull
+from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
+
+T = TypeVar("T")
+
+DAY_MS = 86_400_000
+TABLE = DelayLevels("1s 5s 30s 2h")
+EVERYTHING = Selection()
+
+
+class PendingWorld(TimerWorld):
+    """A store with timers and levels."""
+
+    def open(self) -> None:
+        super().open()
+        file = ConfigFile(self.files, "/s/config/delayOffset.json")
+        self.levels = LevelQueues(self.store, file, self.clock, TABLE)
+        self.levels.load(self.recovered)
+        self.timers.levels = self.levels
+        self.pending = Pending(self.store, self.timers, self.levels, self.clock)
+
+    def schedule(self, level: int, text: str = "", topic: str = "orders") -> int:
+        """Put a message into a level; gives its physical offset."""
+        self.sent += 1
+        appender = self.store.appender
+        due = TABLE.deliver_time(level, appender.begin())
+        queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
+        full = f"{text}DELAY\x01{level}\x02UNIQ_KEY\x01K{self.sent}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
+        appender.add(queue, f"m{self.sent}".encode(), full.encode(), due, 7, HOST, prepared_transaction_offset=due)
+        appender.commit()
+        return appender.last_physical_offset
+
+    def run(self) -> int | None:
+        dues = [super().run()]
+        while (due := self.levels.step()) is not None and due <= self.clock.now_ms():
+            pass
+        return min((each for each in [*dues, due] if each is not None), default=None)
+
+    def select(self, selection: Selection = EVERYTHING, after: Place | None = None) -> list[Waiting]:
+        return [each for each in self.pending.select(selection, after) if each is not None]
+
+    def told(self, **selection: object) -> list[bytes]:
+        """The bodies of a selection, which is also what counting finds."""
+        wanted = Selection(**selection)  # type: ignore[arg-type]
+        found = [each.message.body for each in self.select(wanted)]
+        assert last(self.pending.count(wanted)) == len(found)
+        return found
+
+    def curve(self, begin_ms: int, step_ms: int, steps: int, topic: str | None = None) -> list[int]:
+        return last(self.pending.curve(begin_ms, step_ms, steps, topic))
+
+
+def last(steps: Iterator[T | None]) -> T:
+    """What a search gives at its end, and nothing before it."""
+    *nothing, result = steps
+    assert nothing == [None] * len(nothing)
+    assert result is not None
+    return result
+
+
+@pytest.fixture
+def world() -> PendingWorld:
+    return PendingWorld()
+
+
+def test_everything_that_waits_is_told_with_its_time(world: PendingWorld) -> None:
+    timer = world.send(START_MS + 90_123, text="KEYS\x01a b\x02", topic="bills")
+    level = world.schedule(3)
+    world.run()
+    first, second = world.select()
+    assert (first.message.physical_offset, first.due_ms, first.topic) == (timer, START_MS + 90_123, "bills")
+    assert (second.message.physical_offset, second.due_ms, second.topic) == (level, START_MS + 30_000, "orders")
+    assert (first.delay_level, second.delay_level) == (0, 3)
+
+
+def test_nothing_waits(world: PendingWorld) -> None:
+    assert world.told() == []
+    assert world.curve(START_MS, 1000, 3) == [0, 0, 0]
+
+
+def test_a_selection_by_topic(world: PendingWorld) -> None:
+    """Topics whose names have one hash are two topics."""
+    assert properties.java_hash("Aa") == properties.java_hash("BB")
+    for topic in ("Aa", "BB", "Aa"):
+        world.send(START_MS + 60_000, topic=topic)
+        world.schedule(4, topic=topic)
+    world.run()
+    found = {topic: [each.message.body for each in world.select(Selection(topic))] for topic in ("Aa", "BB", "C")}
+    assert found == {"Aa": [b"m1", b"m5", b"m2", b"m6"], "BB": [b"m3", b"m4"], "C": []}
+    assert last(world.pending.count(Selection("BB", key="K3"))) == 1
+
+
+def test_a_selection_by_key(world: PendingWorld) -> None:
+    """By each of its KEYS as a whole, or its UNIQ_KEY."""
+    world.send(START_MS + 60_000, text="KEYS\x01red green\x02")
+    world.schedule(4, text="KEYS\x01green\x02")
+    world.send(START_MS + 60_000)
+    world.run()
+    for key, bodies in {"green": [b"m1", b"m2"], "red": [b"m1"], "K3": [b"m3"], "gree": [], "red green": []}.items():
+        assert world.told(key=key) == bodies
+        assert world.told(topic="orders", key=key) == bodies
+        assert world.told(topic="bills", key=key) == []
+
+
+def test_a_selection_by_time(world: PendingWorld) -> None:
+    """From its begin on, without its end."""
+    for seconds in (10, 20, 30):
+        world.send(START_MS + seconds * 1000)
+    world.schedule(3)
+    world.run()
+    assert world.told(begin_ms=START_MS + 20_000) == [b"m2", b"m3", b"m4"]
+    assert world.told(end_ms=START_MS + 20_000) == [b"m1"]
+    assert world.told(begin_ms=START_MS + 10_001, end_ms=START_MS + 30_000) == [b"m2"]
+    assert world.told(begin_ms=START_MS + 30_000, end_ms=START_MS + 30_001) == [b"m3", b"m4"]
+    assert world.told(begin_ms=START_MS + 30_000, end_ms=START_MS + 30_000) == []
+
+
+def test_what_is_delivered_or_cancelled_waits_no_more(world: PendingWorld) -> None:
+    places = [world.send(START_MS + 5_000 * (n + 1)) for n in range(3)] + [world.schedule(n) for n in (1, 3, 4)]
+    world.run()
+    assert world.told() == [b"m1", b"m2", b"m3", b"m4", b"m5", b"m6"]
+    assert world.pending.cancel(places[1]) is Changed.DONE
+    assert world.pending.cancel(places[4]) is Changed.DONE
+    assert world.told() == [b"m1", b"m3", b"m4", b"m6"]
+    world.pass_time(5_000)
+    assert world.told() == [b"m3", b"m6"]
+    assert [world.pending.cancel(place) for place in (places[0], places[1], places[3], places[4], 10**9)] == [
+        Changed.DELIVERED,
+        Changed.CANCELLED,
+        Changed.DELIVERED,
+        Changed.CANCELLED,
+        Changed.UNKNOWN,
+    ]
+
+
+def test_of_the_current_second_only_what_is_not_delivered(world: PendingWorld) -> None:
+    for ms in (100, 400, 900):
+        world.send(START_MS + 60_000 + ms)
+    world.pass_time(60_400)
+    assert world.bodies() == [b"m1", b"m2"]
+    assert world.told() == [b"m3"]
+
+
+def test_what_is_overdue_and_not_delivered_waits(world: PendingWorld) -> None:
+    world.config.stop_dequeue = True
+    world.send(START_MS + 5_000)
+    world.send(START_MS + 5_500)
+    world.pass_time(60_000)
+    assert world.told() == [b"m1", b"m2"]
+    assert world.told(end_ms=START_MS + 5_500) == [b"m1"]
+
+
+def test_what_is_not_in_the_wheel_yet_waits_too(world: PendingWorld) -> None:
+    world.config.stop_enqueue = True
+    places = [world.send(START_MS + 60_000 + n, topic=topic) for n, topic in enumerate(("orders", "bills", "orders"))]
+    world.run()
+    assert world.timers.state().behind_messages == 3
+    assert world.told() == [b"m1", b"m2", b"m3"]
+    assert world.told(topic="orders") == [b"m1", b"m3"]
+    assert world.told(begin_ms=START_MS + 60_001, end_ms=START_MS + 60_002) == [b"m2"]
+    assert world.curve(START_MS + 60_000, 1, 3, topic="orders") == [1, 0, 1]
+    assert world.pending.cancel(places[1]) is Changed.DONE
+    assert world.told() == [b"m1", b"m3"]
+
+
+def test_a_message_far_ahead_is_told_once_with_its_own_time(world: PendingWorld) -> None:
+    """It waits in the slots of other times before its own."""
+    world.config.roll_window = 100
+    due = START_MS + 555_123
+    world.send(due)
+    for _ in range(5):
+        world.pass_time(100_000)
+        (found,) = world.select(Selection(begin_ms=due, end_ms=due + 1))
+        assert (found.due_ms, found.message.body) == (due, b"m1")
+    world.pass_time(56_000)
+    assert world.told() == []
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_after_a_restart_the_same_waits(world: PendingWorld, clean: bool) -> None:
+    places = [world.send(START_MS + 1000 * n) for n in (1, 100, 200, 100 * 86_400)] + [
+        world.schedule(n) for n in (1, 3, 4)
+    ]
+    world.pass_time(2_000)
+    world.checkpoint()
+    for place in (places[1], places[5]):
+        assert world.pending.cancel(place) is Changed.DONE
+    told = world.told()
+    assert told == [b"m3", b"m4", b"m7"]
+    if clean:
+        world.close()
+    world.open()
+    world.run()
+    assert world.told() == told
+    assert world.pending.cancel(places[1]) is Changed.CANCELLED
+
+
+def test_a_search_goes_on_behind_any_message(world: PendingWorld) -> None:
+    """The places survive a restart; what has come meanwhile is told if it is behind them."""
+    for n in range(700):
+        world.send(START_MS + 60_000 + n % 7)
+    for level in (4, 3, 4):
+        world.schedule(level)
+    world.run()
+    world.config.stop_enqueue = True
+    for _ in range(3):
+        world.send(START_MS + 70_000)
+    found = world.select()
+    assert [each.message.body for each in found[-6:]] == [b"m702", b"m701", b"m703", b"m704", b"m705", b"m706"]
+    assert [each.place for each in found] == sorted(each.place for each in found)
+    for at in (0, 511, 512, 699, 700, 701, 703, 704, 705):
+        place = Place.parse(str(found[at].place))
+        assert [each.place for each in world.select(after=place)] == [each.place for each in found[at + 1 :]]
+    world.checkpoint()
+    world.open()
+    assert len(world.select(after=found[699].place)) == 6
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "1.2", "1.2.3.4", "-1.0.0", "3.0.0", "a.b.c", "0.0.٣", f"0.0.{2**63}", "0" * 99]
+)
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(ValueError, match="is no place"):
+        Place.parse(text)
+
+
+def test_a_search_does_a_bounded_amount_at_each_step(world: PendingWorld) -> None:
+    for _ in range(300):
+        world.send(START_MS + 60_000, topic="bills")
+    world.run()
+    steps = list(world.pending.select(Selection("orders", key="x")))
+    assert steps == [None] * len(steps)
+    read: list[int] = []
+    message_at = world.store.message_at
+
+    def noted(physical_offset: int, size: int | None = None) -> StoredMessage | None:
+        read.append(physical_offset)
+        return message_at(physical_offset, size)
+
+    world.store.message_at = noted  # type: ignore[method-assign]
+    most = 0
+    for _ in world.pending.select(Selection("bills", key="x")):
+        most, read[:] = max(most, len(read)), []
+    assert most == 1
+    list(world.pending.count(Selection("bills")))
+    assert read == [], "counting by topic and time reads no records"
+
+
+def test_a_search_beside_which_everything_changes_tells_each_once(world: PendingWorld) -> None:
+    for n in range(400):
+        world.send(START_MS + 10_000 + n)
+        world.schedule(3)
+    world.run()
+    found = []
+    for number, each in enumerate(world.pending.select(EVERYTHING)):
+        if each is not None:
+            found.append(each.message.physical_offset)
+            if number % 10 == 0:
+                assert world.pending.reschedule(each.message.physical_offset, START_MS + 90_000)[0] is Changed.DONE
+        if number % 100 == 0:
+            world.send(START_MS + 20_000)
+            world.pass_time(10)
+    assert len(set(found)) == len(found) >= 700
+
+
+# --- what happens beside a search
+
+
+def test_while_a_second_is_loaded_what_waits_in_it_is_told(world: PendingWorld) -> None:
+    """As after a restart in the middle of a second."""
+    for n in range(5):
+        world.send(START_MS + 60_001 + 100 * n)
+    world.pass_time(60_150)
+    world.checkpoint()
+    world.open()
+    assert world.told() == [b"m3", b"m4", b"m5"]
+
+
+def test_a_run_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
+    for _ in range(3):
+        world.schedule(3)
+    world.levels.set_table(DelayLevels("1s 5s 2s 2h"))
+    world.schedule(4)
+    steps = world.pending.select(EVERYTHING)
+    while next(steps) is None:
+        pass
+    world.clock.advance(30_000)
+    world.run()
+    assert b"m4" in [each.message.body for each in steps if each is not None]
+
+
+def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:
+    world = PendingWorld(TimerConfig(log_segment_size=52 * 4))
+    for ms in [1000] * 10 + [60_000] * 10:
+        world.send(START_MS + ms)
+    world.run()
+    steps = world.pending.select(EVERYTHING)
+    next(steps)
+    world.pass_time(5000)
+    assert [path for paths in world.timers.expire() for path in paths]
+    assert [each.message.body for each in steps if each is not None][-10:] == [f"m{n}".encode() for n in range(11, 21)]
+
+
+# --- the curve
+
+
+def test_the_curve_has_what_is_due_in_each_span(world: PendingWorld) -> None:
+    for ms in (0, 999, 1000, 5999, 6000, 100 * DAY_MS):
+        world.send(START_MS + 60_000 + ms, topic="bills")
+    world.schedule(3)
+    world.run()
+    assert world.curve(START_MS + 60_000, 1000, 6) == [2, 1, 0, 0, 0, 1]
+    assert world.curve(START_MS + 60_001, 1000, 6) == [2, 0, 0, 0, 0, 2]
+    assert world.curve(START_MS, 30_000, 3) == [0, 1, 5]
+    assert world.curve(START_MS, 30_000, 3, topic="bills") == [0, 0, 5]
+    assert world.curve(START_MS, 30_000, 3, topic="orders") == [0, 1, 0]
+    assert sum(world.curve(START_MS, DAY_MS, 101)) == 7
+
+
+def test_in_the_curve_what_is_overdue_is_due_now(world: PendingWorld) -> None:
+    world.config.stop_dequeue = True
+    world.send(START_MS + 1_000)
+    world.send(START_MS + 90_000)
+    world.pass_time(60_000)
+    now_ms = START_MS + 60_000
+    assert world.curve(now_ms, 10_000, 4) == [1, 0, 0, 1]
+    assert world.curve(START_MS, 10_000, 10) == [0, 0, 0, 0, 0, 0, 1, 0, 0, 1]
+    assert world.curve(now_ms + 10_000, 10_000, 3) == [0, 0, 1]
+
+
+# --- changing
+
+
+@pytest.mark.parametrize("by", ["timer", "level"])
+def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
+    place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
+    world.run()
+    result, new_place = world.pending.reschedule(place, START_MS + 20_123)
+    assert result is Changed.DONE
+    world.run()
+    (found,) = world.select()
+    assert (found.message.physical_offset, found.due_ms, found.delay_level) == (new_place, START_MS + 20_123, 0)
+    assert world.pending.reschedule(place, START_MS) == (Changed.CANCELLED, None)
+    world.pass_time(20_122)
+    assert world.bodies() == []
+    world.pass_time(1)
+    assert world.bodies() == [b"m1"]
+    world.pass_time(60_000)
+    assert world.bodies() == [b"m1"]
+    assert new_place is not None
+    assert world.pending.reschedule(new_place, START_MS) == (Changed.DELIVERED, None)
+
+
+@pytest.mark.parametrize("by", ["timer", "level"])
+def test_a_time_that_is_past_is_at_once(world: PendingWorld, by: str) -> None:
+    place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
+    world.run()
+    assert world.pending.reschedule(place, 0)[0] is Changed.DONE
+    world.pass_time(0)
+    assert world.bodies() == [b"m1"]
+    assert world.told() == []
+    world.pass_time(DAY_MS)
+    assert world.bodies() == [b"m1"]
+
+
+def test_what_cannot_be_written_is_not_changed(world: PendingWorld) -> None:
+    place = world.send(START_MS + 60_000)
+    world.run()
+    world.store.appender.refuse(StoreFull("full"))
+    for change in (world.pending.cancel, lambda place: world.pending.reschedule(place, START_MS)):
+        with pytest.raises(StoreFull):
+            change(place)
+    world.store.appender.accept()
+    assert world.told() == [b"m1"]
+
+
+def test_a_store_with_another_log_size(world: PendingWorld) -> None:
+    """A search goes over the ends of the timer log's files."""
+    world = PendingWorld(TimerConfig(log_segment_size=52 * 10))
+    for _ in range(50):
+        world.send(START_MS + 60_000)
+    world.run()
+    assert len(world.told()) == 50

@@ -1,0 +1,161 @@
+"""What a topic may ask of its deliveries: a rate, a spread, a pause, a way to catch up; others are not touched."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
+from scheduler.timers import Cancelled, TimerConfig
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+
+
+@pytest.fixture
+def world() -> TimerWorld:
+    return TimerWorld(TimerConfig(log_segment_size=52 * 1000))
+
+
+def times(world: TimerWorld, topic: str = "orders") -> list[int]:
+    return [message.store_timestamp - START_MS for message in world.delivered(topic)]
+
+
+def test_a_rate_releases_evenly_and_leaves_others_alone(world: TimerWorld) -> None:
+    world.timers.set_policy("orders", TimerPolicy(rate=10))
+    for _ in range(35):
+        world.send(START_MS + 1000)
+        world.send(START_MS + 1000, topic="others")
+    world.pass_time(10_000)
+    assert times(world) == [1000 + 100 * n for n in range(35)]
+    assert times(world, "others") == [1000] * 35
+    assert world.bodies() == [f"m{n}".encode() for n in range(1, 71, 2)]
+
+
+def test_what_comes_later_waits_behind_what_is_released(world: TimerWorld) -> None:
+    world.timers.set_policy("orders", TimerPolicy(rate=10))
+    for second in (1, 2):
+        for _ in range(15):
+            world.send(START_MS + second * 1000)
+    world.pass_time(10_000)
+    counts = Counter(time // 1000 for time in times(world))
+    assert counts == {1: 10, 2: 10, 3: 10}
+
+
+def test_a_spread_makes_a_stream_of_a_burst(world: TimerWorld) -> None:
+    world.timers.set_policy("orders", TimerPolicy(spread_ms=60_000))
+    for _ in range(600):
+        world.send(START_MS + 5000)
+    world.pass_time(70_000)
+    found = times(world)
+    assert len(found) == 600
+    assert min(found) >= 5000
+    assert max(found) < 65_000
+    counts = Counter((time - 5000) // 10_000 for time in found)
+    assert min(counts.values()) > 50
+    assert len(counts) == 6
+
+
+def test_a_paused_topic_waits_until_it_goes_on(world: TimerWorld) -> None:
+    world.timers.set_policy("orders", TimerPolicy(is_paused=True))
+    world.send(START_MS + 1000)
+    world.send(START_MS + 1000, topic="others")
+    world.pass_time(60_000)
+    assert times(world) == []
+    assert times(world, "others") == [1000]
+    world.timers.set_policy("orders", None)
+    world.pass_time(15_000)
+    assert len(times(world)) == 1
+    assert world.timers.metrics() == {}
+
+
+def test_overdue_messages_are_dropped(world: TimerWorld) -> None:
+    for delay in (1000, 30_000, 59_000):
+        world.send(START_MS + delay)
+    world.send(START_MS + 2000)
+    world.run()
+    world.checkpoint()
+    world.clock.advance(60_000)
+    world.open()
+    world.timers.set_policy("orders", TimerPolicy(drop_after_ms=40_000))
+    world.run()
+    assert world.bodies() == [b"m2", b"m3"]
+    assert world.timers.dropped == 2
+    world.open()
+    world.run()
+    assert world.bodies() == [b"m2", b"m3"]
+    assert world.timers.metrics() == {}
+
+
+def test_overdue_messages_are_spread(world: TimerWorld) -> None:
+    for _ in range(200):
+        world.send(START_MS + 1000)
+    world.run()
+    world.checkpoint()
+    world.clock.advance(60_000)
+    world.open()
+    world.timers.set_policy("orders", TimerPolicy(catch_up_spread_ms=20_000))
+    world.send(world.clock.now_ms() + 1000)
+    world.pass_time(20_000)
+    found = times(world)
+    assert len(found) == 201
+    assert len(set(found)) > 150
+    assert max(found) < 80_000
+    assert 61_000 in found
+
+
+@pytest.mark.parametrize("policy", [TimerPolicy(rate=5), TimerPolicy(spread_ms=9000), TimerPolicy(is_paused=True)])
+@pytest.mark.parametrize("at_ms", [900, 2500, 6000])
+def test_what_is_held_is_delivered_once_over_a_kill(world: TimerWorld, policy: TimerPolicy, at_ms: int) -> None:
+    world.timers.set_policy("orders", policy)
+    for _ in range(40):
+        world.send(START_MS + 1500)
+    world.pass_time(800)
+    world.checkpoint()
+    world.pass_time(at_ms)
+    world.open()
+    world.timers.set_policy("orders", policy)
+    world.pass_time(2000)
+    world.checkpoint()
+    world.open()
+    world.pass_time(40_000)
+    assert Counter(world.bodies()) == {f"m{n}".encode(): 1 for n in range(1, 41)}
+
+
+def test_what_is_held_can_be_cancelled(world: TimerWorld) -> None:
+    world.timers.set_policy("orders", TimerPolicy(rate=1))
+    places = [world.send(START_MS + 500) for _ in range(5)]
+    world.pass_time(1000)
+    assert world.timers.cancel(places[0]) is Cancelled.DELIVERED
+    assert world.timers.cancel(places[3]) is Cancelled.CANCELLED
+    assert world.timers.cancel(places[3]) is Cancelled.CANCELLED_BEFORE
+    world.pass_time(10_000)
+    assert world.bodies() == [b"m1", b"m2", b"m3", b"m5"]
+
+
+def test_the_attributes() -> None:
+    assert policy_of({}) is None
+    assert policy_of({"delay.levels": "1s"}) is None
+    assert policy_of({RATE: "7", SPREAD: "3", PAUSED: "True"}) == TimerPolicy(7, 3000, True)
+    assert policy_of({CATCH_UP: "drop:60"}) == TimerPolicy(drop_after_ms=60_000)
+    assert policy_of({CATCH_UP: "spread:5"}) == TimerPolicy(catch_up_spread_ms=5000)
+    assert policy_of({CATCH_UP: "all"}) == TimerPolicy()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (RATE, "-1"),
+        (RATE, "1.5"),
+        (RATE, ""),
+        (RATE, "10000001"),
+        (SPREAD, "x"),
+        (SPREAD, "604801"),
+        (PAUSED, "yes"),
+        (CATCH_UP, "drop"),
+        (CATCH_UP, "all:1"),
+        (CATCH_UP, "newest"),
+    ],
+)
+def test_wrong_attributes_are_named(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        policy_of({name: value})
