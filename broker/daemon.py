@@ -51,7 +51,8 @@ from protocol.headers import BrokerIdentity
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import DeliveryConfig, LevelQueues
 from scheduler.pending import Pending
-from scheduler.timers import TimerConfig, Timers
+from scheduler.timer_config import TimerConfig
+from scheduler.timers import Timers
 from storage.ahead import AllocateJob
 from storage.clock import Clock, MovableClock, SystemClock
 from storage.config_file import ConfigFile

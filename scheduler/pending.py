@@ -19,7 +19,8 @@ import numpy as np
 from protocol import properties
 from protocol.record import StoredMessage
 from scheduler.level_queues import LevelQueues
-from scheduler.timers import Cancelled, Timers
+from scheduler.timer_config import Cancelled
+from scheduler.timers import Timers
 from storage.clock import Clock
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.store import MessageStore

@@ -55,6 +55,9 @@ NORMAL: Final = 1
 ROLL: Final = 2
 DELETE: Final = 4
 WITHDRAWN: Final = 8
+APPLIED: Final = -1
+"""The deliver time of units that stand for no message: of deleting ones, which have done what they are for, while
+RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
 _ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
 _MAGIC_AT: Final = 12
 _BLANK: Final = struct.Struct(">iqI")

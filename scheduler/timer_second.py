@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from protocol.timer_properties import PRECISION_MS
+from scheduler.timer_log import APPLIED
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from scheduler.timer_log import Units
 
     Waits = NDArray[Any]
     Magic = NDArray[np.int32]
@@ -101,3 +106,24 @@ class Second:
         """When the first message is due; None without one."""
         waits = self.remaining()
         return int(waits["due"][0]) if len(waits) else None
+
+
+def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
+    """As `timer_properties.slot_second`, of many."""
+    result: NDArray[np.int64] = (due - 1) // PRECISION_MS
+    return result
+
+
+def signed_due(waits: Waits) -> NDArray[np.int64]:
+    """Deliver times as units have them: negative where a policy chose them."""
+    return np.where(waits["held"], -waits["due"], waits["due"])
+
+
+def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
+    """What units say of their messages."""
+    due = units["due_ms"].astype(np.int64)
+    waits = np.empty(len(units), WAIT)
+    waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]
+    waits["due"], waits["held"] = np.abs(due), due < APPLIED
+    waits["hash"], waits["position"] = units["topic_hash"], positions
+    return waits

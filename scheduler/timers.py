@@ -25,11 +25,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -41,15 +37,18 @@ from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler import timer_files
 from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues, ReadCold
+from scheduler.timer_config import Cancelled, Refusal, TimerConfig
 from scheduler.timer_files import TimerCheck, TimerNote
-from scheduler.timer_log import DEFAULT_SEGMENT_SIZE, DELETE, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_log import APPLIED, DELETE, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_policies import Policies, Split, TimerPolicy
+from scheduler.timer_records import TimerRecords
 from scheduler.timer_recovery import Start, TimerRecovery
-from scheduler.timer_second import WAIT, Second
+from scheduler.timer_second import WAIT, Second, signed_due, slot_second_of, waits_of
+from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.clock import Clock
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, ConsumeQueue
-from storage.copies import ORIGIN_ZERO, UNITS
+from storage.copies import UNITS
 from storage.errors import StoreError
 from storage.recovery import Recovered
 from storage.store import MessageStore
@@ -57,12 +56,10 @@ from storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from scheduler.timer_log import Units
     from scheduler.timer_second import Waits
 
 log = structlog.get_logger(__name__)
 
-DAY_SECONDS: Final = 86_400
 SLICE_SECONDS: Final = 0.002
 """How long one step goes on."""
 PRELOAD_SECONDS: Final = 10
@@ -77,55 +74,13 @@ _ROLL_UNITS: Final = 4096
 _LOOK_UNITS: Final = 32
 _MAX_HASH: Final = 2**32
 """Tags codes up to here are hashes, beyond they are deliver times."""
-_APPLIED: Final = -1
-"""The deliver time of units that stand for no message: of deleting ones, which have done what they are for, while
-RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
 _DELETED: Final = DELETE | WITHDRAWN
-_MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
+_MAX_LAG_SECONDS: Final = 20 * 86_400
 _MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
 _NOTHING: Final = Start(0, 0, 0, 0, {})
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
 _NEAR_SECONDS: Final = 8
-_DELETE_BODY: Final = b"0"
-_DELETE_TAG: Final = "_RECALL_TAG_"
-
-
-@dataclass
-class TimerConfig:
-    """Settings, by RocketMQ's names; may be changed while running, but for the first two."""
-
-    log_segment_size: int = DEFAULT_SEGMENT_SIZE
-    """mappedFileSizeTimerLog, bytes."""
-    is_enabled: bool = True
-    """timerWheelEnable."""
-    roll_window: int = 2 * DAY_SECONDS
-    """timerRollWindowSlot, seconds: how far ahead a slot may be."""
-    max_delay: int = 366 * DAY_SECONDS
-    """timerMaxDelaySec, seconds: a later time is refused."""
-    congest_limit: int = 2**31 - 1
-    """timerCongestNumEachSlot: so many messages of one second are taken, and no more."""
-    stop_enqueue: bool = False
-    """timerStopEnqueue."""
-    stop_dequeue: bool = False
-    """timerStopDequeue."""
-
-
-class Refusal(Enum):
-    """Why a timer message is not taken."""
-
-    DISABLED = "disabled"
-    TOO_FAR = "too far"
-    CONGESTED = "congested"
-
-
-class Cancelled(Enum):
-    """What became of a request to cancel."""
-
-    CANCELLED = "cancelled"
-    DELIVERED = "already delivered"
-    CANCELLED_BEFORE = "already cancelled"
-    UNKNOWN = "never existed"
 
 
 class TimerState(NamedTuple):
@@ -189,13 +144,8 @@ class Timers:
         self._replayed_to = 0
         """...which for messages from this queue offset on it does not."""
 
-        self._topics: dict[int, str] = {}
-        self._hashes: dict[str, int] = {}
-        self._staged = array("i")
-        self._staged_from = 0
-        """Topic hashes of the messages that are staged or not enqueued yet, from this queue offset on."""
-        self._waiting: Counter[int] = Counter()
-
+        self._topics = TimerTopics()
+        self._records = TimerRecords(store, self.queue, self._topics)
         self.policies = Policies()
         self._held_to = 0
         """No second beyond has a message whose time a policy chose."""
@@ -222,15 +172,14 @@ class Timers:
         """Open the files, or make them, and find out what waits. Raises StoreFormatError, OSError."""
         files = self._store.files
         files.make_directories(os.path.dirname(self._check_path))
-        for topic in timer_files.load_topics(files, self._metrics_path):
-            self._hash(topic)
         check = timer_files.load_check(files, self._check_path)
         note = None if recovered.is_foreign else timer_files.decode_note(recovered.notes.get("timers", b""))
         recovery = TimerRecovery(self._store, self.queue, self._log, self._wheel, self._clock.now_ms(), recovered)
         start = recovery.run(note, check)
         self._check = check or TimerCheck()
         self._second, self._since, self._log_since = start.second, start.since, start.log_since
-        self._enqueued, self._waiting = start.queue_offset, Counter(start.waiting)
+        self._enqueued = start.queue_offset
+        self._topics.load(timer_files.load_topics(files, self._metrics_path), start.waiting)
         self._start = start
         self._held_to = note.held_to if note is not None else 0
         self._replayed_to = self.queue.next_offset
@@ -284,23 +233,7 @@ class Timers:
 
     def staged(self, queue_offset: int, topic: str) -> None:
         """A message for a topic was staged at a queue offset of `queue`. To be called right after the staging."""
-        topic_hash = self._hashes.get(topic)
-        if topic_hash is None:
-            topic_hash = self._hash(topic)
-        at = queue_offset - self._staged_from
-        if at == len(self._staged):
-            self._staged.append(topic_hash)
-        elif 0 <= at < len(self._staged):  # what was staged there was not written
-            del self._staged[at:]
-            self._staged.append(topic_hash)
-        else:
-            self._staged_from, self._staged = queue_offset, array("i", [topic_hash])
-
-    def _hash(self, topic: str) -> int:
-        topic_hash = properties.java_hash(topic)
-        self._hashes[topic] = topic_hash
-        self._topics.setdefault(topic_hash, topic)
-        return topic_hash
+        self._topics.staged(queue_offset, topic)
 
     def _arrived(self, _: ConsumeQueue) -> None:
         if self._soonest_ms > self._store.appender.store_timestamp + _SOON_MS:
@@ -313,7 +246,7 @@ class Timers:
 
     def set_policy(self, topic: str, policy: TimerPolicy | None) -> None:
         """Let a topic have a policy, or none, from now on."""
-        self.policies.set(self._hash(topic), policy)
+        self.policies.set(self._topics.hash_of(topic), policy)
 
     # --- enqueuing
 
@@ -329,7 +262,7 @@ class Timers:
             return False
         units = self._batches.read(queue, self._enqueued, count)
         codes = units["tags_code"]
-        hashes = self._take_hashes(len(units))
+        hashes = self._topics.hashes(self._enqueued, len(units))
         if hashes is None or not (codes > _MAX_HASH).all():
             units = units[:_LOOK_UNITS]
             waits, magic = self._look(units)
@@ -345,23 +278,11 @@ class Timers:
         if len(waits):
             self._put(waits, magic, now_ms)
             is_message = magic == NORMAL
-            self._count_waiting(waits[is_message], 1)
+            self._topics.count(waits[is_message], 1)
             self.enqueued += int(is_message.sum())
         self._enqueued += len(units)
-        self._drop_staged()
+        self._topics.drop_staged(self._enqueued)
         return True
-
-    def _take_hashes(self, count: int) -> NDArray[np.int32] | None:
-        at = self._enqueued - self._staged_from
-        if at < 0 or at + count > len(self._staged):
-            return None
-        return np.array(self._staged[at : at + count], np.int32)
-
-    def _drop_staged(self) -> None:
-        done = self._enqueued - self._staged_from
-        if done > 0:
-            del self._staged[:done]
-            self._staged_from = self._enqueued
 
     def _look(self, units: NDArray[Any]) -> tuple[Waits, NDArray[np.int32]]:
         """As of `_enqueue`, for messages of which only their records tell when they are due."""
@@ -374,7 +295,7 @@ class Timers:
                 log.error("timer_message_illegal", physical_offset=physical, size=size)
                 continue
             text = message.properties_text
-            topic_hash = self._hash(properties.get(text, properties.REAL_TOPIC) or "")
+            topic_hash = self._topics.hash_of(properties.get(text, properties.REAL_TOPIC) or "")
             magic[at] = NORMAL
             if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
                 magic[at] = NORMAL | DELETE
@@ -414,7 +335,7 @@ class Timers:
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        units["due_ms"] = np.where(magic & _DELETED == _DELETED, _APPLIED, signed_due(waits))
+        units["due_ms"] = np.where(magic & _DELETED == _DELETED, APPLIED, signed_due(waits))
         self._log.append(units, positions)
         self._wheel.put(plan)
         waits["position"] = positions
@@ -468,7 +389,7 @@ class Timers:
             kept = magic & WITHDRAWN == 0
             if second.number < self._start.recovered_to:
                 done = kept & np.isin(waits["physical"], self._start.done)
-                self._count_waiting(waits[done & (magic & DELETE == 0)], -1)
+                self._topics.count(waits[done & (magic & DELETE == 0)], -1)
                 kept &= ~done
                 if second.number == self._start.second:
                     moved = np.isin(waits["physical"], self._start.superseded)
@@ -514,7 +435,7 @@ class Timers:
             yield
         for physical in deleted:
             waits = second.remaining()
-            self._count_waiting(waits[waits["physical"] == physical], -1)
+            self._topics.count(waits[waits["physical"] == physical], -1)
             second.remove(physical)
 
     def _advance(self, now_ms: int) -> bool:
@@ -617,7 +538,7 @@ class Timers:
             )
         self._trouble = None
         self.dequeued += outcome.delivered
-        self._count_waiting(waits[: outcome.units], -1)
+        self._topics.count(waits[: outcome.units], -1)
         second.is_touched = True
         second.drop(outcome.units)
         return True
@@ -631,10 +552,10 @@ class Timers:
         for physical, size in split.dropped[["physical", "size"]].tolist():
             message = self._store.message_at(physical, size)
             if message is not None:
-                self._append_delete(message, self._due_of(message) or now_ms)
+                self._records.delete(message, self._due_of(message) or now_ms)
         if len(split.dropped):
             self.dropped += len(split.dropped)
-            self._count_waiting(split.dropped, -1)
+            self._topics.count(split.dropped, -1)
             log.warning("overdue_messages_dropped", messages=len(split.dropped), second=second.number)
         second.drop(count)
         split.now["held"] = True  # their turn has come
@@ -699,14 +620,14 @@ class Timers:
     def cancel(self, physical_offset: int, deliver_ms: int | None = None) -> Cancelled:
         """Cancel a message that waits, with a timer or a level. The caller holds its answer until what was appended is
         durable enough (as for a send). Raises StoreError, OSError."""
-        return self._take_out(physical_offset, self._append_delete)
+        return self._take_out(physical_offset, self._records.delete)
 
     def reschedule(self, physical_offset: int, deliver_ms: int) -> tuple[Cancelled, int | None]:
         """Give a message that waits, with a timer or a level, another time; one that is past for "at once". It is
         another record then: CANCELLED says so, and at which physical offset. As for `cancel`."""
         due_ms = max(deliver_ms, self._clock.now_ms())
         places: list[int] = []
-        result = self._take_out(physical_offset, lambda message, _: places.append(self._append_again(message, due_ms)))
+        result = self._take_out(physical_offset, lambda message, _: places.append(self._again(message, due_ms)))
         return result, places[0] if places else None
 
     def _take_out(self, physical_offset: int, append: Callable[[StoredMessage, int], None]) -> Cancelled:
@@ -776,7 +697,7 @@ class Timers:
         """As `_find_unit`, in the whole log: the roll window was changed, or the clock set."""
         found = None
         for position, units in self._log.scan(self._log.begin, self._log.end):
-            hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != _APPLIED))
+            hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED))
             if len(hits):
                 found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
         return found
@@ -790,41 +711,13 @@ class Timers:
             (waits["physical"] == physical_offset).any() for waits, _ in second.again
         )
 
-    def _append_delete(self, message: StoredMessage, due_ms: int) -> None:
-        """Append a record that deletes a message that is due at a time: for Apache's broker by topic and unique key, in
-        the slot of that time; for recovery by its origin. Raises StoreError."""
-        text = message.properties_text
-        topic = properties.get(text, properties.REAL_TOPIC) or ""
-        key = properties.get(text, properties.UNIQ_KEY) or ""
-        mark = {
-            properties.TIMER_DEL_UNIQKEY: f"{topic}+{key}",
-            properties.UNIQ_KEY: key,
-            properties.TAGS: _DELETE_TAG,
-            properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
-            properties.REAL_TOPIC: topic,
-            properties.REAL_QID: "0",
-        }
-        appender = self._store.appender
-        now_ms = appender.begin()
-        offset = appender.add(
-            self.queue,
-            _DELETE_BODY,
-            properties.format_properties(mark).encode(),
-            properties.tags_code(_DELETE_TAG),
-            now_ms,
-            appender.store_host,
-            prepared_transaction_offset=message.physical_offset or ORIGIN_ZERO,
-        )
-        self.staged(offset, topic)
-        appender.commit()
-
     def _withdraw(self, position: int, number: int, message: StoredMessage) -> None:
         """A message is not to be delivered from its slot any more. Raises OSError."""
         self._log.withdraw(position)
         second = self._resident.get(number)
         if second is not None:
             second.remove(message.physical_offset)
-        self._waiting[self._hash(properties.get(message.properties_text, properties.REAL_TOPIC) or "")] -= 1
+        self._topics.count_one(properties.get(message.properties_text, properties.REAL_TOPIC) or "", -1)
 
     def _withdraw_again(self, physical_offset: int) -> None:
         """Recovery found that a message was withdrawn: the mark at its unit may not have been durable."""
@@ -843,7 +736,7 @@ class Timers:
         window = self.config.roll_window
         if second > self._second:
             second -= (second - self._second - 1) // window * window
-        topic_hash = self._hash(topic)
+        topic_hash = self._topics.hash_of(topic)
         for candidate in (second, second + window):
             for _, units in self._log.chain(self._wheel.last(candidate)):
                 for unit in units[units["topic_hash"] == topic_hash][["physical_offset", "record_size"]].tolist():
@@ -888,7 +781,7 @@ class Timers:
                 second, due_ms = int(seconds[at]), int(units["due_ms"][at])
                 if message is None or second < self._second or not self._is_waiting(second, message.physical_offset):
                     continue
-                self._append_again(message, due_ms or self._due_of(message) or second * PRECISION_MS)
+                self._again(message, due_ms or self._due_of(message) or second * PRECISION_MS)
                 self._withdraw(position + at * UNIT.itemsize, second, message)
                 count += 1
                 yield True
@@ -896,45 +789,16 @@ class Timers:
         for found in self.levels.waiting_before(limit) if self.levels is not None else ():
             if found is not None:
                 assert self.levels is not None
-                self._append_again(*found)
+                self._again(*found)
                 self.levels.withdraw(found[0])
                 count += 1
             yield found is not None
         if count:
             log.info("scheduled_messages_rolled", messages=count, before=limit)
 
-    def _append_again(self, message: StoredMessage, due_ms: int) -> int:
-        """Append a message that waits once more, to wait on in the wheel; gives its physical offset. Raises
-        StoreError."""
-        found = properties.parse(message.properties_text)
-        topic, queue_id = found.pop(properties.REAL_TOPIC, ""), found.pop(properties.REAL_QID, "0")
-        times = found.get(properties.TIMER_ROLL_TIMES, "0")
-        for name in (properties.DELAY, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS):
-            found.pop(name, None)
-        found[properties.TIMER_DELIVER_MS] = str(due_ms)
-        found[properties.TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
-        found[properties.TIMER_OUT_MS] = str(timer_properties.out_ms(due_ms))
-        found[properties.REAL_TOPIC], found[properties.REAL_QID] = topic, queue_id
-        text = properties.format_properties(found).encode()
-        appender = self._store.appender
-        appender.check(message.body, text)
-        appender.begin()
+    def _again(self, message: StoredMessage, due_ms: int) -> int:
         self._soonest_ms = min(self._soonest_ms, due_ms)
-        offset = appender.add(
-            self.queue,
-            message.body,
-            text,
-            due_ms,
-            message.born_timestamp,
-            message.born_host,
-            message.flag,
-            message.sys_flag,
-            message.reconsume_times,
-            message.physical_offset or ORIGIN_ZERO,
-        )
-        self.staged(offset, topic)
-        appender.commit()
-        return appender.last_physical_offset
+        return self._records.again(message, due_ms)
 
     # --- what tools see
 
@@ -943,7 +807,7 @@ class Timers:
         head = self._resident[self._second].head_ms
         late_ms = max(0, self._clock.now_ms() - head) if head is not None else 0
         behind = self.queue.next_offset - self._enqueued
-        pending = sum(self._waiting.values())
+        pending = self._topics.total
         return TimerState(self._second * PRECISION_MS, self._enqueued, behind, pending, *self._rates, late_ms)
 
     def checkpoint_body(self) -> bytes:
@@ -952,7 +816,7 @@ class Timers:
 
     def metrics(self) -> dict[str, int]:
         """Waiting messages by topic."""
-        return {self._topics.get(key, f"#{key}"): count for key, count in self._waiting.items() if count > 0}
+        return self._topics.metrics()
 
     def report(self) -> None:
         """Once a second or so: take rates, log when late."""
@@ -969,20 +833,10 @@ class Timers:
             log.warning(
                 "timers_late",
                 late_ms=late_ms,
-                waiting=sum(self._waiting.values()),
+                waiting=self._topics.total,
                 delivered_per_second=round(self._rates[1]),
                 reason=reason or "many messages are due at once",
             )
-
-    def _count_waiting(self, waits: Waits, sign: int) -> None:
-        if not len(waits):
-            return
-        hashes = waits["hash"]
-        if (hashes == hashes[0]).all():
-            self._waiting[int(hashes[0])] += sign * len(waits)
-            return
-        for key, count in zip(*(part.tolist() for part in np.unique(hashes, return_counts=True)), strict=True):
-            self._waiting[key] += sign * count
 
     # --- the files
 
@@ -999,7 +853,7 @@ class Timers:
             self._log.crc(self._log.end),
             self._enqueued,
             self._held_to,
-            {key: count for key, count in self._waiting.items() if count},
+            self._topics.waiting(),
         ).encode()
 
     def write(self) -> Iterator[None]:
@@ -1071,7 +925,7 @@ class Timers:
         positions = self._log.positions(1)
         mark = np.zeros(1, UNIT)
         mark["size"], mark["previous"], mark["magic"] = UNIT.itemsize, -1, NORMAL | WITHDRAWN
-        mark["due_ms"] = _APPLIED
+        mark["due_ms"] = APPLIED
         mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
         # In a slot of the past, which nobody reads any more.
         mark["delay_ms"] = (self._second - 3600) * PRECISION_MS - mark["write_ms"]
@@ -1096,24 +950,3 @@ class Timers:
 
 
 _END: Final = object()
-
-
-def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As `timer_properties.slot_second`, of many."""
-    result: NDArray[np.int64] = (due - 1) // PRECISION_MS
-    return result
-
-
-def signed_due(waits: Waits) -> NDArray[np.int64]:
-    """Deliver times as units have them: negative where a policy chose them."""
-    return np.where(waits["held"], -waits["due"], waits["due"])
-
-
-def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
-    """What units say of their messages."""
-    due = units["due_ms"].astype(np.int64)
-    waits = np.empty(len(units), WAIT)
-    waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]
-    waits["due"], waits["held"] = np.abs(due), due < _APPLIED
-    waits["hash"], waits["position"] = units["topic_hash"], positions
-    return waits

@@ -23,7 +23,8 @@ from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import ChangePending, DueCurve, ListPending, Request, response
 from protocol.message_id import offset_message_id, parse_offset_message_id
 from scheduler.pending import Changed, Pending, Place, Selection, Waiting
-from scheduler.timers import Refusal, Timers
+from scheduler.timer_config import Refusal
+from scheduler.timers import Timers
 from storage.clock import Clock
 from storage.store import MessageStore
 

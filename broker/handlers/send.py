@@ -43,7 +43,8 @@ from protocol.record import (
 from protocol.timer_properties import TimerIllegal, deliver_time, out_ms
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
-from scheduler.timers import Refusal, Timers
+from scheduler.timer_config import Refusal
+from scheduler.timers import Timers
 from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
 from storage.errors import RecordTooLarge
 from storage.store import MessageStore

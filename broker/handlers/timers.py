@@ -17,7 +17,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.headers import CancelMessage, NoFields, RecallMessage, RecallMessageResponse, Request, response
 from protocol.message_id import offset_message_id, parse_offset_message_id
 from protocol.recall_handle import RecallHandle
-from scheduler.timers import Cancelled, Timers
+from scheduler.timer_config import Cancelled
+from scheduler.timers import Timers
 from storage.clock import Clock
 from storage.store import MessageStore
 

@@ -18,7 +18,8 @@ from math import log10
 from pathlib import Path
 
 from protocol import timer_properties
-from scheduler.timers import TimerConfig, Timers
+from scheduler.timer_config import TimerConfig
+from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.files import OsFiles
 from storage.store import MessageStore, StoreConfig

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from protocol import timer_properties
-from scheduler.timers import Cancelled, TimerConfig, Timers
+from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.copies import origin_of
 from storage.store import MessageStore, StoreConfig

@@ -16,7 +16,7 @@ from protocol.properties import MAX_BYTES
 from protocol.recall_handle import RecallHandle
 from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
 from protocol.timer_properties import due_of
-from scheduler.timers import Refusal
+from scheduler.timer_config import Refusal
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.errors import StoreFull
 from tests.support.broker import Peer, UnboundBroker, running

@@ -24,7 +24,8 @@ from protocol.frame import CODECS, JSON
 from protocol.headers import CancelMessage, RecallMessage
 from protocol.message_id import offset_message_id, pack_host
 from protocol.record import StoredMessage
-from scheduler.timers import Cancelled, Timers, TimerState
+from scheduler.timer_config import Cancelled
+from scheduler.timers import Timers, TimerState
 from storage.errors import StoreError, StoreFull
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns

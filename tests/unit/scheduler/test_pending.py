@@ -12,7 +12,7 @@ from protocol.record import StoredMessage
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import LevelQueues
 from scheduler.pending import Changed, Pending, Place, Selection, Waiting
-from scheduler.timers import TimerConfig
+from scheduler.timer_config import TimerConfig
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull

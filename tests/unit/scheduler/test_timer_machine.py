@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler.timers import Cancelled, TimerConfig
+from scheduler.timer_config import Cancelled, TimerConfig
 from tests.unit.scheduler.timer_world import TimerWorld
 
 NEAR = st.integers(-2_000, 15_000)

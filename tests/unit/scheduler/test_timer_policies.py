@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
-from scheduler.timers import Cancelled, TimerConfig
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 

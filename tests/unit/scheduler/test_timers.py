@@ -10,7 +10,7 @@ import pytest
 from protocol import properties, timer_properties
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import LevelQueues
-from scheduler.timers import Cancelled, Refusal, TimerConfig
+from scheduler.timer_config import Cancelled, Refusal, TimerConfig
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
-from scheduler.timers import TimerConfig, Timers
+from scheduler.timer_config import TimerConfig
+from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles

@@ -1,0 +1,104 @@
+"""The topics of messages with a timer, by Java's hashes of their names, which is what units have: who waits for which,
+and of what topic the messages are that are staged but not in the wheel yet."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from protocol import properties
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from scheduler.timer_second import Waits
+
+
+class TimerTopics:
+    """Names, hashes, and numbers of messages."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._hashes: dict[str, int] = {}
+        self._staged = array("i")
+        self._staged_from = 0
+        """Topic hashes of messages that are staged, or not in the wheel yet, from this queue offset on."""
+        self._waiting: Counter[int] = Counter()
+
+    def load(self, names: Iterable[str], waiting: Mapping[int, int]) -> None:
+        """What a checkpoint knows: names, and how many messages wait by hash."""
+        for name in names:
+            self.hash_of(name)
+        self._waiting = Counter(waiting)
+
+    def hash_of(self, topic: str) -> int:
+        """The hash of a topic, whose name is known from now on."""
+        found = self._hashes.get(topic)
+        if found is None:
+            found = self._hashes[topic] = properties.java_hash(topic)
+            self._names.setdefault(found, topic)
+        return found
+
+    # --- what is staged
+
+    def staged(self, queue_offset: int, topic: str) -> None:
+        """A message for a topic was staged at a queue offset."""
+        topic_hash = self._hashes.get(topic)
+        if topic_hash is None:
+            topic_hash = self.hash_of(topic)
+        at = queue_offset - self._staged_from
+        if at == len(self._staged):
+            self._staged.append(topic_hash)
+        elif 0 <= at < len(self._staged):  # what was staged there was not written
+            del self._staged[at:]
+            self._staged.append(topic_hash)
+        else:
+            self._staged_from, self._staged = queue_offset, array("i", [topic_hash])
+
+    def hashes(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
+        """The topic hashes of messages from a queue offset on; None where they were not staged since the start."""
+        at = queue_offset - self._staged_from
+        if at < 0 or at + count > len(self._staged):
+            return None
+        return np.array(self._staged[at : at + count], np.int32)
+
+    def drop_staged(self, queue_offset: int) -> None:
+        """What is before a queue offset is in the wheel."""
+        done = queue_offset - self._staged_from
+        if done > 0:
+            del self._staged[:done]
+            self._staged_from = queue_offset
+
+    # --- what waits
+
+    def count(self, waits: Waits, sign: int) -> None:
+        """Messages came to wait (1), or wait no more (-1)."""
+        if not len(waits):
+            return
+        hashes = waits["hash"]
+        if (hashes == hashes[0]).all():
+            self._waiting[int(hashes[0])] += sign * len(waits)
+            return
+        for key, count in zip(*(part.tolist() for part in np.unique(hashes, return_counts=True)), strict=True):
+            self._waiting[key] += sign * count
+
+    def count_one(self, topic: str, sign: int) -> None:
+        """As `count`, for one message."""
+        self._waiting[self.hash_of(topic)] += sign
+
+    @property
+    def total(self) -> int:
+        """All messages that wait."""
+        return sum(self._waiting.values())
+
+    def waiting(self) -> dict[int, int]:
+        """How many wait, by topic hash."""
+        return {key: count for key, count in self._waiting.items() if count}
+
+    def metrics(self) -> dict[str, int]:
+        """How many wait, by topic."""
+        return {self._names.get(key, f"#{key}"): count for key, count in self._waiting.items() if count > 0}
