@@ -82,6 +82,7 @@ class TimerLog:
         self._segments = Segments(files, directory, segment_size)
         self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         """Bytes of units in a full file."""
+        self._marked: set[File] = set()
         self.end = 0
         """Position of the next unit, or where the blank unit goes that ends a file."""
 
@@ -240,6 +241,12 @@ class TimerLog:
         """Mark the unit at a position: its message is no longer waiting here. Raises OSError."""
         magic = int(self.read(position, 1)["magic"][0]) | WITHDRAWN
         self._segments.write(position + _MAGIC_AT, magic.to_bytes(4, "big"))
+        self._marked.update(self._segments.files_between(position, position + 1))
+
+    def take_marked(self) -> set[File]:
+        """The files with units that were withdrawn since the last call: they have to be synced."""
+        marked, self._marked = self._marked, set()
+        return marked
 
     def files_between(self, start: int, end: int) -> list[File]:
         """The files with units between two positions."""

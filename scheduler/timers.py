@@ -137,7 +137,9 @@ class Timers:
         """The current second, and those up to `_preloaded` that have messages."""
         self._preloaded = 0
         self._synced = 0
-        """The timer log is durable up to here."""
+        """The timer log is durable up to here, but for marks of withdrawn units."""
+        self._noted_log_since = self._kept_from = 0
+        """`_log_since` as of the last note, and as of the last that is durable: recovery may need what is behind."""
 
         self._start = _NOTHING
         """What recovery found, as long as it matters..."""
@@ -642,8 +644,8 @@ class Timers:
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
         now_ms = self._clock.now_ms()
-        while self._enqueued <= message.queue_offset:
-            self._enqueue(now_ms)
+        while self._enqueued <= message.queue_offset and self._enqueue(now_ms):
+            pass
         found = self._find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
         if found is None:
             return Cancelled.DELIVERED
@@ -778,7 +780,7 @@ class Timers:
             live &= units["magic"] & (DELETE | WITHDRAWN) == 0
             for at in np.flatnonzero(live).tolist():
                 message = self._store.message_at(int(units["physical_offset"][at]), int(units["record_size"][at]))
-                second, due_ms = int(seconds[at]), int(units["due_ms"][at])
+                second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at]))
                 if message is None or second < self._second or not self._is_waiting(second, message.physical_offset):
                     continue
                 self._again(message, due_ms or self._due_of(message) or second * PRECISION_MS)
@@ -845,6 +847,7 @@ class Timers:
         if self._store.log.end - self._since > _MAX_SINCE_BYTES:
             # Nothing is due, and recovery would read all that came meanwhile.
             self._advance(self._clock.now_ms())
+        self._noted_log_since = self._log_since
         return TimerNote(
             self._second,
             self._since,
@@ -864,7 +867,8 @@ class Timers:
         """See `storage.store.Beside`."""
         files = self._store.files
         end, wheel = self._log.end, self._wheel.file
-        to_sync = self._log.files_between(self._synced, end)
+        to_sync = {*self._log.files_between(self._synced, end), *self._log.take_marked()}
+        noted_log_since = self._noted_log_since
         if self._check_now() != self._check:
             self._check = self._check_now()
             self._check.state_version, self._check.version_ms = 0, self._clock.now_ms()
@@ -884,6 +888,7 @@ class Timers:
             timer_files.save_check(files, self._check_path, check)
             files.write_whole(self._metrics_path, metrics, durable=False)
             self._synced = max(self._synced, end)
+            self._kept_from = noted_log_since
 
         return sync
 
@@ -936,6 +941,8 @@ class Timers:
         """Forget the files of the timer log whose slots are all past; each step gives paths for the caller to
         remove."""
         for end in self._log.file_ends():
+            if end > self._kept_from:
+                return
             start = self._log.begin
             for _, units in self._log.scan(start, end):
                 if int(seconds_of(units).max()) >= self._second:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from protocol import properties, timer_properties
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
+from scheduler.timer_policies import TimerPolicy
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull
@@ -166,16 +168,13 @@ def test_two_years_with_three_days_of_retention() -> None:
         for hour in range(0, 24, 3):
             world.send(world.clock.now_ms() + hour * 3_600_000, bytes(500), topic="traffic")
         world.pass_time(DAY_MS)
-        job = world.store.plan_flush()
-        job.run()
-        world.store.note_flushed(job)
+        world.checkpoint()
         for paths in [*world.store.expire(), *world.timers.expire()]:
             for path in paths:
                 world.files.remove(path)
         names = world.files.list("/s/commitlog"), world.files.list("/s/timerlog")
         most = max(most, len(names[0]) + len(names[1]))
         if day % 50 == 0:
-            world.checkpoint()
             world.files.operations.clear()
             world.open()
             world.store.retention.config = RetentionConfig(delete_when=";".join(f"{hour:02}" for hour in range(24)))
@@ -338,6 +337,8 @@ def test_old_files_of_the_timer_log_go() -> None:
     world.run()
     assert len(world.files.list("/s/timerlog")) == 7
     world.pass_time(60_000)
+    assert [path for paths in world.timers.expire() for path in paths] == []  # recovery would need them
+    world.checkpoint()
     removed = [path for paths in world.timers.expire() for path in paths]
     assert len(removed) == 6
     world.send(world.clock.now_ms() + 1000)
@@ -386,3 +387,45 @@ def test_a_store_without_timers_is_taken_over() -> None:
     world.send(START_MS + 100)
     world.pass_time(100)
     assert world.bodies() == [b"m1"]
+
+
+def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
+    """Its mark is in a file of the timer log that was synced before."""
+    places = [world.send(START_MS + 500_000) for _ in range(250)]
+    world.run()
+    world.checkpoint()
+    world.checkpoint()
+    assert world.timers.cancel(places[3]) is Cancelled.CANCELLED
+    world.run()
+    world.checkpoint()
+    world.checkpoint()
+    world.files = world.files.after_crash(len(world.files.operations), random.Random(0), "nothing")
+    world.open()
+    world.pass_time(500_000)
+    assert len(world.bodies()) == 249
+    assert b"m4" not in world.bodies()
+
+
+def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
+    world = TimerWorld(segment_size=20_000)
+    world.timers.set_policy("orders", TimerPolicy(rate=1))
+    for _ in range(30):
+        world.send(START_MS + 1000, bytes(500))
+    world.pass_time(1500)
+    world.store.retention.config = RetentionConfig(reserved_hours=0, delete_when=";".join(f"{n:02}" for n in range(24)))
+    for _ in range(3):
+        world.send(world.clock.now_ms() + 1, bytes(15_000), topic="traffic")
+        world.pass_time(1000)
+        for _ in range(2):
+            job = world.store.plan_flush()
+            job.run()
+            world.store.note_flushed(job)
+            for paths in world.store.expire():
+                for path in paths:
+                    world.files.remove(path)
+    assert world.store.log.begin > 0
+    world.pass_time(60_000)
+    queue = world.store.ensure_queue("orders", 3)
+    assert queue.next_offset == 30
+    assert world.timers.lost == 0
+    assert world.timers.metrics() == {}
