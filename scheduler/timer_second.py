@@ -24,6 +24,7 @@ WAIT: Final = np.dtype(
 """A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
 log, the hash of its topic; whether its topic's policy has chosen the time."""
 NONE: Final = np.empty(0, WAIT)
+_END: Final = object()
 
 
 class Second:
@@ -53,6 +54,14 @@ class Second:
 
     def __len__(self) -> int:
         return len(self._waits) - self._cursor + sum(map(len, self._fresh))
+
+    def load_some(self) -> bool:
+        """Load a part of the messages; whether there was anything to load."""
+        if self.loader is None:
+            return False
+        if next(self.loader, _END) is _END:
+            self.loader = None
+        return True
 
     def add(self, waits: Waits) -> None:
         """More messages."""

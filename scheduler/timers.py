@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import structlog
 
-from protocol import properties, timer_properties
+from protocol import properties
 from protocol.record import StoredMessage
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler import timer_files
@@ -39,13 +39,13 @@ from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues, ReadCold
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
 from scheduler.timer_files import TimerCheck, TimerNote
-from scheduler.timer_log import APPLIED, DELETE, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_log import DELETE, NORMAL, UNIT, WITHDRAWN, seconds_of
 from scheduler.timer_policies import Policies, Split, TimerPolicy
 from scheduler.timer_records import TimerRecords
-from scheduler.timer_recovery import Start, TimerRecovery
-from scheduler.timer_second import WAIT, Second, signed_due, slot_second_of, waits_of
+from scheduler.timer_recovery import TimerRecovery
+from scheduler.timer_second import WAIT, Second, slot_second_of
+from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
-from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.clock import Clock
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, ConsumeQueue
 from storage.copies import UNITS
@@ -62,25 +62,18 @@ log = structlog.get_logger(__name__)
 
 SLICE_SECONDS: Final = 0.002
 """How long one step goes on."""
-PRELOAD_SECONDS: Final = 10
-"""Slots are loaded so long before their time."""
 REFUSED_RETRY_MS: Final = 100
 """When the store takes nothing, it is tried again after this."""
 WARN_MS: Final = 1000
 WARN_AGAIN_SECONDS: Final = 60.0
 _ENQUEUE_UNITS: Final = 4096
 _DELIVER_UNITS: Final = 512
-_ROLL_UNITS: Final = 4096
 _LOOK_UNITS: Final = 32
 _MAX_HASH: Final = 2**32
 """Tags codes up to here are hashes, beyond they are deliver times."""
-_DELETED: Final = DELETE | WITHDRAWN
-_MAX_LAG_SECONDS: Final = 20 * 86_400
 _MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
-_NOTHING: Final = Start(0, 0, 0, 0, {})
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
-_NEAR_SECONDS: Final = 8
 
 
 class TimerState(NamedTuple):
@@ -114,43 +107,30 @@ class Timers:
         self._store = store
         self.levels = levels
         self._clock = clock
-        self.config = config
+        self._config = config
         self._read_cold = read_cold
-        root = store.config.root
-        self._log = TimerLog(store.files, os.path.join(root, "timerlog"), config.log_segment_size)
-        self._wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
-        self._check_path = os.path.join(root, "config", "timercheck")
-        self._metrics_path = os.path.join(root, "config", "timermetrics")
+        tables = os.path.join(store.config.root, "config")
+        self._check_path = os.path.join(tables, "timercheck")
+        self._metrics_path = os.path.join(tables, "timermetrics")
         self._check = TimerCheck()
         self._batches = Batches(store)
         self.queue = store.ensure_queue(TIMER_TOPIC, 0)
         """Where a message is staged, with its deliver time as tags code and as prepared-transaction offset."""
 
-        self._second = 0
-        """The second whose turn it is: everything in slots before it is done."""
-        self._since = 0
-        self._log_since = 0
-        """Where commitlog and timer log ended when its turn came."""
         self._enqueued = 0
         """Next queue offset to put into the wheel."""
-        self._resident: dict[int, Second] = {}
-        """The current second, and those up to `_preloaded` that have messages."""
-        self._preloaded = 0
+        self._replayed_to = 0
+        """What recovery found does not matter for messages from this queue offset on."""
         self._synced = 0
         """The timer log is durable up to here, but for marks of withdrawn units."""
         self._noted_log_since = self._kept_from = 0
-        """`_log_since` as of the last note, and as of the last that is durable: recovery may need what is behind."""
-
-        self._start = _NOTHING
-        """What recovery found, as long as it matters..."""
-        self._replayed_to = 0
-        """...which for messages from this queue offset on it does not."""
+        """Where the current second's turn began in the timer log as of the last note, and as of the last that is
+        durable: recovery may need what is behind."""
 
         self._topics = TimerTopics()
+        self._slots = Slots(store, self._topics, config)
         self._records = TimerRecords(store, self.queue, self._topics)
         self.policies = Policies()
-        self._held_to = 0
-        """No second beyond has a message whose time a policy chose."""
         self._retry_ms = 0
         self._is_reading = False
         self._is_warm = False
@@ -168,28 +148,37 @@ class Timers:
         self.on_arrived: Callable[[], None] | None = None
         """...or when messages came that are not due soon: some ms later will do, with more of them."""
 
+    @property
+    def config(self) -> TimerConfig:
+        """The settings."""
+        return self._config
+
+    @config.setter
+    def config(self, config: TimerConfig) -> None:
+        self._config = config
+        self._slots.window = config.roll_window
+
     # --- start
 
     def load(self, recovered: Recovered) -> None:
         """Open the files, or make them, and find out what waits. Raises StoreFormatError, OSError."""
         files = self._store.files
+        slots = self._slots
         files.make_directories(os.path.dirname(self._check_path))
         check = timer_files.load_check(files, self._check_path)
         note = None if recovered.is_foreign else timer_files.decode_note(recovered.notes.get("timers", b""))
-        recovery = TimerRecovery(self._store, self.queue, self._log, self._wheel, self._clock.now_ms(), recovered)
+        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, self._clock.now_ms(), recovered)
         start = recovery.run(note, check)
         self._check = check or TimerCheck()
-        self._second, self._since, self._log_since = start.second, start.since, start.log_since
+        slots.load(start, note.held_to if note is not None else 0)
         self._enqueued = start.queue_offset
         self._topics.load(timer_files.load_topics(files, self._metrics_path), start.waiting)
-        self._start = start
-        self._held_to = note.held_to if note is not None else 0
         self._replayed_to = self.queue.next_offset
-        self._preloaded = self._second
-        self._synced = self._log.begin
+        slots.is_replayed = self._enqueued >= self._replayed_to
+        self._synced = slots.log.begin
         for physical in recovered.origins.withdrawn:
             self._withdraw_again(physical)
-        self._open(self._second)
+        slots.open(slots.second)
         self._store.notes["timers"] = self._note
         self._store.beside.append(self)
         self._store.keep_before.append(self._keep_before)
@@ -207,31 +196,25 @@ class Timers:
             return Refusal.DISABLED
         if deliver_ms - now_ms > config.max_delay * 1000:
             return Refusal.TOO_FAR
-        if config.congest_limit < 2**31 - 1 and self._is_congested(self._slot_for(slot_second(deliver_ms)), now_ms):
+        if config.congest_limit < 2**31 - 1 and self._is_congested(deliver_ms, now_ms):
             return Refusal.CONGESTED
         return None
 
-    def _is_congested(self, second: int, now_ms: int) -> bool:
+    def _is_congested(self, deliver_ms: int, now_ms: int) -> bool:
         """Whether a second has as many messages as it may have, with those that came just now."""
-        limit = self.config.congest_limit
-        if self._wheel.count(second) + self.queue.next_offset - self._enqueued < limit:
+        limit, second = self.config.congest_limit, self._slots.slot_for(slot_second(deliver_ms), now_ms)
+        if self._slots.wheel.count(second) + self.queue.next_offset - self._enqueued < limit:
             return False
         self.gather(now_ms)
         units = self._batches.read(self.queue, self._enqueued, self.queue.next_offset - self._enqueued)
         seconds = slot_second_of(units["tags_code"].astype(np.int64))
-        return self._wheel.count(second) + int((seconds == second).sum()) >= limit
+        return bool(self._slots.wheel.count(second) + (seconds == second).sum() >= limit)
 
     def gather(self, now_ms: int) -> None:
         """Put into the wheel what came just now, rather than with the next step, which says so where that fails."""
         if not self.config.stop_enqueue:
             with contextlib.suppress(OSError):
                 self._enqueue(now_ms)
-
-    def _slot_for(self, second: int) -> int:
-        """The second whose slot takes what is due in a second, as of now."""
-        base = max(self._clock.now_ms() // PRECISION_MS, self._second)
-        excess = second - base - self.config.roll_window
-        return second if excess <= 0 else second + -(-excess // self.config.roll_window) * -self.config.roll_window
 
     def staged(self, queue_offset: int, topic: str) -> None:
         """A message for a topic was staged at a queue offset of `queue`. To be called right after the staging."""
@@ -274,15 +257,16 @@ class Timers:
             waits["due"], waits["hash"] = codes, hashes
             magic = np.full(len(units), NORMAL, np.int32)
         if self._enqueued < self._replayed_to:
-            magic |= np.where(np.isin(waits["physical"], self._start.withdrawn), WITHDRAWN, 0).astype(np.int32)
-            kept = ~np.isin(waits["physical"], self._start.done)
+            magic |= np.where(np.isin(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
+            kept = ~np.isin(waits["physical"], self._slots.start.done)
             waits, magic = waits[kept], magic[kept]
         if len(waits):
-            self._put(waits, magic, now_ms)
+            self._slots.put(waits, magic, now_ms)
             is_message = magic == NORMAL
             self._topics.count(waits[is_message], 1)
             self.enqueued += int(is_message.sum())
         self._enqueued += len(units)
+        self._slots.is_replayed |= self._enqueued >= self._replayed_to
         self._topics.drop_staged(self._enqueued)
         return True
 
@@ -292,7 +276,7 @@ class Timers:
         magic = np.zeros(len(units), np.int32)
         for at, (physical, size, code) in enumerate(units.tolist()):
             message = self._store.message_at(physical, size) if 0 < size != PADDING_SIZE else None
-            due_ms = self._due_of(message) if message is not None else None
+            due_ms = due_of(message) if message is not None else None
             if message is None or due_ms is None:
                 log.error("timer_message_illegal", physical_offset=physical, size=size)
                 continue
@@ -308,160 +292,6 @@ class Timers:
             waits[at] = (physical, due_ms, 0, size, topic_hash, False)
         known = magic != 0
         return waits[known], magic[known]
-
-    @staticmethod
-    def _due_of(message: StoredMessage) -> int | None:
-        text, promise = message.properties_text, message.prepared_transaction_offset
-        return timer_properties.due_of(text, message.store_timestamp, promise)
-
-    def _put(self, waits: Waits, magic: NDArray[np.int32], now_ms: int) -> None:
-        """Write units for messages and link them to their slots. Raises OSError; then nothing changed."""
-        window = self.config.roll_window
-        now_second = now_ms // PRECISION_MS
-        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self._second)
-        excess = seconds - (max(now_second, self._second) + window)
-        is_far = excess > 0
-        if is_far.any():
-            # Less a multiple of the window, so that it can be told where a message waits.
-            nearer = seconds - -(-excess // window) * window
-            seconds = np.where(is_far, np.minimum(nearer, self._second + SLOTS - HOUR), seconds)
-            magic = np.where(is_far, magic | ROLL, magic)
-        write_second = min(max(now_second, self._second - _MAX_LAG_SECONDS), self._second + _MAX_LAG_SECONDS)
-        positions = self._log.positions(len(waits))
-        plan = self._wheel.plan(seconds, positions)
-        units = np.zeros(len(waits), UNIT)
-        units["size"] = UNIT.itemsize
-        units["previous"] = plan.previous
-        units["magic"] = magic
-        units["write_ms"] = write_second * PRECISION_MS
-        units["delay_ms"] = (seconds - write_second) * PRECISION_MS
-        units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
-        units["topic_hash"] = waits["hash"]
-        units["due_ms"] = np.where(magic & _DELETED == _DELETED, APPLIED, signed_due(waits))
-        self._log.append(units, positions)
-        self._wheel.put(plan)
-        waits["position"] = positions
-        if int(plan.seconds[0]) <= self._preloaded:
-            self._add_resident(waits, magic, seconds)
-
-    def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
-        """Seconds that are loaded already get their messages at once."""
-        near = seconds <= self._preloaded
-        for number in np.unique(seconds[near]).tolist():
-            second = self._resident.get(number)
-            if second is None:
-                second = self._resident[number] = Second(number)
-            mine = seconds == number
-            self._sort_in(second, waits[mine], magic[mine], second.add)
-
-    @staticmethod
-    def _sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
-        """Give a second units of its slot, by what they are: `add` for messages."""
-        if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
-            add(waits)
-            return
-        for physical, size in waits[magic & (DELETE | ROLL | WITHDRAWN) == DELETE][["physical", "size"]].tolist():
-            second.deletes.append((physical, size))
-        waits, magic = waits[magic & WITHDRAWN == 0], magic[magic & WITHDRAWN == 0]
-        later = (magic & ROLL != 0) | (slot_second_of(waits["due"]) > second.number)
-        if later.any():
-            second.again.append((waits[later], magic[later] & ~ROLL))
-        now = ~later & (magic & DELETE == 0)
-        if now.any():
-            add(waits[now])
-
-    # --- slots
-
-    def _open(self, number: int) -> None:
-        """Begin to load a second."""
-        second = self._resident.get(number)
-        if second is not None:
-            return
-        second = self._resident[number] = Second(number)
-        last = self._wheel.last(number)
-        if last >= 0:
-            second.loader = self._load(second, last)
-
-    def _load(self, second: Second, last: int) -> Iterator[None]:
-        for positions, units in self._log.chain(last):
-            if int(seconds_of(units[-1:])[0]) != second.number:
-                break
-            magic = units["magic"].astype(np.int32)
-            waits = waits_of(units, positions)
-            kept = magic & WITHDRAWN == 0
-            if second.number < self._start.recovered_to:
-                done = kept & np.isin(waits["physical"], self._start.done)
-                self._topics.count(waits[done & (magic & DELETE == 0)], -1)
-                kept &= ~done
-                if second.number == self._start.second:
-                    moved = np.isin(waits["physical"], self._start.superseded)
-                    kept &= ~(moved & (positions < self._start.log_since))
-            if not kept.all():
-                waits, magic = waits[kept], magic[kept]
-            unknown = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
-            for at in unknown.tolist():
-                physical, size = waits[["physical", "size"]][at].item()
-                message = self._store.message_at(physical, size)
-                due_ms = self._due_of(message) if message is not None else None
-                waits["due"][at] = due_ms if due_ms is not None else (second.number + 1) * PRECISION_MS
-                if at % _LOOK_UNITS == 0:
-                    yield
-            self._sort_in(second, waits, magic, second.add_older)
-            yield
-
-    def _loaded(self, number: int) -> Second:
-        """A second that is in memory, wholly."""
-        second = self._resident[number]
-        for _ in second.loader or ():
-            pass
-        second.loader = None
-        return second
-
-    def _delete_by_key(self, second: Second) -> Iterator[None]:
-        """Take out of a second what its deleting records name, by topic and unique key, or by the key alone as older
-        brokers wrote it."""
-        keys = set()
-        for physical, size in second.deletes:
-            message = self._store.message_at(physical, size)
-            if message is not None:
-                keys.add(properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY))
-            yield
-        second.deletes = []
-        deleted = []
-        for physical, size in second.remaining()[["physical", "size"]].tolist():
-            message = self._store.message_at(physical, size)
-            text = message.properties_text if message is not None else ""
-            key = properties.get(text, properties.UNIQ_KEY)
-            if key is not None and not keys.isdisjoint((key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}")):
-                deleted.append(physical)
-            yield
-        for physical in deleted:
-            waits = second.remaining()
-            self._topics.count(waits[waits["physical"] == physical], -1)
-            second.remove(physical)
-
-    def _advance(self, now_ms: int) -> bool:
-        """Give the next second its turn, if this one is done and over; whether there was one."""
-        frontier = slot_second(now_ms)
-        if self._second >= frontier or not self._resident[self._second].is_done:
-            return False
-        following = self._wheel.next_second(self._second + 1, frontier + 1)
-        del self._resident[self._second]
-        self._turn_to(following if following is not None else frontier)
-        return True
-
-    def _turn_to(self, number: int) -> None:
-        self._second = number
-        self._note_turn()
-        self._preloaded = max(self._preloaded, number)
-        self._open(number)
-
-    def _note_turn(self) -> None:
-        """What has been delivered until now need not be known any more, since it was not of this second or a later
-        one; but for what recovery found, which may be."""
-        if self._enqueued >= self._replayed_to and self._second >= self._start.recovered_to:
-            self._start = _NOTHING
-            self._since, self._log_since = self._store.log.end, self._log.end
 
     # --- time
 
@@ -490,31 +320,19 @@ class Timers:
         """A bit of what is to be done by the clock; whether there was anything."""
         if self._is_reading or now_ms < self._retry_ms:
             return False
-        if self._advance(now_ms):
+        if self._slots.advance(now_ms):
             return True
-        second = self._resident[self._second]
-        if second.loader is not None:
-            if next(second.loader, _END) is _END:
-                second.loader = None
+        second = self._slots.current
+        if second.load_some():
             return True
         if second.deletes:
-            second.loader = self._delete_by_key(second)
+            second.loader = self._slots.delete_by_key(second)
             return True
         if second.again:
-            self._put_again(second, now_ms)
-            return True
-        return self._deliver(second, now_ms) or self._preload(now_ms)
-
-    def _put_again(self, second: Second, now_ms: int) -> None:
-        """Give messages that are due later another slot."""
-        waits, magic = second.again[-1]
-        self._put(waits[:_ROLL_UNITS].copy(), magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
-        if len(waits) > _ROLL_UNITS:
-            second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
-        else:
-            second.again.pop()
-            if not second.again:
+            if self._slots.put_again(second, now_ms):
                 self._mark_newest(now_ms)
+            return True
+        return self._deliver(second, now_ms) or self._slots.preload(now_ms)
 
     def _deliver(self, second: Second, now_ms: int) -> bool:
         """Deliver a batch of a second; whether there was one. Raises StoreError."""
@@ -549,12 +367,12 @@ class Timers:
         """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
         first again."""
         if len(split.later):
-            self._held_to = max(self._held_to, slot_second(int(split.later["due"].max())))
-            self._put(split.later, np.full(len(split.later), NORMAL, np.int32), now_ms)
+            self._slots.held_to = max(self._slots.held_to, slot_second(int(split.later["due"].max())))
+            self._slots.put(split.later, np.full(len(split.later), NORMAL, np.int32), now_ms)
         for physical, size in split.dropped[["physical", "size"]].tolist():
             message = self._store.message_at(physical, size)
             if message is not None:
-                self._records.delete(message, self._due_of(message) or now_ms)
+                self._records.delete(message, due_of(message) or now_ms)
         if len(split.dropped):
             self.dropped += len(split.dropped)
             self._topics.count(split.dropped, -1)
@@ -576,22 +394,6 @@ class Timers:
 
         self._read_cold(self._batches.warm(units), done)
 
-    def _preload(self, now_ms: int) -> bool:
-        """Load a bit of the seconds that come next; whether there was anything to do."""
-        for second in self._resident.values():
-            if second.loader is not None:
-                if next(second.loader, _END) is _END:
-                    second.loader = None
-                return True
-        start, end = max(self._preloaded, self._second) + 1, now_ms // PRECISION_MS + PRELOAD_SECONDS
-        if start > end:
-            return False
-        following = self._wheel.next_second(start, end + 1)
-        self._preloaded = following if following is not None else end
-        if following is not None:
-            self._open(following)
-        return following is not None
-
     def _next_ms(self, now_ms: int) -> int | None:
         """When there will be something to do."""
         config = self.config
@@ -601,21 +403,7 @@ class Timers:
             return now_ms
         if config.stop_dequeue or self._is_reading:
             return None
-        times = []
-        for number in sorted(self._resident):
-            second = self._resident[number]
-            if second.loader is not None or (number == self._second and (second.again or second.deletes)):
-                return now_ms
-            head = second.head_ms
-            if number != self._second and (head is not None or second.again or second.deletes):
-                head = max(head or 0, number * PRECISION_MS + 1)
-            if head is not None:
-                times.append(head)
-                break
-        following = self._wheel.next_second(self._preloaded + 1, self._second + SLOTS)
-        if following is not None:
-            times.append((following - PRELOAD_SECONDS) * PRECISION_MS)
-        return max(now_ms, min(times)) if times else None
+        return self._slots.next_ms(now_ms)
 
     # --- cancelling
 
@@ -639,24 +427,24 @@ class Timers:
             return self._take_out_of_level(message, append)
         if message is None or message.topic != TIMER_TOPIC:
             return Cancelled.UNKNOWN
-        due_ms = self._due_of(message)
+        due_ms = due_of(message)
         is_mark = properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY) is not None
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
         now_ms = self._clock.now_ms()
         while self._enqueued <= message.queue_offset and self._enqueue(now_ms):
             pass
-        found = self._find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+        found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
         if found is None:
             return Cancelled.DELIVERED
         position, second = found
-        if int(self._log.read(position, 1)["magic"][0]) & WITHDRAWN:
+        if int(self._slots.log.read(position, 1)["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
-        is_delivered = second < self._second or (self._start.done == physical_offset).any()
-        if is_delivered or not self._is_waiting(second, physical_offset):
+        is_delivered = second < self._slots.second or (self._slots.start.done == physical_offset).any()
+        if is_delivered or not self._slots.is_waiting(second, physical_offset):
             return Cancelled.DELIVERED
         append(message, due_ms)
-        self._withdraw(position, second, message)
+        self._slots.withdraw(position, second, message)
         return Cancelled.CANCELLED
 
     def _take_out_of_level(self, message: StoredMessage, append: Callable[[StoredMessage, int], None]) -> Cancelled:
@@ -669,78 +457,26 @@ class Timers:
         self.levels.withdraw(message)
         return Cancelled.CANCELLED
 
-    def _find_unit(self, physical_offset: int, second: int, stored: int) -> tuple[int, int] | None:
-        """Position and second of the newest unit of a message that is due in a second and was stored in another; None
-        where it has none."""
-        window = self.config.roll_window
-        slot = second
-        if second > self._second:
-            slot -= (second - self._second - 1) // window * window
-        found = []
-        # A clean stop hands what is left of a second over to the next one.
-        candidates = [slot, min(slot + window, second), self._second, slot + 1, slot + 2]
-        if second <= stored:  # late already when it came
-            candidates += range(max(second, stored - _NEAR_SECONDS), stored + 2)
-        for candidate in dict.fromkeys(candidates):
-            for positions, units in self._log.chain(self._wheel.last(candidate)):
-                hits = np.flatnonzero(units["physical_offset"] == physical_offset)
-                if len(hits):
-                    found.append((int(positions[hits[-1]]), candidate))
-                    break
-            if found and candidate > self._second:
-                break  # it has one unit in a slot to come
-        if self._held_to >= self._second:
-            return self._scan_for_unit(physical_offset)
-        if found:
-            return max(found)
-        return self._scan_for_unit(physical_offset) if second >= self._second else None
-
-    def _scan_for_unit(self, physical_offset: int) -> tuple[int, int] | None:
-        """As `_find_unit`, in the whole log: the roll window was changed, or the clock set."""
-        found = None
-        for position, units in self._log.scan(self._log.begin, self._log.end):
-            hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED))
-            if len(hits):
-                found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
-        return found
-
-    def _is_waiting(self, number: int, physical_offset: int) -> bool:
-        """Whether a message of a second, whose unit is there, is still to be delivered."""
-        if number not in self._resident:
-            return True
-        second = self._loaded(number)
-        return bool((second.remaining()["physical"] == physical_offset).any()) or any(
-            (waits["physical"] == physical_offset).any() for waits, _ in second.again
-        )
-
-    def _withdraw(self, position: int, number: int, message: StoredMessage) -> None:
-        """A message is not to be delivered from its slot any more. Raises OSError."""
-        self._log.withdraw(position)
-        second = self._resident.get(number)
-        if second is not None:
-            second.remove(message.physical_offset)
-        self._topics.count_one(properties.get(message.properties_text, properties.REAL_TOPIC) or "", -1)
-
     def _withdraw_again(self, physical_offset: int) -> None:
         """Recovery found that a message was withdrawn: the mark at its unit may not have been durable."""
         message = self._store.message_at(physical_offset)
-        due_ms = self._due_of(message) if message is not None and message.topic == TIMER_TOPIC else None
+        due_ms = due_of(message) if message is not None and message.topic == TIMER_TOPIC else None
         if message is None or due_ms is None:
             return
-        found = self._find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+        found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
         if found is not None:
-            self._withdraw(*found, message)
+            self._slots.withdraw(*found, message)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
         """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
         of `deliver_ms`; None where there is none. Looks at each message of the slot."""
         second = slot_second(deliver_ms)
         window = self.config.roll_window
-        if second > self._second:
-            second -= (second - self._second - 1) // window * window
+        if second > self._slots.second:
+            second -= (second - self._slots.second - 1) // window * window
         topic_hash = self._topics.hash_of(topic)
         for candidate in (second, second + window):
-            for _, units in self._log.chain(self._wheel.last(candidate)):
+            for _, units in self._slots.log.chain(self._slots.wheel.last(candidate)):
                 for unit in units[units["topic_hash"] == topic_hash][["physical_offset", "record_size"]].tolist():
                     message = self._store.message_at(*unit)
                     if (
@@ -750,41 +486,23 @@ class Timers:
                         return message.physical_offset
         return None
 
-    def units_waiting(self, start: int = 0) -> Iterator[Waits]:
-        """The messages in the wheel, in parts of bounded size, in the order of the timer log, from a position of it
-        on."""
-        for position, units in self._log.scan(start, self._log.end):
-            seconds = seconds_of(units)
-            live = (seconds >= self._second) & (units["magic"] & (DELETE | WITHDRAWN) == 0)
-            at = np.flatnonzero(live)
-            waits = waits_of(units[at], position + at * UNIT.itemsize)
-            current = seconds[at] == self._second
-            if current.any():
-                # Of the current second the unit does not tell.
-                there = np.isin(waits["physical"], self._loaded(self._second).physical())
-                waits = waits[~current | there]
-            for number in np.flatnonzero(waits["due"] == 0).tolist():
-                message = self._store.message_at(*waits[["physical", "size"]][number].item())
-                waits["due"][number] = (self._due_of(message) if message is not None else None) or 0
-            yield waits
-
     # --- messages whose commitlog files expire
 
     def _keep_before(self, limit: int) -> Iterator[bool]:
         """See `storage.store.MessageStore.keep_before`: append messages once more that still wait when their file is
         about to go, those of delay levels too, which wait on in the wheel."""
-        count = 0
-        for position, units in self._log.scan(self._log.begin, self._log.end):
+        count, slots = 0, self._slots
+        for position, units in slots.log.scan(slots.log.begin, slots.log.end):
             seconds = seconds_of(units)
-            live = (units["physical_offset"] < limit) & (seconds >= self._second)
+            live = (units["physical_offset"] < limit) & (seconds >= slots.second)
             live &= units["magic"] & (DELETE | WITHDRAWN) == 0
             for at in np.flatnonzero(live).tolist():
                 message = self._store.message_at(int(units["physical_offset"][at]), int(units["record_size"][at]))
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at]))
-                if message is None or second < self._second or not self._is_waiting(second, message.physical_offset):
+                if message is None or second < slots.second or not slots.is_waiting(second, message.physical_offset):
                     continue
-                self._again(message, due_ms or self._due_of(message) or second * PRECISION_MS)
-                self._withdraw(position + at * UNIT.itemsize, second, message)
+                self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
+                self._slots.withdraw(position + at * UNIT.itemsize, second, message)
                 count += 1
                 yield True
             yield False
@@ -806,11 +524,11 @@ class Timers:
 
     def state(self) -> TimerState:
         """What tools want to know."""
-        head = self._resident[self._second].head_ms
+        head = self._slots.current.head_ms
         late_ms = max(0, self._clock.now_ms() - head) if head is not None else 0
         behind = self.queue.next_offset - self._enqueued
         pending = self._topics.total
-        return TimerState(self._second * PRECISION_MS, self._enqueued, behind, pending, *self._rates, late_ms)
+        return TimerState(self._slots.second * PRECISION_MS, self._enqueued, behind, pending, *self._rates, late_ms)
 
     def checkpoint_body(self) -> bytes:
         """The 56 bytes of timercheck, as GET_TIMER_CHECK_POINT answers with."""
@@ -844,30 +562,30 @@ class Timers:
 
     def _note(self) -> bytes:
         """See `storage.store.MessageStore.notes`."""
-        if self._store.log.end - self._since > _MAX_SINCE_BYTES:
+        if self._store.log.end - self._slots.since > _MAX_SINCE_BYTES:
             # Nothing is due, and recovery would read all that came meanwhile.
-            self._advance(self._clock.now_ms())
-        self._noted_log_since = self._log_since
+            self._slots.advance(self._clock.now_ms())
+        self._noted_log_since = self._slots.log_since
         return TimerNote(
-            self._second,
-            self._since,
-            self._log_since,
-            self._log.end,
-            self._log.crc(self._log.end),
+            self._slots.second,
+            self._slots.since,
+            self._slots.log_since,
+            self._slots.log.end,
+            self._slots.log.crc(self._slots.log.end),
             self._enqueued,
-            self._held_to,
+            self._slots.held_to,
             self._topics.waiting(),
         ).encode()
 
     def write(self) -> Iterator[None]:
         """See `storage.store.Beside`."""
-        yield from self._wheel.write(self._second)
+        yield from self._slots.wheel.write(self._slots.second)
 
     def plan_sync(self) -> Callable[[], None]:
         """See `storage.store.Beside`."""
         files = self._store.files
-        end, wheel = self._log.end, self._wheel.file
-        to_sync = {*self._log.files_between(self._synced, end), *self._log.take_marked()}
+        end, wheel = self._slots.log.end, self._slots.wheel.file
+        to_sync = {*self._slots.log.files_between(self._synced, end), *self._slots.log.take_marked()}
         noted_log_since = self._noted_log_since
         if self._check_now() != self._check:
             self._check = self._check_now()
@@ -883,7 +601,7 @@ class Timers:
             if wheel is not None:
                 wheel.sync()
             if to_sync:
-                files.sync_directory(self._log.directory)
+                files.sync_directory(self._slots.log.directory)
             files.sync_directory(root)
             timer_files.save_check(files, self._check_path, check)
             files.write_whole(self._metrics_path, metrics, durable=False)
@@ -895,8 +613,8 @@ class Timers:
     def _check_now(self) -> TimerCheck:
         check = self._check
         return TimerCheck(
-            self._second * PRECISION_MS,
-            self._log.end,
+            self._slots.second * PRECISION_MS,
+            self._slots.log.end,
             self._enqueued,
             self._enqueued,
             check.state_version,
@@ -908,52 +626,31 @@ class Timers:
         """Before the store is closed for good: leave the files so that Apache's broker can go on with them. It reads
         a slot as a whole: what is left of one that is partly delivered goes into the next."""
         now_ms = self._clock.now_ms()
-        second = self._loaded(self._second)
+        second = self._slots.loaded(self._slots.second)
         if second.is_touched:
             remaining = second.remaining()
-            self._second += 1
+            self._slots.second += 1
             for waits, magic in [(remaining, np.full(len(remaining), NORMAL, np.int32)), *second.again]:
                 if len(waits):
-                    self._put(waits.copy(), magic, now_ms)
-            self._note_turn()
+                    self._slots.put(waits.copy(), magic, now_ms)
+            self._slots.note_turn()
         self._mark_newest(now_ms)
 
     def _mark_newest(self, now_ms: int) -> None:
-        """Let the last unit of the log be of the newest message: Apache's broker goes on behind that one."""
+        """See `Slots.mark_newest`."""
         unit = self.queue.unit(self._enqueued - 1) if self._enqueued > self.queue.min_offset else None
-        end = self._log.end
-        if unit is None or end == self._log.begin:
-            return
-        last = self._log.last()
-        if last is None or int(last["physical_offset"]) == unit[0]:
-            return
-        positions = self._log.positions(1)
-        mark = np.zeros(1, UNIT)
-        mark["size"], mark["previous"], mark["magic"] = UNIT.itemsize, -1, NORMAL | WITHDRAWN
-        mark["due_ms"] = APPLIED
-        mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
-        # In a slot of the past, which nobody reads any more.
-        mark["delay_ms"] = (self._second - 3600) * PRECISION_MS - mark["write_ms"]
-        mark["physical_offset"], mark["record_size"] = unit[0], unit[1]
-        self._log.append(mark, positions)
+        if unit is not None:
+            self._slots.mark_newest(unit[0], unit[1], now_ms)
+
+    def units_waiting(self, start: int = 0) -> Iterator[Waits]:
+        """See `Slots.units_waiting`."""
+        return self._slots.units_waiting(start)
 
     def expire(self) -> Iterator[list[str]]:
-        """Forget the files of the timer log whose slots are all past; each step gives paths for the caller to
-        remove."""
-        for end in self._log.file_ends():
-            if end > self._kept_from:
-                return
-            start = self._log.begin
-            for _, units in self._log.scan(start, end):
-                if int(seconds_of(units).max()) >= self._second:
-                    return
-                yield []
-            yield self._log.drop_before(end)
+        """Forget files of the timer log that nobody needs; each step gives paths for the caller to remove."""
+        return self._slots.expire(self._kept_from)
 
     def close(self) -> None:
         """Close the descriptors."""
-        self._log.close()
-        self._wheel.close()
-
-
-_END: Final = object()
+        self._slots.log.close()
+        self._slots.wheel.close()

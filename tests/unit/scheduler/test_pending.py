@@ -314,6 +314,7 @@ def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:
     steps = world.pending.select(EVERYTHING)
     next(steps)
     world.pass_time(5000)
+    world.checkpoint()
     assert [path for paths in world.timers.expire() for path in paths]
     assert [each.message.body for each in steps if each is not None][-10:] == [f"m{n}".encode() for n in range(11, 21)]
 

@@ -1,0 +1,385 @@
+"""The slots of the timer wheel at work: messages are put into them, found in them, and taken out of memory.
+
+A message has one unit in a slot that is not past, or is not in the wheel yet; units in past slots mean nothing any
+more, and withdrawn ones neither. Of the current second, and of the next ones that were loaded ahead, the messages are
+in memory, in the order of their deliver times.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from protocol import properties, timer_properties
+from protocol.record import StoredMessage
+from protocol.timer_properties import PRECISION_MS, slot_second
+from scheduler.timer_config import DAY_SECONDS, TimerConfig
+from scheduler.timer_log import APPLIED, DELETE, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_recovery import Start
+from scheduler.timer_second import Second, signed_due, slot_second_of, waits_of
+from scheduler.timer_topics import TimerTopics
+from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
+from storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from scheduler.timer_second import Waits
+
+PRELOAD_SECONDS: Final = 10
+"""Slots are loaded so long before their time."""
+NOTHING: Final = Start(0, 0, 0, 0, {})
+_ROLL_UNITS: Final = 4096
+_LOOK_UNITS: Final = 32
+_NEAR_SECONDS: Final = 8
+_MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
+_DELETED: Final = DELETE | WITHDRAWN
+
+
+class Slots:
+    """The timer log, the wheel, and the seconds in memory."""
+
+    def __init__(self, store: MessageStore, topics: TimerTopics, config: TimerConfig) -> None:
+        root = store.config.root
+        self._store = store
+        self._topics = topics
+        self.window = config.roll_window
+        """How far ahead a slot may be, in seconds."""
+        self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config.log_segment_size)
+        self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
+        self.second = 0
+        """The second whose turn it is: everything in slots before it is done."""
+        self.since = 0
+        self.log_since = 0
+        """Where commitlog and timer log ended when its turn came."""
+        self.resident: dict[int, Second] = {}
+        """The current second, and those up to `preloaded` that have messages."""
+        self.preloaded = 0
+        self.start = NOTHING
+        """What recovery found, as long as it matters."""
+        self.is_replayed = False
+        """Whether all messages are in the wheel that there were when the store opened."""
+        self.held_to = 0
+        """No second beyond has a message whose time a policy chose."""
+
+    def load(self, start: Start, held_to: int) -> None:
+        """Go on where recovery says."""
+        self.start, self.held_to = start, held_to
+        self.second, self.since, self.log_since = start.second, start.since, start.log_since
+        self.preloaded = start.second
+
+    # --- putting
+
+    def slot_for(self, second: int, now_ms: int) -> int:
+        """The second whose slot takes what is due in a second, as of now."""
+        base = max(now_ms // PRECISION_MS, self.second)
+        excess = second - base - self.window
+        return second if excess <= 0 else second + -(-excess // self.window) * -self.window
+
+    def put(self, waits: Waits, magic: NDArray[np.int32], now_ms: int) -> None:
+        """Write units for messages and link them to their slots. Raises OSError; then nothing changed."""
+        window = self.window
+        now_second = now_ms // PRECISION_MS
+        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
+        excess = seconds - (max(now_second, self.second) + window)
+        is_far = excess > 0
+        if is_far.any():
+            # Less a multiple of the window, so that it can be told where a message waits.
+            nearer = seconds - -(-excess // window) * window
+            seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
+            magic = np.where(is_far, magic | ROLL, magic)
+        write_second = min(max(now_second, self.second - _MAX_LAG_SECONDS), self.second + _MAX_LAG_SECONDS)
+        positions = self.log.positions(len(waits))
+        plan = self.wheel.plan(seconds, positions)
+        units = np.zeros(len(waits), UNIT)
+        units["size"] = UNIT.itemsize
+        units["previous"] = plan.previous
+        units["magic"] = magic
+        units["write_ms"] = write_second * PRECISION_MS
+        units["delay_ms"] = (seconds - write_second) * PRECISION_MS
+        units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
+        units["topic_hash"] = waits["hash"]
+        units["due_ms"] = np.where(magic & _DELETED == _DELETED, APPLIED, signed_due(waits))
+        self.log.append(units, positions)
+        self.wheel.put(plan)
+        waits["position"] = positions
+        if int(plan.seconds[0]) <= self.preloaded:
+            self._add_resident(waits, magic, seconds)
+
+    def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
+        """Seconds that are loaded already get their messages at once."""
+        near = seconds <= self.preloaded
+        for number in np.unique(seconds[near]).tolist():
+            second = self.resident.get(number)
+            if second is None:
+                second = self.resident[number] = Second(number)
+            mine = seconds == number
+            self._sort_in(second, waits[mine], magic[mine], second.add)
+
+    @staticmethod
+    def _sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
+        """Give a second units of its slot, by what they are: `add` for messages."""
+        if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
+            add(waits)
+            return
+        for physical, size in waits[magic & (DELETE | ROLL | WITHDRAWN) == DELETE][["physical", "size"]].tolist():
+            second.deletes.append((physical, size))
+        waits, magic = waits[magic & WITHDRAWN == 0], magic[magic & WITHDRAWN == 0]
+        later = (magic & ROLL != 0) | (slot_second_of(waits["due"]) > second.number)
+        if later.any():
+            second.again.append((waits[later], magic[later] & ~ROLL))
+        now = ~later & (magic & DELETE == 0)
+        if now.any():
+            add(waits[now])
+
+    # --- seconds in memory
+
+    @property
+    def current(self) -> Second:
+        """The second whose turn it is."""
+        return self.resident[self.second]
+
+    def open(self, number: int) -> None:
+        """Begin to load a second."""
+        second = self.resident.get(number)
+        if second is not None:
+            return
+        second = self.resident[number] = Second(number)
+        last = self.wheel.last(number)
+        if last >= 0:
+            second.loader = self._load(second, last)
+
+    def _load(self, second: Second, last: int) -> Iterator[None]:
+        for positions, units in self.log.chain(last):
+            if int(seconds_of(units[-1:])[0]) != second.number:
+                break
+            magic = units["magic"].astype(np.int32)
+            waits = waits_of(units, positions)
+            kept = magic & WITHDRAWN == 0
+            if second.number < self.start.recovered_to:
+                done = kept & np.isin(waits["physical"], self.start.done)
+                self._topics.count(waits[done & (magic & DELETE == 0)], -1)
+                kept &= ~done
+                if second.number == self.start.second:
+                    moved = np.isin(waits["physical"], self.start.superseded)
+                    kept &= ~(moved & (positions < self.start.log_since))
+            if not kept.all():
+                waits, magic = waits[kept], magic[kept]
+            unknown = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
+            for at in unknown.tolist():
+                physical, size = waits[["physical", "size"]][at].item()
+                message = self._store.message_at(physical, size)
+                due_ms = due_of(message) if message is not None else None
+                waits["due"][at] = due_ms if due_ms is not None else (second.number + 1) * PRECISION_MS
+                if at % _LOOK_UNITS == 0:
+                    yield
+            self._sort_in(second, waits, magic, second.add_older)
+            yield
+
+    def loaded(self, number: int) -> Second:
+        """A second that is in memory, wholly."""
+        second = self.resident[number]
+        for _ in second.loader or ():
+            pass
+        second.loader = None
+        return second
+
+    def delete_by_key(self, second: Second) -> Iterator[None]:
+        """Take out of a second what its deleting records name, by topic and unique key, or by the key alone as older
+        brokers wrote it."""
+        keys = set()
+        for physical, size in second.deletes:
+            message = self._store.message_at(physical, size)
+            if message is not None:
+                keys.add(properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY))
+            yield
+        second.deletes = []
+        deleted = []
+        for physical, size in second.remaining()[["physical", "size"]].tolist():
+            message = self._store.message_at(physical, size)
+            text = message.properties_text if message is not None else ""
+            key = properties.get(text, properties.UNIQ_KEY)
+            if key is not None and not keys.isdisjoint((key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}")):
+                deleted.append(physical)
+            yield
+        for physical in deleted:
+            waits = second.remaining()
+            self._topics.count(waits[waits["physical"] == physical], -1)
+            second.remove(physical)
+
+    def advance(self, now_ms: int) -> bool:
+        """Give the next second its turn, if this one is done and over; whether there was one."""
+        frontier = slot_second(now_ms)
+        if self.second >= frontier or not self.current.is_done:
+            return False
+        following = self.wheel.next_second(self.second + 1, frontier + 1)
+        del self.resident[self.second]
+        self._turn_to(following if following is not None else frontier)
+        return True
+
+    def _turn_to(self, number: int) -> None:
+        self.second = number
+        self.note_turn()
+        self.preloaded = max(self.preloaded, number)
+        self.open(number)
+
+    def note_turn(self) -> None:
+        """What has been delivered until now need not be known any more, since it was not of this second or a later
+        one; but for what recovery found, which may be."""
+        if self.is_replayed and self.second >= self.start.recovered_to:
+            self.start = NOTHING
+            self.since, self.log_since = self._store.log.end, self.log.end
+
+    def put_again(self, second: Second, now_ms: int) -> bool:
+        """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
+        waits, magic = second.again[-1]
+        self.put(waits[:_ROLL_UNITS].copy(), magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
+        if len(waits) > _ROLL_UNITS:
+            second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
+        else:
+            second.again.pop()
+        return not second.again
+
+    def preload(self, now_ms: int) -> bool:
+        """Load a bit of the seconds that come next; whether there was anything to do."""
+        for second in self.resident.values():
+            if second.load_some():
+                return True
+        start, end = max(self.preloaded, self.second) + 1, now_ms // PRECISION_MS + PRELOAD_SECONDS
+        if start > end:
+            return False
+        following = self.wheel.next_second(start, end + 1)
+        self.preloaded = following if following is not None else end
+        if following is not None:
+            self.open(following)
+        return following is not None
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When there will be something to deliver or to load; None when nothing waits."""
+        times = []
+        for number in sorted(self.resident):
+            second = self.resident[number]
+            if second.loader is not None or (number == self.second and (second.again or second.deletes)):
+                return now_ms
+            head = second.head_ms
+            if number != self.second and (head is not None or second.again or second.deletes):
+                head = max(head or 0, number * PRECISION_MS + 1)
+            if head is not None:
+                times.append(head)
+                break
+        following = self.wheel.next_second(self.preloaded + 1, self.second + SLOTS)
+        if following is not None:
+            times.append((following - PRELOAD_SECONDS) * PRECISION_MS)
+        return max(now_ms, min(times)) if times else None
+
+    # --- finding, and taking out
+
+    def find_unit(self, physical_offset: int, second: int, stored: int) -> tuple[int, int] | None:
+        """Position and second of the newest unit of a message that is due in a second and was stored in another; None
+        where it has none."""
+        window = self.window
+        slot = second
+        if second > self.second:
+            slot -= (second - self.second - 1) // window * window
+        found = []
+        # A clean stop hands what is left of a second over to the next one.
+        candidates = [slot, min(slot + window, second), self.second, slot + 1, slot + 2]
+        if second <= stored:  # late already when it came
+            candidates += range(max(second, stored - _NEAR_SECONDS), stored + 2)
+        for candidate in dict.fromkeys(candidates):
+            for positions, units in self.log.chain(self.wheel.last(candidate)):
+                hits = np.flatnonzero(units["physical_offset"] == physical_offset)
+                if len(hits):
+                    found.append((int(positions[hits[-1]]), candidate))
+                    break
+            if found and candidate > self.second:
+                break  # it has one unit in a slot to come
+        if self.held_to >= self.second:
+            return self._scan_for_unit(physical_offset)
+        if found:
+            return max(found)
+        return self._scan_for_unit(physical_offset) if second >= self.second else None
+
+    def _scan_for_unit(self, physical_offset: int) -> tuple[int, int] | None:
+        """As `_find_unit`, in the whole log: the roll window was changed, or the clock set."""
+        found = None
+        for position, units in self.log.scan(self.log.begin, self.log.end):
+            hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED))
+            if len(hits):
+                found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
+        return found
+
+    def is_waiting(self, number: int, physical_offset: int) -> bool:
+        """Whether a message of a second, whose unit is there, is still to be delivered."""
+        if number not in self.resident:
+            return True
+        second = self.loaded(number)
+        return bool((second.remaining()["physical"] == physical_offset).any()) or any(
+            (waits["physical"] == physical_offset).any() for waits, _ in second.again
+        )
+
+    def withdraw(self, position: int, number: int, message: StoredMessage) -> None:
+        """A message is not to be delivered from its slot any more. Raises OSError."""
+        self.log.withdraw(position)
+        second = self.resident.get(number)
+        if second is not None:
+            second.remove(message.physical_offset)
+        self._topics.count_one(properties.get(message.properties_text, properties.REAL_TOPIC) or "", -1)
+
+    def units_waiting(self, start: int = 0) -> Iterator[Waits]:
+        """The messages in the wheel, in parts of bounded size, in the order of the timer log, from a position of it
+        on."""
+        for position, units in self.log.scan(start, self.log.end):
+            seconds = seconds_of(units)
+            live = (seconds >= self.second) & (units["magic"] & (DELETE | WITHDRAWN) == 0)
+            at = np.flatnonzero(live)
+            waits = waits_of(units[at], position + at * UNIT.itemsize)
+            current = seconds[at] == self.second
+            if current.any():
+                # Of the current second the unit does not tell.
+                there = np.isin(waits["physical"], self.loaded(self.second).physical())
+                waits = waits[~current | there]
+            for number in np.flatnonzero(waits["due"] == 0).tolist():
+                message = self._store.message_at(*waits[["physical", "size"]][number].item())
+                waits["due"][number] = (due_of(message) if message is not None else None) or 0
+            yield waits
+
+    # --- the files
+
+    def mark_newest(self, physical: int, size: int, now_ms: int) -> None:
+        """Let the last unit of the log be of the newest message, whose record this is: Apache's broker goes on behind
+        that one. Raises OSError."""
+        last = self.log.last()
+        if last is None or int(last["physical_offset"]) == physical:
+            return
+        positions = self.log.positions(1)
+        mark = np.zeros(1, UNIT)
+        mark["size"], mark["previous"], mark["magic"] = UNIT.itemsize, -1, NORMAL | WITHDRAWN
+        mark["due_ms"] = APPLIED
+        mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
+        # In a slot of the past, which nobody reads any more.
+        mark["delay_ms"] = (self.second - 3600) * PRECISION_MS - mark["write_ms"]
+        mark["physical_offset"], mark["record_size"] = physical, size
+        self.log.append(mark, positions)
+
+    def expire(self, kept_from: int) -> Iterator[list[str]]:
+        """Forget the files of the timer log before a position whose slots are all past; each step gives paths for the
+        caller to remove."""
+        for end in self.log.file_ends():
+            if end > kept_from:
+                return
+            start = self.log.begin
+            for _, units in self.log.scan(start, end):
+                if int(seconds_of(units).max()) >= self.second:
+                    return
+                yield []
+            yield self.log.drop_before(end)
+
+
+def due_of(message: StoredMessage) -> int | None:
+    """When a stored message of the timer topic is due; None for what is none."""
+    text, promise = message.properties_text, message.prepared_transaction_offset
+    return timer_properties.due_of(text, message.store_timestamp, promise)
