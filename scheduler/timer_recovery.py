@@ -52,8 +52,10 @@ class Start(NamedTuple):
     """Physical offsets of messages that were delivered, as records behind the note tell..."""
     withdrawn: Offsets = _NO_OFFSETS
     """...and of those that were cancelled, or appended once more."""
-    superseded: Offsets = _NO_OFFSETS
-    """Physical offsets of messages of `second` that have got another slot."""
+    moved: Offsets = _NO_OFFSETS
+    """Physical offsets, ascending, of messages that got a slot after that of `second`..."""
+    moved_by: Offsets = _NO_OFFSETS
+    """...and the positions of the units that say so: units of `second` before those do not count."""
     recovered_to: int = 0
     """No second from here on has had anything delivered."""
 
@@ -136,7 +138,7 @@ class TimerRecovery:
             note.queue_offset,
             note.waiting,
             *self._done_of(origins),
-            self._moved_on(note),
+            *self._moved_on(note),
         )
 
     def _done_of(self, *more: Origins) -> tuple[Offsets, Offsets]:
@@ -150,13 +152,16 @@ class TimerRecovery:
             positions = position + np.arange(len(units)) * UNIT_SIZE
             self._wheel.take_back(seconds_of(units), positions, units["previous"].astype(np.int64))
 
-    def _moved_on(self, note: TimerNote) -> Offsets:
-        """What got a later slot since the note's second had its turn."""
-        parts = [_NO_OFFSETS]
-        for _, units in self._log.scan(note.log_since, note.log_end):
-            later = (seconds_of(units) > note.second) & (units["magic"] & WITHDRAWN == 0)
-            parts.append(units["physical_offset"][later].astype(np.int64))
-        return np.unique(np.concatenate(parts))
+    def _moved_on(self, note: TimerNote) -> tuple[Offsets, Offsets]:
+        """What got a later slot since the note's second had its turn, and by which units."""
+        physical, positions = [_NO_OFFSETS], [_NO_OFFSETS]
+        for position, units in self._log.scan(note.log_since, note.log_end):
+            later = np.flatnonzero((seconds_of(units) > note.second) & (units["magic"] & WITHDRAWN == 0))
+            physical.append(units["physical_offset"][later].astype(np.int64))
+            positions.append(position + later * UNIT_SIZE)
+        # Of each the last unit, which is the first one backwards.
+        found, at = np.unique(np.concatenate(physical)[::-1], return_index=True)
+        return found, np.concatenate(positions)[::-1][at]
 
     def _rebuild_wheel(self, second: int) -> dict[int, int]:
         """Make the wheel from the log; gives how many messages wait, by topic hash."""

@@ -164,8 +164,7 @@ class Slots:
                 self._topics.count(waits[done & (magic & DELETE == 0)], -1)
                 kept &= ~done
                 if second.number == self.start.second:
-                    moved = np.isin(waits["physical"], self.start.superseded)
-                    kept &= ~(moved & (positions < self.start.log_since))
+                    kept &= positions >= self._moved_by(waits["physical"])
             if not kept.all():
                 waits, magic = waits[kept], magic[kept]
             unknown = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
@@ -178,6 +177,15 @@ class Slots:
                     yield
             self._sort_in(second, waits, magic, second.add_older)
             yield
+
+    def _moved_by(self, physical: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of messages of the second whose turn it was at a crash: where the unit lies that gave them another slot, -1
+        without one."""
+        moved = self.start.moved
+        if not len(moved):
+            return np.full(len(physical), -1)
+        at = np.minimum(np.searchsorted(moved, physical), len(moved) - 1)
+        return np.where(moved[at] == physical, self.start.moved_by[at], -1)
 
     def loaded(self, number: int) -> Second:
         """A second that is in memory, wholly."""
@@ -210,12 +218,16 @@ class Slots:
             self._topics.count(waits[waits["physical"] == physical], -1)
             second.remove(physical)
 
-    def advance(self, now_ms: int) -> bool:
-        """Give the next second its turn, if this one is done and over; whether there was one."""
+    def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
+        """Give the next second that has messages its turn, if this one is done and over; whether there was one.
+        Seconds without any have none, but for once an hour, or if `is_idle`: where nothing happens nothing changes
+        that a checkpoint would have to note."""
         frontier = slot_second(now_ms)
         if self.second >= frontier or not self.current.is_done:
             return False
         following = self.wheel.next_second(self.second + 1, frontier + 1)
+        if following is None and not is_idle and frontier - self.second < HOUR:
+            return False
         del self.resident[self.second]
         self._turn_to(following if following is not None else frontier)
         return True

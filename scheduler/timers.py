@@ -564,7 +564,7 @@ class Timers:
         """See `storage.store.MessageStore.notes`."""
         if self._store.log.end - self._slots.since > _MAX_SINCE_BYTES:
             # Nothing is due, and recovery would read all that came meanwhile.
-            self._slots.advance(self._clock.now_ms())
+            self._slots.advance(self._clock.now_ms(), is_idle=True)
         self._noted_log_since = self._slots.log_since
         return TimerNote(
             self._slots.second,

@@ -19,7 +19,7 @@ from tests.peers.messages import Outgoing, Received
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 QUEUES = 2
-CHECKPOINT_OF_OURS = b"DUEMQCP2"
+CHECKPOINT_OF_OURS = b"DUEMQCP3"
 # The first three fall due while no broker runs: RocketMQ's is killed before that.
 BACKLOG_LEVELS = "15s 16s 16s 1s"
 BACKLOG_MS = 15_000

@@ -308,7 +308,7 @@ def test_a_run_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
 
 def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:
     world = PendingWorld(TimerConfig(log_segment_size=52 * 4))
-    for ms in [1000] * 10 + [60_000] * 10:
+    for ms in [1000] * 9 + [4000] + [60_000] * 10:
         world.send(START_MS + ms)
     world.run()
     steps = world.pending.select(EVERYTHING)
