@@ -26,7 +26,9 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[DuemqBroker]:
-    broker = DuemqBroker(tmp_path, {"testClock": "true", "messageDelayLevel": "1s 1h 2h 3h"})
+    # Without timers, by which any delay could be had.
+    properties = {"testClock": "true", "messageDelayLevel": "1s 1h 2h 3h", "timerWheelEnable": "false"}
+    broker = DuemqBroker(tmp_path, properties)
     await broker.start()
     yield broker
     await broker.stop()
