@@ -75,16 +75,20 @@ class Slots:
 
     def slot_for(self, second: int, now_ms: int) -> int:
         """The second whose slot takes what is due in a second, as of now."""
-        base = max(now_ms // PRECISION_MS, self.second)
-        excess = second - base - self.window
+        excess = second - self._base(now_ms) - self.window
         return second if excess <= 0 else second + -(-excess // self.window) * -self.window
+
+    def _base(self, now_ms: int) -> int:
+        """The second from which the window reaches ahead: the present one, unless the current one is so far behind,
+        after a long time without a broker, that the wheel would not reach."""
+        return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
 
     def put(self, waits: Waits, magic: NDArray[np.int32], now_ms: int) -> None:
         """Write units for messages and link them to their slots. Raises OSError; then nothing changed."""
         window = self.window
         now_second = now_ms // PRECISION_MS
         seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
-        excess = seconds - (max(now_second, self.second) + window)
+        excess = seconds - (self._base(now_ms) + window)
         is_far = excess > 0
         if is_far.any():
             # Less a multiple of the window, so that it can be told where a message waits.

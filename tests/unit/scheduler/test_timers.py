@@ -429,3 +429,21 @@ def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
     assert queue.next_offset == 30
     assert world.timers.lost == 0
     assert world.timers.metrics() == {}
+
+
+@pytest.mark.parametrize("days", [3, 13, 15, 38, 200])
+@pytest.mark.parametrize("is_down", [True, False])
+def test_nothing_is_lost_when_weeks_are_missed(days: int, is_down: bool) -> None:
+    """The broker was down, or its clock was set, for longer than the wheel reaches."""
+    world = TimerWorld()
+    for number in range(1, days):
+        world.send(START_MS + number * DAY_MS + number)
+    world.run()
+    world.checkpoint()
+    world.clock.advance(days * DAY_MS)
+    if is_down:
+        world.open()
+    world.send(world.clock.now_ms() + 100)
+    world.pass_time(100)
+    assert len(world.bodies()) == days
+    assert world.lateness()[-1] == 0

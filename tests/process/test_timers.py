@@ -1,0 +1,49 @@
+"""Timers as a user has them: a broker process, our client, and time travel over weeks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from duemq import Admin, CancelResult, Producer, PushConsumer
+from duemq.testing import TestClock
+from tests.peers.duemq_broker import DuemqBroker
+
+TOPIC = "reminders"
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[DuemqBroker]:
+    broker = DuemqBroker(tmp_path, {"testClock": "true"})
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
+async def test_a_message_in_forty_days_is_on_time_over_a_kill(broker: DuemqBroker) -> None:
+    clock = TestClock(broker.nameserver)
+    async with Producer(broker.nameserver) as producer:
+        sent = await producer.send(TOPIC, b"in forty days", delay="960h")
+        recalled = await producer.send(TOPIC, b"never", delay="960h")
+        cancelled = await producer.send(TOPIC, b"never either", delay="960h")
+        assert recalled.recall_handle is not None
+        await producer.recall(TOPIC, recalled.recall_handle)
+        found = await producer.cancel([cancelled.offset_message_id])
+        assert list(found.values()) == [CancelResult.CANCELLED]
+    await broker.kill()
+    await broker.start()
+    async with Admin(broker.nameserver) as admin:
+        waiting = [message async for message in admin.pending(topic=TOPIC)]
+        assert [message.message_id for message in waiting] == [sent.message_id]
+    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        # The clock of the first run is gone with it: so much is still to pass.
+        await clock.advance("960h")
+        message = await consumer.receive()
+        await message.ack()
+    assert message.body == b"in forty days"
+    assert sent.due_time_ms is not None
+    assert message.store_time_ms >= sent.due_time_ms
