@@ -242,6 +242,19 @@ class Slots:
         self.preloaded = max(self.preloaded, number)
         self.open(number)
 
+    def hand_on(self, now_ms: int) -> None:
+        """Let the second after the current one have its turn, with what is left of this one. Raises OSError."""
+        old = self.loaded(self.second)
+        remaining = old.remaining()
+        del self.resident[self.second]
+        self.second += 1
+        self.preloaded = max(self.preloaded, self.second)
+        self.open(self.second)
+        for waits, magic in [(remaining, np.full(len(remaining), NORMAL, np.int32)), *old.again]:
+            if len(waits):
+                self.put(waits.copy(), magic, now_ms)
+        self.note_turn()
+
     def note_turn(self) -> None:
         """What has been delivered until now need not be known any more, since it was not of this second or a later
         one; but for what recovery found, which may be."""

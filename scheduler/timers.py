@@ -72,6 +72,7 @@ _LOOK_UNITS: Final = 32
 _MAX_HASH: Final = 2**32
 """Tags codes up to here are hashes, beyond they are deliver times."""
 _MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
+_MAX_TURN_SECONDS: Final = 30.0
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
 
@@ -123,6 +124,8 @@ class Timers:
         """What recovery found does not matter for messages from this queue offset on."""
         self._synced = 0
         """The timer log is durable up to here, but for marks of withdrawn units."""
+        self._turn_seen = (0, 0.0)
+        """Where the current second's turn began in the commitlog, and when that was first seen."""
         self._noted_log_since = self._kept_from = 0
         """Where the current second's turn began in the timer log as of the last note, and as of the last that is
         durable: recovery may need what is behind."""
@@ -560,11 +563,23 @@ class Timers:
 
     # --- the files
 
+    def _bound_since(self) -> None:
+        """Recovery reads all that came since the current second's turn began. See that this is no more than need be
+        where nothing is due, or where the clock was set back and the second is long to come."""
+        slots, now_s = self._slots, self._clock.monotonic()
+        if slots.since != self._turn_seen[0]:
+            self._turn_seen = slots.since, now_s
+        if self._store.log.end - slots.since <= _MAX_SINCE_BYTES:
+            return
+        now_ms = self._clock.now_ms()
+        if not slots.advance(now_ms, is_idle=True) and now_s - self._turn_seen[1] > _MAX_TURN_SECONDS:
+            self._turn_seen = slots.since, now_s
+            with contextlib.suppress(OSError):
+                slots.hand_on(now_ms)
+
     def _note(self) -> bytes:
         """See `storage.store.MessageStore.notes`."""
-        if self._store.log.end - self._slots.since > _MAX_SINCE_BYTES:
-            # Nothing is due, and recovery would read all that came meanwhile.
-            self._slots.advance(self._clock.now_ms(), is_idle=True)
+        self._bound_since()
         self._noted_log_since = self._slots.log_since
         return TimerNote(
             self._slots.second,
@@ -626,14 +641,8 @@ class Timers:
         """Before the store is closed for good: leave the files so that Apache's broker can go on with them. It reads
         a slot as a whole: what is left of one that is partly delivered goes into the next."""
         now_ms = self._clock.now_ms()
-        second = self._slots.loaded(self._slots.second)
-        if second.is_touched:
-            remaining = second.remaining()
-            self._slots.second += 1
-            for waits, magic in [(remaining, np.full(len(remaining), NORMAL, np.int32)), *second.again]:
-                if len(waits):
-                    self._slots.put(waits.copy(), magic, now_ms)
-            self._slots.note_turn()
+        if self._slots.loaded(self._slots.second).is_touched:
+            self._slots.hand_on(now_ms)
         self._mark_newest(now_ms)
 
     def _mark_newest(self, now_ms: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -447,3 +448,23 @@ def test_nothing_is_lost_when_weeks_are_missed(days: int, is_down: bool) -> None
     world.pass_time(100)
     assert len(world.bodies()) == days
     assert world.lateness()[-1] == 0
+
+
+def test_recovery_need_not_read_all_since_the_clock_was_set_back(
+    world: TimerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.timers._MAX_SINCE_BYTES", 1000)
+    for number in range(20):
+        world.send(START_MS + 2000 + number)
+    world.pass_time(2010)
+    world.clock.set_wall(START_MS - 30 * DAY_MS)
+    for turn in range(12):
+        for _ in range(3):
+            world.send(world.clock.now_ms() + 700)
+        world.pass_time(40_000)
+        world.checkpoint()
+        if turn in (5, 11):
+            world.open()
+    assert world.recovered.start - world.timers._slots.since < 8000
+    world.pass_time(31 * DAY_MS)
+    assert Counter(world.bodies()) == {f"m{n}".encode(): 1 for n in range(1, 57)}
