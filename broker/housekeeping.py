@@ -262,20 +262,24 @@ class Deliveries:
         self._step = step
         self._name = name
         self._timer: asyncio.TimerHandle | None = None
+        self._at = 0.0
+        """When the timer is up, by the loop's clock; uvloop's handles do not tell."""
         self._is_stopped = False
 
     def step_soon(self) -> None:
         """Something may be due earlier than it was said."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(0, self.step)
+        self._call_in(0)
 
     def step_later(self) -> None:
         """There is something to do that can wait for some ms."""
-        if self._timer is None or self._timer.when() > self._loop.time() + GATHER_SECONDS:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_later(GATHER_SECONDS, self.step)
+        if self._timer is None or self._at > self._loop.time() + GATHER_SECONDS:
+            self._call_in(GATHER_SECONDS)
+
+    def _call_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self.step)
 
     def step(self) -> None:
         """Deliver what is due, and set the timer."""
@@ -289,7 +293,7 @@ class Deliveries:
             due_ms = self._clock.now_ms() + FAILED_STEP_MS
         if due_ms is not None and self._timer is None:
             wait = (due_ms - self._clock.now_ms()) / 1000
-            self._timer = self._loop.call_later(min(max(0.0, wait), MAX_WAIT_SECONDS), self.step)
+            self._call_in(min(max(0.0, wait), MAX_WAIT_SECONDS))
 
     def stop(self) -> None:
         """Deliver no more."""

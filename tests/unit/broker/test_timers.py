@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from broker.config import load
 from broker.daemon import MAX_ROLL_WINDOW, timer_config
+from broker.housekeeping import Deliveries
 from duemq._delay import read_delays
 from protocol import recall_handle, record
 from protocol.codes import RequestCode, ResponseCode
@@ -26,6 +28,7 @@ from protocol.message_id import offset_message_id, pack_host
 from protocol.record import StoredMessage
 from scheduler.timer_config import Cancelled
 from scheduler.timers import Timers, TimerState
+from storage.clock import SystemClock
 from storage.errors import StoreError, StoreFull
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
@@ -434,6 +437,39 @@ async def test_the_timers_are_called_when_they_ask_for_it(
     assert steps == [0, 5000, 6000]
     await pass_time(broker, loop, 4.5)
     assert steps == [0, 5000, 6000], "the call for 10000 was replaced"
+
+
+async def test_what_is_not_due_soon_is_gathered(broker: UnboundBroker, loop: SteppedLoop, steps: list[int]) -> None:
+    arrived = broker.timers.on_arrived
+    assert arrived is not None
+    arrived()
+    await pass_time(broker, loop, 0.009)
+    arrived()
+    assert steps == []
+    await pass_time(broker, loop, 0.001)
+    assert steps == [10]
+    arrived()
+    broker.timers.on_earlier()
+    arrived()
+    await turns()
+    assert steps == [10, 10], "what is due soon does not wait for more"
+
+
+def test_uvloop_is_driven_as_well() -> None:
+    """Its handles do not tell when they are up."""
+    loop = uvloop.new_event_loop()
+    called: list[int] = []
+    deliveries = Deliveries(loop, SystemClock(), lambda: called.append(1), "timers")
+    deliveries.step_soon()
+    deliveries.step_later()
+    loop.call_later(0.02, loop.stop)
+    loop.run_forever()
+    deliveries.step_later()
+    deliveries.step_later()
+    loop.call_later(0.05, loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert called == [1, 1]
 
 
 async def test_levels_and_timers_do_not_wait_for_each_other(
