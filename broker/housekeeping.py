@@ -144,12 +144,15 @@ class Housekeeping:
         if self._is_writing_queues or not self._store.has_checkpoint_work:
             return
         self._is_writing_queues = True
-        self._sliced(self._store.write_queues(), self._queues_written)
+        self._sliced(self._store.write_queues(), self._queues_written, self._queues_not_written)
 
     def _checkpoint_soon(self) -> None:
         """Make a checkpoint now, or when the one that is being made is done."""
         self._last_checkpoint = -CHECKPOINT_SECONDS
         self._loop.call_soon(self._write_queues)
+
+    def _queues_not_written(self) -> None:
+        self._is_writing_queues = False
 
     def _queues_written(self) -> None:
         written = self._store.log.end - self._checkpoint_end
@@ -175,7 +178,8 @@ class Housekeeping:
         """Remove files that are not needed any more; one such search at a time."""
         if not self._is_expiring:
             self._is_expiring = True
-            self._sliced(self._remove_each(chain(self._store.expire(), self._timer_wheel.expire())), self._expired)
+            steps = self._remove_each(chain(self._store.expire(), self._timer_wheel.expire()))
+            self._sliced(steps, self._expired, self._expired)
 
     def _expired(self) -> None:
         self._is_expiring = False
@@ -221,8 +225,8 @@ class Housekeeping:
             self._timers[name].cancel()
         self._timers[name] = self._loop.call_later(seconds, run)
 
-    def _sliced(self, steps: Iterator[None], done: Callable[[], None] | None = None) -> None:
-        """Run the steps of a generator, a few ms in each turn of the loop."""
+    def _sliced(self, steps: Iterator[None], done: Callable[[], None], failed: Callable[[], None]) -> None:
+        """Run the steps of a generator, a few ms in each turn of the loop, and then one of the two others."""
 
         def run() -> None:
             end = self._loop.time() + SLICE_SECONDS
@@ -233,9 +237,9 @@ class Housekeeping:
                         return
             except Exception:
                 log.exception("housekeeping_failed", work="slice")
-                self._is_writing_queues = self._is_expiring = False
+                failed()
                 return
-            if done is not None and not self._is_stopped:
+            if not self._is_stopped:
                 done()
 
         run()

@@ -55,6 +55,8 @@ class Split(NamedTuple):
     later: Waits
     """With their new times for deliver times."""
     dropped: Waits
+    turns: dict[int, float]
+    """By topic hash, when the next message of a topic with a rate has its turn, after these."""
 
 
 def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
@@ -102,7 +104,8 @@ class Policies:
             self._by_hash[topic_hash] = policy
 
     def split(self, waits: Waits, now_ms: int) -> Split | None:
-        """What becomes of messages that are due; None where all are delivered now."""
+        """What becomes of messages that are due; None where their topics ask for nothing, or had it already. It counts
+        when it is given to `took`: until then it may be asked for again."""
         hashes = waits["hash"]
         concerned = [key for key in set(hashes.tolist()) if key in self._by_hash]
         if not concerned:
@@ -110,6 +113,7 @@ class Policies:
         is_later, is_dropped = np.zeros(len(waits), bool), np.zeros(len(waits), bool)
         release = waits["due"].copy()
         is_held = waits["held"].copy()
+        turns: dict[int, float] = {}
         for key in concerned:
             policy, mine = self._by_hash[key], np.flatnonzero(hashes == key)
             if policy.is_paused:
@@ -121,19 +125,29 @@ class Policies:
                 dropped = late > max(policy.drop_after_ms, OVERDUE_MS)
                 is_dropped[mine[dropped]] = True
                 mine, late = mine[~dropped], late[~dropped]
-            release[mine] = self._release(key, policy, waits[mine], late, now_ms)
+            release[mine] = self._release(key, policy, waits[mine], late, now_ms, turns)
             is_later[mine] = release[mine] > now_ms
             is_held[mine] = True
-        if not is_later.any() and not is_dropped.any():
+        if not is_later.any() and not is_dropped.any() and (is_held == waits["held"]).all():
             return None
         later = waits[is_later]
         later["due"], later["held"] = release[is_later], is_held[is_later]
-        return Split(waits[~is_later & ~is_dropped], later, waits[is_dropped])
+        return Split(waits[~is_later & ~is_dropped], later, waits[is_dropped], turns)
+
+    def took(self, split: Split) -> None:
+        """What a split says was done."""
+        self._next_ms.update(split.turns)
 
     def _release(
-        self, key: int, policy: TimerPolicy, waits: Waits, late: NDArray[np.int64], now_ms: int
+        self,
+        key: int,
+        policy: TimerPolicy,
+        waits: Waits,
+        late: NDArray[np.int64],
+        now_ms: int,
+        turns: dict[int, float],
     ) -> NDArray[np.int64]:
-        """When messages of a topic are to be delivered."""
+        """When messages of a topic are to be delivered; `turns` gets the topic's next turn."""
         release: NDArray[np.int64] = waits["due"].copy()
         if policy.spread_ms:
             release += _scattered(waits, policy.spread_ms)
@@ -142,9 +156,9 @@ class Policies:
             release[overdue] = now_ms + _scattered(waits[overdue], policy.catch_up_spread_ms)
         if policy.rate:
             start = max(float(now_ms), self._next_ms.get(key, 0.0))
-            turns = start + np.arange(len(waits)) * (1000 / policy.rate)
-            self._next_ms[key] = start + len(waits) * (1000 / policy.rate)
-            release = np.maximum(release, turns.astype(np.int64))
+            mine = start + np.arange(len(waits)) * (1000 / policy.rate)
+            turns[key] = start + len(waits) * (1000 / policy.rate)
+            release = np.maximum(release, mine.astype(np.int64))
         return release
 
 

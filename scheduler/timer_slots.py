@@ -232,32 +232,32 @@ class Slots:
         following = self.wheel.next_second(self.second + 1, frontier + 1)
         if following is None and not is_idle and frontier - self.second < HOUR:
             return False
-        del self.resident[self.second]
-        self._turn_to(following if following is not None else frontier)
+        old, self.second = self.second, following if following is not None else frontier
+        self._turned(old)
         return True
 
-    def _turn_to(self, number: int) -> None:
-        self.second = number
-        self.note_turn()
-        self.preloaded = max(self.preloaded, number)
-        self.open(number)
-
     def hand_on(self, now_ms: int) -> None:
-        """Let the second after the current one have its turn, with what is left of this one. Raises OSError."""
+        """Let the second after the current one have its turn, with what is left of this one. Raises OSError; then
+        nothing changed."""
         old = self.loaded(self.second)
         remaining = old.remaining()
-        del self.resident[self.second]
+        left = [(remaining, np.full(len(remaining), NORMAL, np.int32)), *old.again]
+        waits, magic = (np.concatenate(parts) for parts in zip(*left, strict=True))
         self.second += 1
+        if len(waits):
+            try:
+                self.put(waits, magic, now_ms)
+            except OSError:
+                self.second -= 1
+                raise
+        self._turned(old.number)
+
+    def _turned(self, old: int) -> None:
+        """The current second has its turn, after an old one. What has been delivered until now need not be known any
+        more, since it was not of this second or a later one; but for what recovery found, which may be."""
+        del self.resident[old]
         self.preloaded = max(self.preloaded, self.second)
         self.open(self.second)
-        for waits, magic in [(remaining, np.full(len(remaining), NORMAL, np.int32)), *old.again]:
-            if len(waits):
-                self.put(waits.copy(), magic, now_ms)
-        self.note_turn()
-
-    def note_turn(self) -> None:
-        """What has been delivered until now need not be known any more, since it was not of this second or a later
-        one; but for what recovery found, which may be."""
         if self.is_replayed and self.second >= self.start.recovered_to:
             self.start = NOTHING
             self.since, self.log_since = self._store.log.end, self.log.end

@@ -369,17 +369,20 @@ class Timers:
     def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
         """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
         first again."""
-        if len(split.later):
-            self._slots.held_to = max(self._slots.held_to, slot_second(int(split.later["due"].max())))
-            self._slots.put(split.later, np.full(len(split.later), NORMAL, np.int32), now_ms)
+        # Where something raises all of it is tried again: a second record that deletes a message does no harm, a second
+        # unit would.
         for physical, size in split.dropped[["physical", "size"]].tolist():
             message = self._store.message_at(physical, size)
             if message is not None:
                 self._records.delete(message, due_of(message) or now_ms)
+        if len(split.later):
+            self._slots.held_to = max(self._slots.held_to, slot_second(int(split.later["due"].max())))
+            self._slots.put(split.later, np.full(len(split.later), NORMAL, np.int32), now_ms)
         if len(split.dropped):
             self.dropped += len(split.dropped)
             self._topics.count(split.dropped, -1)
             log.warning("overdue_messages_dropped", messages=len(split.dropped), second=second.number)
+        self.policies.took(split)
         second.drop(count)
         split.now["held"] = True  # their turn has come
         second.add(split.now)

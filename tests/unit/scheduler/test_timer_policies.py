@@ -8,6 +8,7 @@ import pytest
 
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
+from storage.errors import StoreFull
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 
@@ -83,6 +84,26 @@ def test_overdue_messages_are_dropped(world: TimerWorld) -> None:
     world.open()
     world.run()
     assert world.bodies() == [b"m2", b"m3"]
+    assert world.timers.metrics() == {}
+
+
+def test_a_store_that_refuses_a_drop_does_not_double_what_is_held(world: TimerWorld) -> None:
+    dropping, rate = TimerPolicy(drop_after_ms=40_000), TimerPolicy(rate=1)
+    for _ in range(4):
+        world.send(START_MS + 1000)
+        world.send(START_MS + 1000, topic="others")
+    world.run()
+    world.checkpoint()
+    world.clock.advance(60_000)
+    world.open()
+    world.timers.set_policy("orders", dropping)
+    world.timers.set_policy("others", rate)
+    world.store.appender.refuse(StoreFull("full"))
+    world.pass_time(2000)
+    world.store.appender.accept()
+    world.pass_time(30_000)
+    assert world.bodies() == []
+    assert len(world.bodies("others")) == 4
     assert world.timers.metrics() == {}
 
 

@@ -468,3 +468,15 @@ def test_recovery_need_not_read_all_since_the_clock_was_set_back(
     assert world.recovered.start - world.timers._slots.since < 8000
     world.pass_time(31 * DAY_MS)
     assert Counter(world.bodies()) == {f"m{n}".encode(): 1 for n in range(1, 57)}
+
+
+def test_what_cannot_be_handed_over_is_delivered_all_the_same(world: TimerWorld) -> None:
+    for delay in (100, 800, 900):
+        world.send(START_MS + delay)
+    world.pass_time(500)
+    world.files.write_error = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        world.timers.hand_over()
+    world.files.write_error = None
+    world.pass_time(1000)
+    assert world.bodies() == [b"m1", b"m2", b"m3"]
