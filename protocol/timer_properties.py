@@ -24,6 +24,9 @@ from protocol import properties
 PRECISION_MS: Final = 1000
 """RocketMQ's timerPrecisionMs, the width of a slot. Times of delivery are exact to the millisecond all the same."""
 MAX_PROMISE_MS: Final = 100 * 366 * 86_400_000
+"""A promised deliver time further ahead of the store time than this is none."""
+MAX_HASH: Final = 2**32
+"""Tags codes in the timer topic's queue up to here are hashes, beyond they are deliver times."""
 _MAX_MS: Final = 2**53
 """No number of ms beyond this is a time."""
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from protocol import properties
 from protocol.record import StoredMessage
+from protocol.timer_properties import MAX_HASH
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Cancelled
 from scheduler.timers import Timers
@@ -35,8 +36,6 @@ _LEVELS: Final = 1
 _BEHIND: Final = 2
 _SLICE_UNITS: Final = 512
 """Messages of the wheel that are turned into Python's values at once."""
-_MAX_HASH: Final = 2**32
-"""Tags codes up to here are hashes, beyond they are deliver times."""
 _MAX_PLACE: Final = 2**63
 _MAX_CURSOR: Final = 64
 
@@ -188,7 +187,7 @@ class Pending:
         if after.part == _BEHIND:
             start = max(start, after.offset + 1)
         units = ((offset, queue.unit(offset)) for offset in range(start, queue.next_offset))
-        return ((offset, *unit) for offset, unit in units if unit is not None and unit[2] > _MAX_HASH)
+        return ((offset, *unit) for offset, unit in units if unit is not None and unit[2] > MAX_HASH)
 
     # --- counting
 

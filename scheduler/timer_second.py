@@ -52,9 +52,6 @@ class Second:
         """Whether nothing is left to do for it."""
         return self.loader is None and not self.again and not self._fresh and self._cursor == len(self._waits)
 
-    def __len__(self) -> int:
-        return len(self._waits) - self._cursor + sum(map(len, self._fresh))
-
     def load_some(self) -> bool:
         """Load a part of the messages; whether there was anything to load."""
         if self.loader is None:

@@ -390,7 +390,7 @@ class Slots:
         mark["due_ms"] = APPLIED
         mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
         # In a slot of the past, which nobody reads any more.
-        mark["delay_ms"] = (self.second - 3600) * PRECISION_MS - mark["write_ms"]
+        mark["delay_ms"] = (self.second - HOUR) * PRECISION_MS - mark["write_ms"]
         mark["physical_offset"], mark["record_size"] = physical, size
         self.log.append(mark, positions)
 

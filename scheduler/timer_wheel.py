@@ -271,21 +271,3 @@ class TimerWheel:
             if (low, high) == (0, HOUR):
                 self._is_used[number] = False
         return None
-
-    def counts(self, start: int, end: int) -> NDArray[np.int64]:
-        """How many units each second in [start, end) has, delivered or not; a fortnight at most."""
-        result = np.zeros(end - start, np.int64)
-        for hour in range(start // HOUR, (end - 1) // HOUR + 1):
-            number = hour % HOURS
-            if not self._is_used[number]:
-                continue
-            if self._is_resident[number]:
-                seconds, counts = self._part(self._second, number), self._part(self._count, number)
-            else:
-                slots = self._read(number)
-                seconds, counts = slots["second"].astype(np.int64), slots["count"].astype(np.int64)
-            begin = hour * HOUR
-            low, high = max(0, start - begin), min(HOUR, end - begin)
-            right = seconds[low:high] == np.arange(begin + low, begin + high)
-            result[begin + low - start : begin + high - start] = np.where(right, counts[low:high], 0)
-        return result

@@ -33,7 +33,7 @@ import structlog
 
 from protocol import properties
 from protocol.record import StoredMessage
-from protocol.timer_properties import PRECISION_MS, slot_second
+from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from scheduler import timer_files
 from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues, ReadCold
@@ -69,8 +69,6 @@ WARN_AGAIN_SECONDS: Final = 60.0
 _ENQUEUE_UNITS: Final = 4096
 _DELIVER_UNITS: Final = 512
 _LOOK_UNITS: Final = 32
-_MAX_HASH: Final = 2**32
-"""Tags codes up to here are hashes, beyond they are deliver times."""
 _MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
 _MAX_TURN_SECONDS: Final = 30.0
 _SOON_MS: Final = 100
@@ -251,7 +249,7 @@ class Timers:
         units = self._batches.read(queue, self._enqueued, count)
         codes = units["tags_code"]
         hashes = self._topics.hashes(self._enqueued, len(units))
-        if hashes is None or not (codes > _MAX_HASH).all():
+        if hashes is None or not (codes > MAX_HASH).all():
             units = units[:_LOOK_UNITS]
             waits, magic = self._look(units)
         else:
@@ -290,7 +288,7 @@ class Timers:
                 magic[at] = NORMAL | DELETE
                 if message.prepared_transaction_offset:
                     magic[at] |= WITHDRAWN
-            elif code > _MAX_HASH:
+            elif code > MAX_HASH:
                 due_ms = code
             waits[at] = (physical, due_ms, 0, size, topic_hash, False)
         known = magic != 0

@@ -42,8 +42,6 @@ DeliverTime = Callable[[int, int], int]
 UNFLUSHED_BYTES: Final = 8 << 20
 """When so much is not flushed, it is time: beside the flush of half a second's writes, a write may take 75 ms, beside
 those of 4 to 16 MiB it took 3 ms (ext4, Linux 6; measured)."""
-MAX_PROMISE_MS: Final = 100 * 366 * 86_400_000
-"""A promise further ahead of the store time than this is none."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +224,7 @@ class MessageStore:
             if due is not None:
                 return due
         if topic == SCHEDULE_TOPIC:
-            if store_timestamp <= promise <= store_timestamp + MAX_PROMISE_MS:
+            if store_timestamp <= promise <= store_timestamp + timer_properties.MAX_PROMISE_MS:
                 return promise
             level = properties.get(text, properties.DELAY)
             if level is not None and level.isdecimal() and int(level) > 0:

@@ -18,6 +18,7 @@ from protocol.headers import CancelMessage, NoFields, RecallMessage, RecallMessa
 from protocol.message_id import offset_message_id, parse_offset_message_id
 from protocol.recall_handle import RecallHandle
 from scheduler.timer_config import Cancelled
+from scheduler.timer_files import metrics_json
 from scheduler.timers import Timers
 from storage.clock import Clock
 from storage.store import MessageStore
@@ -153,10 +154,4 @@ class TimerHandlers:
     def metrics(self, _: Connection, __: Request[NoFields]) -> Answer:
         """Give how many messages of each topic wait."""
         now_ms = self._clock.now_ms()
-        body = {
-            "dataVersion": {"counter": 0, "stateVersion": 0, "timestamp": now_ms},
-            "timingCount": {
-                topic: {"count": count, "timeStamp": now_ms} for topic, count in self._timers.metrics().items()
-            },
-        }
-        return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
+        return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), now_ms, 0))
