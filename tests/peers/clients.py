@@ -111,6 +111,33 @@ class Producer(_Member):
         return str(reply["msg_id"])
 
 
+Outcome = Literal["commit", "rollback", "open"]
+
+
+class TransactionProducer(_Member):
+    """A started transactional producer. It answers a broker that asks about an open transaction that it is open."""
+
+    _stop_op = "transactions_stop"
+
+    async def send(self, topic: str, messages: Sequence[Outgoing], outcomes: Sequence[Outcome]) -> list[Sent]:
+        """Send half messages, each with what its transaction ends in; raise the first error.
+
+        The end is told to the broker in a request that nobody answers.
+        """
+        reply = await self.client.program.call(
+            "transactions_send",
+            handle=self.handle,
+            topic=topic,
+            messages=[message.to_json() for message in messages],
+            outcomes=list(outcomes),
+        )
+        results = [Sent.from_json(result) for result in reply["results"]]
+        for result in results:
+            if result.error is not None:
+                raise result.error
+        return results
+
+
 class PushConsumer(_Member):
     """A started push consumer. `messages` has everything it got so far, in the order in which it got it."""
 
@@ -320,6 +347,14 @@ class JavaClient(Client):
             return await self.program.call("admin", call=name, nameserver=nameserver, **fields)
 
         return Admin(call)
+
+    async def transaction_producer(self, nameserver: str, group: str | None = None) -> TransactionProducer:
+        """Start a transactional producer."""
+        producer = TransactionProducer(self, _handle("t"))
+        await self.program.call(
+            "transactions_start", handle=producer.handle, nameserver=nameserver, group=group or unique("tg")
+        )
+        return producer
 
     async def offset(
         self,

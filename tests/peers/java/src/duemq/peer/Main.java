@@ -37,11 +37,15 @@ public final class Main {
         PushConsumers consumers = new PushConsumers(this::write);
         PullConsumers pulls = new PullConsumers();
         Admins admins = new Admins();
+        Transactions transactions = new Transactions();
         operations.put("hello", Main::hello);
         operations.put("producer_start", producers::start);
         operations.put("producer_stop", producers::stop);
         operations.put("send", producers::send);
         operations.put("recall", producers::recall);
+        operations.put("transactions_start", transactions::start);
+        operations.put("transactions_stop", transactions::stop);
+        operations.put("transactions_send", transactions::send);
         operations.put("consumer_start", consumers::start);
         operations.put("consumer_stop", consumers::stop);
         operations.put("pull", pulls::pull);
