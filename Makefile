@@ -20,7 +20,7 @@ $(VENV)/.broker: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker,spark,dev]'
 	@touch $@ $(VENV)/.broker
 
 run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_ARGS="--store ./data")

@@ -1,0 +1,383 @@
+"""The files of a store, wherever they lie: on this machine or in any file system that pyarrow knows (hdfs://, s3://).
+
+    <store>/commitlog/00000000000000000000 ...           records, files of one size
+            consumequeue/<topic>/<queue id>/0000... ...  20-byte units
+            timerlog/0000... ...  timerwheel             what waits in the timer wheel
+            checkpoint  abort  lock  config/*.json  config/timercheck
+
+`StoreFiles` knows what is there and up to where it may be read; it is small, and goes to Spark's tasks as it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+import threading
+from functools import cached_property
+from itertools import pairwise
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from spark_jobs.errors import JobError, NoStore
+from spark_jobs.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SEGMENT_NAME: Final = re.compile(r"\d{20}")
+_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_UNIT: Final = struct.Struct(">qiq")
+DEFAULT_SEGMENT_SIZE: Final = 1 << 30
+DEFAULT_QUEUE_FILE_SIZE: Final = 300_000 * UNIT.itemsize
+_OURS_AT: Final = 2048
+_OURS: Final = struct.Struct(">8sqqq")
+_THEIRS: Final = struct.Struct(">qqq")
+_LOCAL: Final = threading.local()
+_MAX_EXTENTS: Final = 4096
+
+
+class Segment(NamedTuple):
+    """A commitlog file. `size` in bytes, of the file; what is written may end before."""
+
+    first_offset: int
+    path: str
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the file."""
+        return self.first_offset + self.size
+
+
+class QueueFile(NamedTuple):
+    """A file of a consume queue. `first_unit`: the queue offset of its first unit; `size` in bytes."""
+
+    topic: str
+    queue_id: int
+    first_unit: int
+    path: str
+    size: int
+
+
+class StoreFiles:
+    """A store's files. Made by `open`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        """As it was given."""
+        self.segments: list[Segment] = []
+        self.segment_size = DEFAULT_SEGMENT_SIZE
+        """Bytes of each commitlog file."""
+        self.readable_end = 0
+        """The physical offset where readers stop."""
+        self.is_running = False
+        """Whether a broker has the store open, as far as that can be told: by the lock on a local file system."""
+        self.is_clean = True
+        """Whether the broker that had it last was stopped in order, as the missing file `abort` tells."""
+        self.written_by = "rocketmq"
+        """Which broker wrote it last: duemq or rocketmq."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> StoreFiles:
+        """The store at a path or URI. Raises NoStore where there is none, JobError where it cannot be read."""
+        store = cls(os.fspath(path))
+        try:
+            store._look()
+        except NoStore:
+            raise
+        except (OSError, ValueError) as error:
+            raise JobError(f"{store.path}: cannot be read: {error}") from None
+        return store
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    # What is there
+
+    def _look(self) -> None:
+        if not self._exists(""):
+            raise NoStore(self.path, "there is no such directory; give the directory that holds commitlog/")
+        names = self.names("")
+        if "commitlog" not in names:
+            if any(_SEGMENT_NAME.fullmatch(name) for name in names):
+                raise NoStore(self.path, "holds commitlog files; give the directory above it")
+            if "store" in names:
+                raise NoStore(self.path, f"is no store; did you mean {self.path.rstrip('/')}/store?")
+            why = (
+                "has no commitlog/: it is no store of duemq or RocketMQ" if names else "is empty: no broker wrote here"
+            )
+            raise NoStore(self.path, why)
+        found = [(name, size) for name, size in self.sizes("commitlog") if _SEGMENT_NAME.fullmatch(name) and size]
+        if not found:
+            raise NoStore(self.path, "its commitlog/ has no files: no message was ever stored")
+        self.segments = [Segment(int(name), f"commitlog/{name}", size) for name, size in sorted(found)]
+        self.segment_size = self.segments[0].size
+        self._check_sequence()
+        self.is_clean = "abort" not in names
+        self.is_running = self._is_locked()
+        self._drop_empty()
+        self._find_end()
+
+    def _check_sequence(self) -> None:
+        first = self.segments[0]
+        head = self.read(first.path, 0, 8)
+        magic = struct.unpack(">iI", head)[1] if len(head) == 8 else 0
+        if magic not in (0, MAGIC_V1, MAGIC_V2, MAGIC_END) and not self._is_any_record(first):
+            raise NoStore(self.path, f"{first.path} starts with {head.hex()}: this is no commitlog of RocketMQ's")
+
+    def _is_any_record(self, segment: Segment) -> bool:
+        size = min(segment.size, 4 << 20)
+        data = np.zeros(size + PADDING, np.uint8)
+        data[:size] = np.frombuffer(self.read(segment.path, 0, size), np.uint8)
+        return len(walk(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Stretches of physical offsets between files that are missing: (offset, bytes)."""
+        return [(a.end, b.first_offset - a.end) for a, b in pairwise(self.segments) if b.first_offset > a.end]
+
+    def _drop_empty(self) -> None:
+        """RocketMQ makes files ahead of need: those at the end without a record are none."""
+        while len(self.segments) > 1 and not any(self.read(self.segments[-1].path, 0, MIN_SIZE)):
+            self.segments.pop()
+
+    def _is_locked(self) -> bool:
+        if not self.is_local:
+            return False
+        try:
+            fd = os.open(self._local("lock"), os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            # Java locks with fcntl: asking does not need the lock itself.
+            query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)
+            return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _find_end(self) -> None:
+        last = self.segments[-1]
+        self.readable_end = last.first_offset + self._written(last)
+        checkpoint = self.read_whole("checkpoint")
+        if checkpoint is None or len(checkpoint) < _THEIRS.size:
+            if self.is_running:
+                self.readable_end = last.first_offset
+            return
+        physic, logic, _ = _THEIRS.unpack_from(checkpoint)
+        recovery = self._our_recovery(checkpoint, physic, logic)
+        if recovery is not None:
+            self.written_by = "duemq"
+        if self.is_running:
+            end = self._flushed(last, physic)
+            if recovery is not None:
+                end = max(end, recovery)
+            self.readable_end = min(self.readable_end, end)
+
+    def _our_recovery(self, checkpoint: bytes, physic: int, logic: int) -> int | None:
+        """The recovery offset in our part of the checkpoint (see `storage.checkpoint`), while it holds."""
+        if len(checkpoint) < _OURS_AT + _OURS.size:
+            return None
+        magic, recovery, copied_physic, copied_logic = _OURS.unpack_from(checkpoint, _OURS_AT)
+        is_ours = magic[:6] == b"DUEMQC" and (copied_physic, copied_logic) == (physic, logic)
+        lock = self.read_whole("lock") or b""
+        return recovery if is_ours and lock.startswith(b"duemq") else None
+
+    def _flushed(self, last: Segment, physic_ms: int) -> int:
+        """Up to where the last file is flushed: behind the last record that was stored before the checkpoint's time."""
+        end = last.first_offset
+        for chunk in self.chunks(last.first_offset, self.readable_end):
+            stored = chunk.store_ms
+            if not len(stored):
+                continue
+            later = np.flatnonzero(stored >= physic_ms)
+            if len(later):
+                return int(chunk.physical_offset[later[0]])
+            end = int(chunk.physical_offset[-1] + chunk.sizes[-1])
+        return end
+
+    def chunks(self, start: int, end: int) -> Any:
+        """Records between two physical offsets of one file, a few MiB at a time."""
+        from spark_jobs.ranges import Range, walks  # it reads through this class
+
+        for found in walks(self, Range(start, end), check_crc=False):
+            yield found.records
+
+    def _written(self, segment: Segment) -> int:
+        """Bytes of a file up to the last that is not a hole."""
+        if not self.is_local:
+            return segment.size
+        fd = os.open(self._local(segment.path), os.O_RDONLY)
+        try:
+            at = 0
+            for _ in range(_MAX_EXTENTS):
+                try:
+                    data = os.lseek(fd, at, os.SEEK_DATA)
+                except OSError:
+                    return at
+                at = os.lseek(fd, data, os.SEEK_HOLE)
+                if at >= segment.size:
+                    return segment.size
+            return segment.size
+        finally:
+            os.close(fd)
+
+    def segment_of(self, offset: int) -> Segment | None:
+        """The file that has a physical offset."""
+        for segment in self.segments:
+            if segment.first_offset <= offset < segment.end:
+                return segment
+        return None
+
+    def queue_files(self) -> list[QueueFile]:
+        """The files of all consume queues, by topic, queue and offset."""
+        result = []
+        for topic in self.names("consumequeue"):
+            for queue in self.names(f"consumequeue/{topic}"):
+                if not queue.isdecimal():
+                    continue
+                folder = f"consumequeue/{topic}/{queue}"
+                result += [
+                    QueueFile(topic, int(queue), int(name) // UNIT.itemsize, f"{folder}/{name}", size)
+                    for name, size in self.sizes(folder)
+                    if _SEGMENT_NAME.fullmatch(name) and size
+                ]
+        return sorted(result, key=lambda file: (file.topic, file.queue_id, file.first_unit))
+
+    def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
+        """Physical offset and size in one unit of a consume queue; None where there is no such unit."""
+        file_size = self._queue_file_size
+        at = queue_offset * UNIT.itemsize
+        name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
+        try:
+            data = self.read(name, at % file_size, UNIT.itemsize)
+        except OSError:
+            return None
+        if len(data) < UNIT.itemsize:
+            return None
+        offset, size, _ = _UNIT.unpack(data)
+        return (offset, size) if size else None
+
+    @cached_property
+    def _queue_file_size(self) -> int:
+        """Bytes of each consume queue's file (mappedFileSizeConsumeQueue), as found."""
+        return next((file.size for file in self.queue_files() if file.size), DEFAULT_QUEUE_FILE_SIZE)
+
+    def units(self, file: QueueFile) -> NDArray[Any]:
+        """The units of a file of a consume queue, as UNIT, without the zeros behind the last one."""
+        size = file.size
+        if self.is_local:
+            size = min(size, self._written(Segment(0, file.path, file.size)))
+        units = np.frombuffer(self.read(file.path, 0, size - size % UNIT.itemsize), UNIT)
+        used = np.flatnonzero(units["size"])
+        return units[: used[-1] + 1] if len(used) else units[:0]
+
+    # Reading
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the store lies in this machine's file system."""
+        return not _SCHEME.match(self.path) or self.path.startswith("file://")
+
+    def _local(self, name: str) -> str:
+        return os.path.join(self.path.removeprefix("file://"), name)
+
+    def _remote(self) -> tuple[Any, str]:
+        """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
+        known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
+        if self.path not in known:
+            from pyarrow import fs
+
+            known[self.path] = fs.FileSystem.from_uri(self.path)
+        return known[self.path]
+
+    def read(self, path: str, at: int, size: int) -> bytes:
+        """Bytes of a file of the store, fewer at its end. Raises OSError."""
+        if self.is_local:
+            fd = os.open(self._local(path), os.O_RDONLY)
+            try:
+                return os.pread(fd, size, at)
+            finally:
+                os.close(fd)
+        system, root = self._remote()
+        with system.open_input_file(f"{root.rstrip('/')}/{path}") as file:
+            return bytes(file.read_at(min(size, max(file.size() - at, 0)), at))
+
+    def read_into(self, path: str, at: int, buffer: memoryview) -> int:
+        """Fill a buffer from a file of the store; gives how many bytes there were. Raises OSError."""
+        if not self.is_local:
+            data = self.read(path, at, len(buffer))
+            buffer[: len(data)] = data
+            return len(data)
+        fd = os.open(self._local(path), os.O_RDONLY)
+        try:
+            done = 0
+            while done < len(buffer):
+                got = os.preadv(fd, [buffer[done:]], at + done)
+                if not got:
+                    break
+                done += got
+            return done
+        finally:
+            os.close(fd)
+
+    def read_whole(self, name: str) -> bytes | None:
+        """A small file of the store; None where it is missing."""
+        try:
+            if self.is_local:
+                with open(self._local(name), "rb") as file:
+                    return file.read()
+            system, root = self._remote()
+            with system.open_input_file(f"{root.rstrip('/')}/{name}") as remote:
+                return bytes(remote.read())
+        except FileNotFoundError:
+            return None
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """A table of config/, RocketMQ's ConfigManager files: the text, or its last backup. None where neither is there
+        or is an object. fastjson's liberties (numbers as names) are understood."""
+        from protocol import fastjson
+        from protocol.errors import BodyError
+
+        for path in (name, f"{name}.bak"):
+            data = self.read_whole(path)
+            if data and data.strip():
+                try:
+                    value = fastjson.loads(data)
+                except BodyError:
+                    continue
+                if isinstance(value, dict):
+                    return value
+        return None
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a directory of the store, sorted; none where it is missing."""
+        return [name for name, _ in self.sizes(folder)]
+
+    def sizes(self, folder: str) -> list[tuple[str, int]]:
+        """Names in a directory of the store and bytes of the files, sorted; none where it is missing."""
+        if self.is_local:
+            try:
+                with os.scandir(self._local(folder)) as entries:
+                    return sorted((entry.name, entry.stat().st_size) for entry in entries)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        from pyarrow import fs
+
+        system, root = self._remote()
+        selector = fs.FileSelector(f"{root.rstrip('/')}/{folder}".rstrip("/"), allow_not_found=True)
+        return sorted((PurePosixPath(info.path).name, info.size or 0) for info in system.get_file_info(selector))
+
+    def _exists(self, name: str) -> bool:
+        if self.is_local:
+            return os.path.isdir(self._local(name))
+        from pyarrow import fs
+
+        system, root = self._remote()
+        return bool(system.get_file_info(f"{root.rstrip('/')}/{name}".rstrip("/")).type != fs.FileType.NotFound)
