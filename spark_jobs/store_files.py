@@ -79,15 +79,17 @@ class StoreFiles:
         """Whether a broker has the store open, as far as that can be told: by the lock on a local file system."""
         self.is_clean = True
         """Whether the broker that had it last was stopped in order, as the missing file `abort` tells."""
+        self._recovery: int | None = None
         self.written_by = "rocketmq"
         """Which broker wrote it last: duemq or rocketmq."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> StoreFiles:
-        """The store at a path or URI. Raises NoStore where there is none, JobError where it cannot be read."""
+    def open(cls, path: str | os.PathLike[str], *, since: int = 0) -> StoreFiles:
+        """The store at a path or URI. `since`: a physical offset at which a record starts, known to be flushed; it
+        saves reading what is before it. Raises NoStore where there is none, JobError where it cannot be read."""
         store = cls(os.fspath(path))
         try:
-            store._look()
+            store._look(since)
         except NoStore:
             raise
         except (OSError, ValueError) as error:
@@ -99,7 +101,7 @@ class StoreFiles:
 
     # What is there
 
-    def _look(self) -> None:
+    def _look(self, since: int) -> None:
         if not self._exists(""):
             raise NoStore(self.path, "there is no such directory; give the directory that holds commitlog/")
         names = self.names("")
@@ -121,7 +123,7 @@ class StoreFiles:
         self.is_clean = "abort" not in names
         self.is_running = self._is_locked()
         self._drop_empty()
-        self._find_end()
+        self._find_end(since)
 
     def _check_sequence(self) -> None:
         first = self.segments[0]
@@ -162,7 +164,7 @@ class StoreFiles:
         finally:
             os.close(fd)
 
-    def _find_end(self) -> None:
+    def _find_end(self, since: int) -> None:
         last = self.segments[-1]
         self.readable_end = last.first_offset + self._written(last)
         checkpoint = self.read_whole("checkpoint")
@@ -174,10 +176,10 @@ class StoreFiles:
         recovery = self._our_recovery(checkpoint, physic, logic)
         if recovery is not None:
             self.written_by = "duemq"
+            self._recovery = recovery
         if self.is_running:
-            end = self._flushed(last, physic)
-            if recovery is not None:
-                end = max(end, recovery)
+            known = max(since, recovery or 0)
+            end = self._flushed(known if known >= last.first_offset else last.first_offset, physic)
             self.readable_end = min(self.readable_end, end)
 
     def _our_recovery(self, checkpoint: bytes, physic: int, logic: int) -> int | None:
@@ -189,10 +191,11 @@ class StoreFiles:
         lock = self.read_whole("lock") or b""
         return recovery if is_ours and lock.startswith(b"duemq") else None
 
-    def _flushed(self, last: Segment, physic_ms: int) -> int:
-        """Up to where the last file is flushed: behind the last record that was stored before the checkpoint's time."""
-        end = last.first_offset
-        for chunk in self.chunks(last.first_offset, self.readable_end):
+    def _flushed(self, start: int, physic_ms: int) -> int:
+        """Up to where the last file is flushed: behind the last record that was stored before the checkpoint's time.
+        `start`: a record's start in that file, known to be flushed."""
+        end = start
+        for chunk in self.chunks(start, self.readable_end):
             stored = chunk.store_ms
             if not len(stored):
                 continue
@@ -208,6 +211,23 @@ class StoreFiles:
 
         for found in walks(self, Range(start, end), check_crc=False):
             yield found.records
+
+    def records_end(self, since: int = 0) -> int:
+        """The physical offset behind the last record that may be read. `since` as for `open`."""
+        last = self.segments[-1]
+        end = since if since >= last.first_offset else last.first_offset
+        if end >= self.readable_end:
+            return end
+        for chunk in self.chunks(end, self.readable_end):
+            if len(chunk):
+                end = int(chunk.physical_offset[-1] + chunk.sizes[-1])
+        return end
+
+    def queues_whole_to(self) -> int:
+        """The physical offset up to which the consume queues are known to have all units."""
+        if self.is_clean and not self.is_running:
+            return self.readable_end
+        return self._recovery or 0
 
     def _written(self, segment: Segment) -> int:
         """Bytes of a file up to the last that is not a hole."""

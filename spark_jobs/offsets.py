@@ -1,0 +1,69 @@
+"""How far consumer groups and delay levels are: config/consumerOffset.json and config/delayOffset.json beside the
+consume queues.
+
+    consumerOffset.json   {"offsetTable": {"<topic>@<group>": {"<queue id>": next queue offset, ...}, ...}}
+    delayOffset.json      {"offsetTable": {"<level>": next queue offset, ...}}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spark_jobs.roles import SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from spark_jobs.store_files import StoreFiles
+
+_PADDING_SIZE = 0x7FFFFFFF
+
+
+def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
+    """Of each queue the least queue offset and the next to be given, as the consume queues have them."""
+    bounds: dict[tuple[str, int], tuple[int, int]] = {}
+    for file in store.queue_files():
+        key = (file.topic, file.queue_id)
+        units = store.units(file)
+        real = np.flatnonzero(units["size"] != _PADDING_SIZE)
+        end = file.first_unit + len(units)
+        begin = file.first_unit + int(real[0]) if len(real) else end
+        known = bounds.get(key)
+        bounds[key] = (known[0], max(known[1], end)) if known is not None and known[0] < known[1] else (begin, end)
+    return bounds
+
+
+def offset_rows(store: StoreFiles) -> list[dict[str, Any]]:
+    """The rows of the table `offsets`."""
+    bounds = queue_bounds(store)
+    rows = []
+    consumers = (store.json("config/consumerOffset.json") or {}).get("offsetTable") or {}
+    for name, queues in consumers.items():
+        topic, _, group = name.partition("@")
+        for queue_id, offset in (queues or {}).items():
+            rows.append(_row("consumer", group, topic, int(queue_id), int(offset), bounds))
+    levels = (store.json("config/delayOffset.json") or {}).get("offsetTable") or {}
+    for level, offset in levels.items():
+        rows.append(_row("delay_level", None, SCHEDULE_TOPIC, int(level) - 1, int(offset), bounds))
+    return rows
+
+
+def _row(
+    kind: str,
+    group: str | None,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    bounds: dict[tuple[str, int], tuple[int, int]],
+) -> dict[str, Any]:
+    begin, end = bounds.get((topic, queue_id), (None, None))
+    return {
+        "kind": kind,
+        "consumer_group": group,
+        "topic": topic,
+        "queue_id": queue_id,
+        "next_offset": offset,
+        "min_offset": begin,
+        "max_offset": end,
+        "lag": max(end - offset, 0) if end is not None else None,
+    }

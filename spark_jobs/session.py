@@ -1,0 +1,92 @@
+"""Spark as the jobs want it: the same Python everywhere, Arrow, memory that a laptop has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from spark_jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIN_JAVA: Final = 17
+"""What Spark 4 runs on."""
+DRIVER_MEMORY: Final = "1536m"
+"""With two or four Python workers of some hundred MB beside it the whole fits into 4 GiB."""
+
+_DEFAULTS: Final = {
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.python.worker.reuse": "true",
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.join.preferSortMergeJoin": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.serializer": "org.apache.spark.serializer.KryoSerializer",
+}
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def check_java() -> None:
+    """Raises JobError where there is no Java that Spark runs on."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    hint = f"install Java {MIN_JAVA} or newer (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    if not java or not os.path.exists(java):
+        where = f"JAVA_HOME is {home}, where there is no bin/java" if home else "there is no java on the PATH"
+        raise JobError(f"Spark needs Java, and {where}: {hint}")
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(f"Spark needs Java, and {java} does not run ({error}): {hint}") from None
+    found = _VERSION.search(answer.stderr + answer.stdout)
+    if found is None or int(found[1]) < MIN_JAVA:
+        version = found[1] if found else "unknown"
+        raise JobError(f"Spark needs Java {MIN_JAVA} or newer, and {java} is version {version}: {hint}")
+
+
+def make_session(
+    name: str, *, master: str | None = None, memory: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session with the data source `rocketmq` registered. `master`: local[*] by default; under spark-submit what it
+    says. `memory`: of the driver, and so of local tasks, as Spark writes it (2g). Raises JobError."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise JobError("the Spark jobs need more packages: pip install 'duemq[spark]'") from None
+    if not os.environ.get("SPARK_HOME") or "SPARK_ENV_LOADED" not in os.environ:
+        check_java()
+    from spark_jobs.source import RocketmqSource
+
+    # Workers have to be this Python: another one may have neither numpy nor pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # A host name that does not resolve, or to an address that is not there, keeps Spark from starting.
+    is_local = master is None or master.startswith("local")
+    builder = SparkSession.builder.appName(name)
+    if master is not None or "SPARK_ENV_LOADED" not in os.environ:
+        builder = builder.master(master or "local[*]")
+    for key, value in _DEFAULTS.items():
+        builder = builder.config(key, value)
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = builder.config("spark.driver.memory", memory or DRIVER_MEMORY)
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise JobError(f"Spark did not start: {str(error).strip().splitlines()[0]}") from error
+    session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(RocketmqSource)
+    return session
