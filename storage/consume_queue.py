@@ -12,7 +12,7 @@ A message of a delay level that was withdrawn (cancelled, or appended once more 
 RocketMQ, finding no record of that size, goes on to the next.
 
 A queue whose first message is not number 0 (what was before is deleted) has its first file filled up to there with
-units (0, 0x7fffffff, 0).
+units (0, 0x7fffffff, 0). That size with another offset is a message in the middle that an offline job took out.
 
 New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time: they can be made
 again from the commitlog, so nothing is lost with them. Consumers that keep up are served from memory.
@@ -214,7 +214,7 @@ class ConsumeQueue:
         self.min_offset = self.first_where(
             self.min_offset,
             self.next_offset,
-            lambda physical, size, _: physical >= begin and size != PADDING_SIZE,
+            lambda physical, size, _: physical >= begin and (size != PADDING_SIZE or physical > 0),
         )
         return self._segments.drop_before(min(self.min_offset, self.written_offset) * UNIT_SIZE)
 

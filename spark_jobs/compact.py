@@ -1,0 +1,458 @@
+"""Compacting: a new store from an old one, without what nobody can read again.
+
+    1. scan      what each record is                     a task a range      `compact_scan`
+    2. decide    which stay, by the store's books        a task a range      `compact_decide`, `compact_state`
+    3. lay out   where they go                           from sums alone     `writers.layout`
+    4. write     commitlog; consume queues, index,       a task a range,     `writers.commitlog`, `queues`, `index`,
+                 timer files, checkpoint, config         queues, files       `timers`
+    5. finish    durable, and given its name             at once             `writers.place`
+
+The old store is only read. Records keep their bytes but for the physical offset and the origin; queues keep their queue
+offsets. What brokers make of the units of records that are gone: see `writers.queues`.
+
+The new commitlog begins at the second file's offset at least, never at 0: there is always a place before it for units
+that stand for nothing, and offset 0 is free to mean "no record".
+
+Memory: arrays of what was delivered (8 bytes a message), of what waits in the wheel (60 bytes), of keys (41 bytes a
+message of a keyed topic), and for an index file up to 1.2 GB (60 bytes a key); everything else is a few MiB a task.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from spark_jobs import compact_decide, compact_scan, compact_state
+from spark_jobs.compact_decide import Decided, DecideTask, MapTask
+from spark_jobs.compact_scan import Scanned, ScanTask
+from spark_jobs.compact_state import Books, Rules
+from spark_jobs.errors import JobError
+from spark_jobs.ranges import RANGE_SIZE, Range, plan
+from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
+from spark_jobs.writers import commitlog, index, layout, queues, spill, timers
+from spark_jobs.writers.commitlog import CopyTask
+from spark_jobs.writers.layout import Layout
+from spark_jobs.writers.place import Place, held
+from spark_jobs.writers.queues import QueueTask
+from spark_jobs.writers.tasks import Runner, runner
+from storage import checkpoint
+from storage.checkpoint import SIZE as CHECKPOINT_SIZE
+from storage.checkpoint import Checkpoint
+from storage.consume_queue import TIMER_TOPIC
+from storage.files import OsFiles
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done, and how many there are."""
+
+_HOUR_MS: Final = 3_600_000
+_QUEUE_BYTES_A_TASK: Final = 24 << 20
+_TIMESTAMPS: Final = struct.Struct(">qqq")
+_WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
+_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint"}
+_NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
+
+
+@dataclass(frozen=True)
+class CompactOptions:
+    """What goes. By default scheduled messages that are done, and ended transactions."""
+
+    reserved_hours: float | None = None
+    """fileReservedTime: messages stored longer ago go as well, unless they wait to be delivered. None: they stay."""
+    keyed_topics: tuple[str, ...] = ()
+    """Topics that keep the newest message of each key, beside those whose attribute cleanup.policy is COMPACTION."""
+    holes: bool = False
+    """Whether messages of keyed topics may go from the middle of a queue. See `writers.queues`; without, only the part
+    of a queue goes of which nothing stays."""
+    index: bool = True
+    """Whether to make index files."""
+    skip_damaged: bool = False
+    """Whether to leave out what is damaged, rather than refuse."""
+    range_size: int = RANGE_SIZE
+    """Bytes of the commitlog for a task."""
+    now_ms: int | None = None
+    """The time from which `reserved_hours` count; None: now."""
+
+
+@dataclass
+class CompactResult:
+    """What was done. Sizes in bytes; `disk_*` as allocated on the disk, all files."""
+
+    log_before: int = 0
+    log_after: int = 0
+    disk_before: int = 0
+    disk_after: int = 0
+    kept: int = 0
+    """Records."""
+    removed: dict[str, int] = field(default_factory=dict)
+    """Records, by reason; see `compact_decide`."""
+    removed_bytes: dict[str, int] = field(default_factory=dict)
+    superseded_kept: int = 0
+    """Messages with a newer one of the same key that had to stay: see `CompactOptions.holes`."""
+    damaged: int = 0
+    """Damaged stretches left out."""
+    holes: int = 0
+    """Units in the middle of queues that stand for no record any more."""
+    index_files: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time by step."""
+
+    @property
+    def saved(self) -> float:
+        """Share of the commitlog that is gone, 0 to 1."""
+        return 1 - self.log_after / self.log_before if self.log_before else 0.0
+
+
+def compact(
+    store_path: str,
+    out_path: str,
+    *,
+    spark: Any = None,
+    workers: int | None = None,
+    options: CompactOptions | None = None,
+    progress: Progress | None = None,
+) -> CompactResult:
+    """Compact a store that no broker has open into a new directory.
+
+    Tasks run in Spark where a session is given, else in `workers` processes (1: in this one). Raises JobError; then
+    there is no new store, and the old one is as it was.
+    """
+    store = open_at_rest(store_path)
+    place = Place(out_path)
+    if f"{os.path.realpath(place.target)}/".startswith(f"{os.path.realpath(_root(store))}/"):
+        raise JobError(f"{out_path}: lies in the store that is to be compacted; give a path beside it")
+    place.begin()
+    tasks = None
+    try:
+        with held(_root(store)):
+            tasks = runner(spark, workers)
+            job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))
+            return job.run()
+    except OSError as error:
+        raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
+    finally:
+        if tasks is not None:
+            tasks.close()
+        place.give_up()
+
+
+def open_at_rest(store_path: str) -> StoreFiles:
+    """A store on this machine that no broker has open, left in order by the last one. Raises JobError."""
+    store = StoreFiles.open(store_path)
+    if not store.is_local:
+        raise JobError(f"{store_path}: stores are compacted and restored where brokers have them, on a local disk")
+    if store.is_running:
+        raise JobError(f"{store_path}: a broker has this store open; stop it first")
+    if not store.is_clean:
+        raise JobError(f"{store_path}: its broker was not stopped in order; start it once and stop it, then try again")
+    for name in _NOT_UNDERSTOOD:
+        if any(store.names(f"{name}/{inner}") or inner for inner in store.names(name)):
+            raise JobError(f"{store_path}/{name}: queues of this kind are not understood; such a store stays as it is")
+    return store
+
+
+def _root(store: StoreFiles) -> str:
+    return store.path.removeprefix("file://")
+
+
+class _Part(NamedTuple):
+    """A range and how it goes on."""
+
+    scanned: Scanned
+    decided: Decided
+
+
+class _Compaction:
+    """One run."""
+
+    def __init__(
+        self, store: StoreFiles, place: Place, tasks: Runner, options: CompactOptions, progress: Progress
+    ) -> None:
+        self._store = store
+        self._place = place
+        self._tasks = tasks
+        self._options = options
+        self._progress = progress
+        self._ranges: list[Range] = []
+        self._result = CompactResult()
+        self._done = self._total = 0
+        self._step_began = time.perf_counter()
+
+    def run(self) -> CompactResult:
+        store, result = self._store, self._result
+        result.disk_before = disk_usage(_root(store))
+        self._ranges = plan(store, self._options.range_size)
+        size = sum(part.end - part.start for part in self._ranges)
+        self._place.need(size // 20)
+        self._total = 2 * size
+        books = compact_state.read_books(store)
+        self._step("books")
+        scanned = self._scan()
+        result.log_before = sum(found.size for found in scanned)
+        self._step("scan")
+        decided = self._decide(books, scanned)
+        self._step("decide")
+        laid_out = self._lay_out(decided)
+        self._map(decided, laid_out)
+        self._step("lay out")
+        self._write_log(laid_out)
+        self._step("write commitlog")
+        self._write_queues(laid_out)
+        self._step("write queues")
+        index_ms = self._write_index(decided)
+        self._step("write index")
+        self._write_small(books, laid_out, scanned, decided, index_ms)
+        self._place.finish()
+        self._step("finish")
+        result.disk_after = disk_usage(self._place.target)
+        self._progress(self._total, self._total)
+        return result
+
+    def _step(self, name: str) -> None:
+        now = time.perf_counter()
+        self._result.seconds[name] = round(now - self._step_began, 3)
+        self._step_began = now
+
+    def _advance(self, size: int) -> None:
+        self._done += size
+        self._progress(min(self._done, self._total), self._total)
+
+    # --- what stays
+
+    def _keyed_topics(self) -> tuple[str, ...]:
+        table = (self._store.json("config/topics.json") or {}).get("topicConfigTable")
+        found = set(self._options.keyed_topics)
+        for name, config in (table if isinstance(table, dict) else {}).items():
+            attributes = config.get("attributes") if isinstance(config, dict) else None
+            policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
+            if policy == "COMPACTION":
+                found.add(str(name))
+        return tuple(sorted(found))
+
+    def _scan(self) -> list[Scanned]:
+        options = self._options
+        cutoff = 0
+        if options.reserved_hours is not None:
+            now_ms = options.now_ms if options.now_ms is not None else int(time.time() * 1000)
+            cutoff = now_ms - int(options.reserved_hours * _HOUR_MS)
+        topics = self._keyed_topics()
+        requests = [
+            ScanTask(self._store, part, number, self._place.scratch, topics, cutoff)
+            for number, part in enumerate(self._ranges)
+        ]
+        scanned = self._tasks.run(
+            compact_scan.scan,
+            requests,
+            lambda found: self._advance(self._ranges[found.number].end - self._ranges[found.number].start),
+        )
+        damages = [damage for found in scanned for damage in found.damages]
+        gaps = self._store.gaps()
+        if (damages or gaps) and not self._options.skip_damaged:
+            at, why = (damages[0].physical_offset, damages[0].reason) if damages else (gaps[0][0], "a file is missing")
+            raise JobError(
+                f"{self._store.path}: damaged at {at} ({why}), {len(damages) + len(gaps)} places in all; what is "
+                "damaged would be left out: say so to go on without it"
+            )
+        self._result.damaged = len(damages) + len(gaps)
+        return scanned
+
+    def _decide(self, books: Books, scanned: list[Scanned]) -> list[Decided]:
+        scratch = self._place.scratch
+        numbers = range(len(scanned))
+        compact_state.leave_for_tasks(books, scratch)
+        compact_decide.join_done(scratch, numbers)
+        young = [found.first_young for found in scanned if found.first_young >= 0]
+        expired_before = young[0] if young else self._store.readable_end
+        self._result.superseded_kept = compact_decide.find_superseded(
+            scratch,
+            numbers,
+            expired_before=expired_before,
+            units_per_file=self._units_per_file(),
+            holes=self._options.holes,
+        )
+        rules = Rules(
+            books.levels,
+            books.timers.enqueued if books.timers is not None else None,
+            books.half_offset,
+            books.op_offset,
+            expired_before,
+        )
+        decided = self._tasks.run(
+            compact_decide.decide,
+            [DecideTask(number, self._ranges[number].start, scratch, rules) for number in numbers],
+        )
+        return self._keep_anchors(books, decided)
+
+    def _keep_anchors(self, books: Books, decided: list[Decided]) -> list[Decided]:
+        starts = [part.start for part in self._ranges]
+        for queue_id, physical in books.anchors.items():
+            if not any(found.levels.get(queue_id) for found in decided):
+                continue
+            kept = compact_decide.keep_one(self._place.scratch, starts, physical)
+            if kept is not None:
+                number, size = kept
+                found = decided[number]
+                reason = next(iter(found.removed))
+                removed = dict(found.removed)
+                for name in ("delivered", "cancelled"):
+                    if removed.get(name, (0, 0))[0]:
+                        reason = name
+                        break
+                count, bytes_of = removed[reason]
+                removed[reason] = (count - 1, bytes_of - size)
+                decided[number] = found._replace(kept=found.kept + 1, kept_size=found.kept_size + size, removed=removed)
+        result = self._result
+        for found in decided:
+            result.kept += found.kept
+            for reason, (count, size) in found.removed.items():
+                result.removed[reason] = result.removed.get(reason, 0) + count
+                result.removed_bytes[reason] = result.removed_bytes.get(reason, 0) + size
+        return decided
+
+    def _units_per_file(self) -> int:
+        return next((file.size for file in self._store.queue_files()), UNIT.itemsize) // UNIT.itemsize
+
+    # --- where it goes
+
+    def _lay_out(self, decided: list[Decided]) -> Layout:
+        store, scratch, size = self._store, self._place.scratch, self._store.segment_size
+        begin = max(store.segments[0].first_offset, size)
+        first = begin
+        if (self._options.holes and self._result.removed.get("superseded")) or self._result.damaged:
+            # A file before all others for units that stand for nothing: they must not lie before the first file, or
+            # brokers that look for a queue's first message by halving would be led past others.
+            first = begin + size
+        laid_out = layout.lay_out(
+            [(found.kept, found.kept_size) for found in decided],
+            lambda number: compact_decide.kept_sizes(scratch, number),
+            size,
+            first,
+        )
+        if first > begin:
+            laid_out = laid_out._replace(begin=begin, markers=[(begin, size), *laid_out.markers])
+        self._result.log_after = laid_out.end - first
+        queue_bytes = sum(file.size for file in store.queue_files())
+        index_bytes = index.FILE_SIZE // 20 + 48 * self._result.kept if self._options.index else 0
+        self._place.need(laid_out.end - first + queue_bytes + index_bytes)
+        return laid_out
+
+    def _map(self, decided: list[Decided], laid_out: Layout) -> None:
+        scratch = self._place.scratch
+        spill.OffsetMap.make(scratch, self._result.kept)
+        before = np.cumsum([0, *(found.kept for found in decided)]).tolist()
+        self._tasks.run(
+            compact_decide.write_map,
+            [
+                MapTask(number, self._ranges[number].start, before[number], scratch, pieces)
+                for number, pieces in enumerate(laid_out.pieces)
+            ],
+        )
+
+    # --- writing
+
+    def _write_log(self, laid_out: Layout) -> None:
+        directory = self._place.join("commitlog")
+        size = self._store.segment_size
+        commitlog.make_files(directory, laid_out, size)
+        scratch, with_index = self._place.scratch, self._options.index
+        requests = [
+            CopyTask(self._store, number, self._ranges[number].start, scratch, directory, size, pieces, with_index)
+            for number, pieces in enumerate(laid_out.pieces)
+        ]
+        share = self._total / 2 / max(1, self._result.log_after)
+        self._tasks.run(commitlog.copy, requests, lambda written: self._advance(int(written * share)))
+
+    def _write_queues(self, laid_out: Layout) -> None:
+        by_queue: dict[tuple[str, int], list[QueueFile]] = {}
+        for file in self._store.queue_files():
+            by_queue.setdefault((file.topic, file.queue_id), []).append(file)
+        groups: list[list[list[QueueFile]]] = []
+        room = 0
+        for files in by_queue.values():
+            size = sum(file.size for file in files)
+            if room < size or not groups:
+                groups.append([])
+                room = _QUEUE_BYTES_A_TASK
+            groups[-1].append(files)
+            room -= size
+        directory = self._place.join("consumequeue")
+        os.makedirs(directory, exist_ok=True)
+        requests = [
+            QueueTask(self._store, group, self._place.scratch, directory, laid_out.begin, self._store.segment_size)
+            for group in groups
+        ]
+        self._result.holes = sum(written.holes for written in self._tasks.run(queues.write, requests))
+
+    def _write_index(self, decided: list[Decided]) -> int:
+        """Make the index files; gives the store time up to which they hold all messages, ms since the epoch."""
+        if not self._options.index:
+            return 0
+        scratch = self._place.scratch
+        counts = [len(spill.load(scratch, f"{found.number}.items")) for found in decided]
+        directory = self._place.join("index")
+        os.makedirs(directory, exist_ok=True)
+        requests = index.plan(scratch, directory, counts, time.time())
+        for request in requests:  # one at a time, for their memory
+            self._tasks.run(index.write, [request])
+        self._result.index_files = len(requests)
+        with_items = [number for number, count in enumerate(counts) if count]
+        return int(spill.load(scratch, f"{with_items[-1]}.items")["store_ms"][-1]) if with_items else 0
+
+    def _write_small(
+        self, books: Books, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
+    ) -> None:
+        root, place = _root(self._store), self._place
+        for name in self._store.names(""):
+            if name in _WRITTEN_ANEW or name in _LEFT_OUT:
+                continue
+            source, target = os.path.join(root, name), place.join(name)
+            if os.path.isdir(source):
+                shutil.copytree(source, target)
+            else:
+                shutil.copy2(source, target)
+        os.makedirs(place.join("config"), exist_ok=True)
+        notes = dict(books.checkpoint.notes)
+        notes.pop("timers", None)
+        if books.timers is not None:
+            offsets = spill.OffsetMap(place.scratch)
+            newest = self._newest_timer(books, offsets)
+            note = timers.write(place.path, books.timers, offsets, newest, laid_out.end)
+            if note is not None:
+                notes["timers"] = note.encode()
+        else:
+            for name in ("timercheck", "timermetrics"):
+                OsFiles().remove(place.join("config", name))
+        stored = [found.last_store_ms for found, of in zip(scanned, decided, strict=True) if of.kept]
+        last_ms = max(stored, default=0)
+        path = place.join("checkpoint")
+        if books.checkpoint.is_foreign:
+            OsFiles().write_whole(path, _TIMESTAMPS.pack(last_ms, last_ms, index_ms).ljust(CHECKPOINT_SIZE, b"\0"))
+        else:
+            checkpoint.save(OsFiles(), path, Checkpoint(last_ms, last_ms, index_ms, laid_out.end, notes))
+        lock = self._store.read_whole("lock")
+        if lock is not None:
+            OsFiles().write_whole(place.join("lock"), lock)
+
+    def _newest_timer(self, books: Books, offsets: spill.OffsetMap) -> tuple[int, int]:
+        """New physical offset and size of the record that was put into the wheel last; (-1, 0) without one."""
+        assert books.timers is not None
+        unit = self._store.unit(TIMER_TOPIC, 0, books.timers.enqueued - 1) if books.timers.enqueued else None
+        if unit is None:
+            return -1, 0
+        physical = int(offsets.new(np.array([unit[0]]))[0])
+        return (physical, unit[1]) if physical >= 0 else (-1, 0)
+
+
+def disk_usage(root: str) -> int:
+    """Bytes that the files below a directory take on the disk."""
+    total = 0
+    for directory, _, names in os.walk(root):
+        for name in names:
+            total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    return total

@@ -1,0 +1,138 @@
+"""Where a new store is written: a directory beside the target, which gets the target's name when it is whole and on the
+disk. Whatever ends the work before leaves the target as it was, and what is left over goes at the next try.
+
+    <target>.partial/            the new store
+    <target>.partial/.scratch/   what tasks tell each other; removed before the end
+    <target>.partial.lock        locked while somebody writes there
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from spark_jobs.errors import JobError
+
+_SYNC_THREADS: Final = 4
+_SPARE_BYTES: Final = 64 << 20
+_FLOCK: Final = struct.Struct("hhqqi4x")
+
+
+class Place:
+    """A new directory in the making. Made by `begin`."""
+
+    def __init__(self, target: str) -> None:
+        self.target = os.path.abspath(target)
+        self.path = f"{self.target}.partial"
+        """Where files go for now."""
+        self.scratch = os.path.join(self.path, ".scratch")
+        self._lock_path = f"{self.path}.lock"
+        self._lock = -1
+
+    def begin(self) -> None:
+        """Make the directory, without what an interrupted run left. Raises JobError."""
+        with _told(self.target):
+            if os.path.exists(self.target) and (not os.path.isdir(self.target) or os.listdir(self.target)):
+                raise JobError(f"{self.target}: exists and is not empty; give another path, or remove it first")
+            os.makedirs(os.path.dirname(self.target), exist_ok=True)
+            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(self._lock)
+                self._lock = -1
+                raise JobError(f"{self.path}: another run is writing there; wait for it") from None
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.makedirs(self.scratch)
+
+    def join(self, *names: str) -> str:
+        """A path in the directory, whose own directory is made."""
+        path = os.path.join(self.path, *names)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return path
+
+    def need(self, size: int) -> None:
+        """See that there is room for so many bytes more. Raises JobError."""
+        free = shutil.disk_usage(self.path).free
+        if free < size + _SPARE_BYTES:
+            raise JobError(
+                f"{self.target}: {size / 1e9:.2f} GB are needed there, {free / 1e9:.2f} GB are free; "
+                "make room, or give a path on another disk"
+            )
+
+    def finish(self) -> None:
+        """Make all of it durable and give it its name. Raises JobError."""
+        with _told(self.target):
+            shutil.rmtree(self.scratch)
+            files, directories = [], []
+            for root, _, names in os.walk(self.path):
+                directories.append(root)
+                files += [os.path.join(root, name) for name in names]
+            with ThreadPoolExecutor(_SYNC_THREADS) as threads:
+                list(threads.map(sync, files))
+            for directory in directories:
+                sync(directory)
+            os.rename(self.path, self.target)
+            sync(os.path.dirname(self.target))
+            self._let_go()
+
+    def give_up(self) -> None:
+        """Remove what was written; nothing if it has got its name."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._lock_path)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def sync(path: str) -> None:
+    """Make a file or a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def held(store_path: str) -> Iterator[None]:
+    """Keep brokers from opening a store meanwhile. Raises JobError where one has it open."""
+    path = os.path.join(store_path, "lock")
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield  # No broker ever had it open, and none that starts writes before it has made this file.
+        return
+    except PermissionError:
+        raise JobError(f"{path}: cannot be opened, so nobody knows whether a broker has the store open") from None
+    try:
+        try:
+            # Java's FileChannel.tryLock is fcntl's lock on the first byte, and so is duemq's. This one is the
+            # descriptor's, not the process's: whoever reads the file here does not drop it.
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise JobError(f"{store_path}: a broker has this store open; stop it first") from None
+            raise
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JobError(f"{path}: {error.strerror or error}") from None

@@ -1,0 +1,135 @@
+"""Writing consume queues that go with a new commitlog. Queue offsets stay, so that every consumer group goes on at its
+own; a record that is gone leaves a unit that stands for nothing. A task some queues.
+
+    unit:  | physical offset: int64 | record size: int32 | tags code: int64 |   as in `storage.consume_queue`
+
+    before the queue's first record   (0, 0x7fffffff, 0), as RocketMQ fills the first file of a queue that does not
+                                      start at 0; files before that one are not made
+    in the middle of the queues of    (where the next record of the queue lies, 1, tags code): the size is no record's,
+    delay levels and timers           so that nothing is found there. Only brokers read these queues, decode what is
+                                      found, and go on with the next; and physical offsets still ascend
+    in the middle of another queue    (the start of the file before that of the queue's next record, 0x7fffffff, tags
+                                      code): a pull finds no so many bytes there, and goes on with the records of the
+                                      next file, which has the next record. There is a file before all that hold
+                                      records, so that these units do not lie before the commitlog: see `compact`
+    a queue without any record        its last file, all units (the last byte before the commitlog, 1, 0): nothing
+                                      there any more, as after retention
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
+from spark_jobs.writers.spill import OffsetMap
+from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+_DECODED: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
+"""Queues that only brokers read, message by message."""
+
+
+class QueueTask(NamedTuple):
+    """Some queues, each as its files in order. `directory`: of the new consume queues; `begin`: where the new commitlog
+    begins; `segment_size`: of its files."""
+
+    store: StoreFiles
+    queues: list[list[QueueFile]]
+    scratch: str
+    directory: str
+    begin: int
+    segment_size: int
+
+
+class Written(NamedTuple):
+    """Of the queues of a task: units that stand for records, and those in the middle that stand for none."""
+
+    units: int
+    holes: int
+
+
+def write(task: QueueTask) -> Written:
+    """Write queues. Raises OSError."""
+    offsets = OffsetMap(task.scratch)
+    units = holes = 0
+    for files in task.queues:
+        more, empty = _write_queue(task, files, offsets)
+        units += more
+        holes += empty
+    return Written(units, holes)
+
+
+def _write_queue(task: QueueTask, files: list[QueueFile], offsets: OffsetMap) -> tuple[int, int]:
+    topic, queue_id = files[0].topic, files[0].queue_id
+    folder = os.path.join(task.directory, topic, str(queue_id))
+    os.makedirs(folder, exist_ok=True)
+    new: list[Integers] = []
+    for file in files:
+        units = task.store.units(file)
+        is_record = (units["size"] > 0) & (units["size"] != PADDING_SIZE)
+        new.append(np.where(is_record, offsets.new(units["physical_offset"].astype(np.int64)), -1))
+    with_units = [at for at, mine in enumerate(new) if len(mine)]
+    if not with_units:
+        return 0, 0
+    first = next((at for at in with_units if (new[at] >= 0).any()), None)
+    if first is None:
+        last = with_units[-1]
+        units = np.zeros(len(new[last]), UNIT)
+        units["physical_offset"], units["size"] = task.begin - 1, WITHDRAWN_SIZE
+        _write_file(folder, files[last], units)
+        return 0, 0
+    units_written = holes = 0
+    following = -1
+    for at in range(with_units[-1], first - 1, -1):
+        units, more, empty, following = _file_of(task, files[at], new[at], following, is_first=at == first)
+        units_written += more
+        holes += empty
+        _write_file(folder, files[at], units)
+    return units_written, holes
+
+
+def _file_of(
+    task: QueueTask, file: QueueFile, new: Integers, following: int, *, is_first: bool
+) -> tuple[NDArray[Any], int, int, int]:
+    """The units of one file; how many stand for records, how many for none; and where the first record lies, or
+    `following`, where the first one of the files behind does."""
+    old = task.store.units(file)
+    units = np.empty(len(old), UNIT)
+    is_there = new >= 0
+    next_there = _next(new, following)
+    is_decoded = file.topic in _DECODED
+    gone = next_there if is_decoded else next_there - next_there % task.segment_size - task.segment_size
+    gone_size = np.where(next_there < 0, WITHDRAWN_SIZE, WITHDRAWN_SIZE if is_decoded else PADDING_SIZE)
+    # Nothing follows only behind a withdrawn unit at the very end, which no record has to stay for.
+    gone = np.where(next_there < 0, task.begin - 1, gone)
+    units["physical_offset"] = np.where(is_there, new, gone)
+    units["size"] = np.where(is_there, old["size"], gone_size)
+    units["tags_code"] = old["tags_code"]
+    holes = int((~is_there).sum())
+    if is_first:
+        begin = int(np.argmax(is_there))
+        units[:begin] = (0, PADDING_SIZE, 0)
+        holes -= begin
+    found = np.flatnonzero(is_there)
+    return units, len(found), holes, int(new[found[0]]) if len(found) else following
+
+
+def _next(new: Integers, following: int) -> Integers:
+    """For each unit where the record lies that is next at or behind it; -1 without one."""
+    count = len(new)
+    at = np.where(new >= 0, np.arange(count), count)
+    at = np.minimum.accumulate(at[::-1])[::-1]
+    return np.where(at < count, new[np.minimum(at, count - 1)], following)
+
+
+def _write_file(folder: str, file: QueueFile, units: NDArray[Any]) -> None:
+    with open(os.path.join(folder, f"{file.first_unit * UNIT.itemsize:020}"), "wb") as out:
+        out.write(np.ascontiguousarray(units).view(np.uint8).data)
+        out.truncate(file.size)

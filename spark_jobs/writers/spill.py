@@ -1,0 +1,71 @@
+"""What tasks leave for each other in the scratch directory: arrays in numpy's files, read without copying."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+_SMALL: Final = 1 << 20
+
+
+def save(directory: str, name: str, array: NDArray[Any]) -> None:
+    """Leave an array under a name."""
+    np.save(os.path.join(directory, f"{name}.npy"), array)
+
+
+def load(directory: str, name: str) -> NDArray[Any]:
+    """The array of a name; a large one stays in its file, of which only what is looked at is read."""
+    path = os.path.join(directory, f"{name}.npy")
+    array: NDArray[Any] = np.load(path, mmap_mode="r" if os.path.getsize(path) > _SMALL else None)
+    return array
+
+
+def contains(sorted_values: Integers, values: Integers) -> NDArray[np.bool_]:
+    """Of each value, whether it is among sorted ones."""
+    if not len(sorted_values):
+        return np.zeros(len(values), np.bool_)
+    at = np.searchsorted(sorted_values, values)
+    at[at == len(sorted_values)] = 0
+    found: NDArray[np.bool_] = sorted_values[at] == values
+    return found
+
+
+class OffsetMap:
+    """From physical offsets of the old log to those of the new one, in two arrays beside each other, both ascending."""
+
+    def __init__(self, directory: str) -> None:
+        self._old = load(directory, "map.old")
+        self._new = load(directory, "map.new")
+
+    @staticmethod
+    def make(directory: str, count: int) -> None:
+        """Make room for so many."""
+        for name in ("map.old", "map.new"):
+            if count:
+                path = os.path.join(directory, f"{name}.npy")
+                np.lib.format.open_memmap(path, "w+", np.int64, (count,))
+            else:
+                save(directory, name, np.empty(0, np.int64))
+
+    @staticmethod
+    def fill(directory: str, at: int, old: Integers, new: Integers) -> None:
+        """Put in a part, from its place on."""
+        for name, values in (("map.old", old), ("map.new", new)):
+            if len(values):
+                array = np.load(os.path.join(directory, f"{name}.npy"), mmap_mode="r+")
+                array[at : at + len(values)] = values
+
+    def new(self, old: Integers) -> Integers:
+        """Where records lie now; -1 for those that are gone."""
+        if not len(self._old):
+            return np.full(len(old), -1, np.int64)
+        at = np.searchsorted(self._old, old)
+        at[at == len(self._old)] = 0
+        return np.where(self._old[at] == old, self._new[at], -1)

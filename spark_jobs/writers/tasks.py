@@ -1,0 +1,140 @@
+"""One function over many items, in parallel: in processes of this machine, or as Spark's tasks, which then have to see
+the same file system. What went wrong in a task is told as JobError."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from typing import Any, Protocol, TypeVar
+
+from spark_jobs.errors import JobError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Done = Callable[[Any], None]
+
+
+class Runner(Protocol):
+    """Runs tasks. `run` gives the results in the order of the items; `done` is called with each result as it comes."""
+
+    def run(
+        self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
+    ) -> list[Result]:
+        """Raises JobError where a task failed; what was not begun by then is not begun."""
+
+    def close(self) -> None:
+        """Let go of processes and threads."""
+
+
+class Inline:
+    """One after the other, here."""
+
+    def run(
+        self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
+    ) -> list[Result]:
+        """See Runner."""
+        results = []
+        for item in items:
+            result = _unwrapped(_guarded(function, item))
+            if done is not None:
+                done(result)
+            results.append(result)
+        return results
+
+    def close(self) -> None:
+        """See Runner."""
+
+
+class Processes:
+    """In processes, as many at a time as given."""
+
+    def __init__(self, workers: int) -> None:
+        # Not forked: whoever calls may have threads.
+        self._executor: Executor = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+
+    def run(
+        self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
+    ) -> list[Result]:
+        """See Runner."""
+        return _collect([self._executor.submit(_guarded, function, item) for item in items], done)
+
+    def close(self) -> None:
+        """See Runner."""
+        self._executor.shutdown(cancel_futures=True)
+
+
+class SparkTasks:
+    """As Spark's tasks, each a job of its own, so that what is done shows while the rest goes on."""
+
+    def __init__(self, spark: Any) -> None:
+        self._context = spark.sparkContext
+        self._threads = ThreadPoolExecutor(max(1, int(self._context.defaultParallelism)))
+
+    def run(
+        self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
+    ) -> list[Result]:
+        """See Runner."""
+
+        def one(item: Item) -> Any:
+            return self._context.parallelize([item], 1).map(_Task(function)).collect()[0]
+
+        return _collect([self._threads.submit(one, item) for item in items], done)
+
+    def close(self) -> None:
+        """See Runner."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+def runner(spark: Any = None, workers: int | None = None) -> Runner:
+    """Spark's tasks where a session is given, else so many processes (as there are cores unless given; 1: none)."""
+    if spark is not None:
+        return SparkTasks(spark)
+    count = workers if workers is not None else len(os.sched_getaffinity(0))
+    return Processes(count) if count > 1 else Inline()
+
+
+class _Task:
+    """A function that tells failures as values. Of this module, so that tasks find it by its name."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, item: Any) -> tuple[bool, Any]:
+        return _guarded(self._function, item)
+
+
+def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(item)
+    except (JobError, OSError) as error:
+        return False, str(error)
+
+
+def _unwrapped(outcome: tuple[bool, Any]) -> Any:
+    is_good, value = outcome
+    if not is_good:
+        raise JobError(value)
+    return value
+
+
+def _collect(futures: Sequence[Future[tuple[bool, Any]]], done: Done | None) -> list[Any]:
+    try:
+        for future in as_completed(futures):
+            result = _unwrapped(future.result())
+            if done is not None:
+                done(result)
+    except BaseException:
+        _cancel(futures)
+        raise
+    return [_unwrapped(future.result()) for future in futures]
+
+
+def _cancel(futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()
+    # Those that run must not write any more when the caller clears up.
+    for future in futures:
+        if not future.cancelled():
+            future.exception()

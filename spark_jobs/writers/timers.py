@@ -1,0 +1,91 @@
+"""Writing the timer log, the wheel and timercheck that go with a new commitlog: what waits, in the slots in which it
+waited, at the records' new places. The layouts are those of `scheduler.timer_log`, `timer_wheel` and `timer_files`,
+which write them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from scheduler import timer_files
+from scheduler.timer_log import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_wheel import HOUR, TimerWheel
+from storage.files import OsFiles
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from spark_jobs.compact_state import Timers
+    from spark_jobs.writers.spill import OffsetMap
+
+    Integers = NDArray[np.int64]
+
+_AT_ONCE: Final = 1 << 16
+
+
+def write(
+    root: str, timers: Timers, offsets: OffsetMap, newest: tuple[int, int], log_end: int
+) -> timer_files.TimerNote | None:
+    """Write the timers' files into a store. `newest`: new physical offset and size of the message that was put into the
+    wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends. Gives the checkpoint's note where the old
+    store had one. Raises OSError."""
+    files = OsFiles()
+    log = TimerLog(files, os.path.join(root, "timerlog"), timers.segment_size)
+    wheel = TimerWheel(files, os.path.join(root, "timerwheel"))
+    wheel.clear()
+    waiting: dict[int, int] = {}
+    for first in range(0, len(timers.live), _AT_ONCE):
+        units = timers.live[first : first + _AT_ONCE]
+        physical = offsets.new(units["physical_offset"].astype(np.int64))
+        # Arrays that were joined are in the machine's order of bytes.
+        units, physical = units[physical >= 0].astype(UNIT), physical[physical >= 0]
+        if not len(units):
+            continue
+        positions = log.positions(len(units))
+        plan = wheel.plan(seconds_of(units), positions)
+        units["previous"], units["physical_offset"] = plan.previous, physical
+        log.append(units, positions)
+        wheel.put(plan)
+        is_message = units["magic"] & DELETE == 0
+        for key, count in zip(*np.unique(units["topic_hash"][is_message], return_counts=True), strict=True):
+            waiting[int(key)] = waiting.get(int(key), 0) + int(count)
+    _mark_newest(log, timers, newest)
+    wheel.establish()
+    check = timers.check or timer_files.TimerCheck()
+    check = timer_files.TimerCheck(
+        check.read_ms or timers.second * 1000,
+        log.end,
+        timers.enqueued,
+        timers.enqueued,
+        check.state_version,
+        check.version_ms,
+        check.counter,
+    )
+    timer_files.save_check(files, os.path.join(root, "config", "timercheck"), check)
+    note = None
+    if timers.note is not None:
+        old = timers.note
+        crc = log.crc(log.end)
+        note = timer_files.TimerNote(old.second, log_end, log.end, log.end, crc, old.queue_offset, old.held_to, waiting)
+    log.close()
+    wheel.close()
+    return note
+
+
+def _mark_newest(log: TimerLog, timers: Timers, newest: tuple[int, int]) -> None:
+    """Let the log's last unit be of the message that was put into the wheel last, since Apache's broker goes on behind
+    that one: a unit that stands for nothing, in a slot of the past. As duemq does at each clean stop."""
+    physical, size = newest
+    last = log.last() if log.end else None
+    if physical < 0 or (last is not None and int(last["physical_offset"]) == physical):
+        return
+    mark = np.zeros(1, UNIT)
+    write_ms = timers.second * 1000
+    mark["size"], mark["previous"], mark["magic"] = UNIT_SIZE, -1, NORMAL | WITHDRAWN
+    mark["write_ms"], mark["delay_ms"] = write_ms, -HOUR * 1000
+    mark["physical_offset"], mark["record_size"] = physical, size
+    mark["due_ms"] = APPLIED
+    log.append(mark, log.positions(1))

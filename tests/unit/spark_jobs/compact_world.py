@@ -1,0 +1,146 @@
+"""A store in files, written by our own storage and scheduler in this process, with a clock that tests move."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from protocol import properties, timer_properties
+from protocol.record import StoredMessage
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import DeliveryConfig, LevelQueues
+from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timers import Timers
+from storage.clock import ManualClock
+from storage.config_file import ConfigFile
+from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
+from storage.files import OsFiles
+from storage.store import MessageStore, StoreConfig
+
+HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
+HOST_V6 = bytes(15) + b"\x01\0\0\x04\xd2"
+START_MS = 1_700_000_000_000
+SEGMENT = 64 << 10
+QUEUE_UNITS = 50
+TABLE = DelayLevels("1s 5s 30s 1h")
+
+
+class Broker:
+    """A store that is open, with its level queues and timers."""
+
+    def __init__(self, root: Path, clock: ManualClock, segment_size: int = SEGMENT) -> None:
+        self.root = root
+        self.clock = clock
+        self.files = OsFiles()
+        config = StoreConfig(str(root), commitlog_segment_size=segment_size, queue_segment_size=QUEUE_UNITS * UNIT_SIZE)
+        self.store = MessageStore(config, self.files, clock, ("127.0.0.1", 10911), TABLE.deliver_time)
+        self.recovered = self.store.open()
+        (root / "config").mkdir(exist_ok=True)
+        self.levels = LevelQueues(
+            self.store, ConfigFile(self.files, str(root / "config/delayOffset.json")), clock, TABLE, DeliveryConfig()
+        )
+        self.levels.load(self.recovered)
+        self.timers = Timers(self.store, clock, TimerConfig(log_segment_size=5200), None, self.levels)
+        self.timers.load(self.recovered)
+        self.levels.on_earlier = self.timers.on_earlier = lambda: None
+
+    def close(self) -> None:
+        """Stop in order."""
+        self.timers.hand_over()
+        self.levels.save(self.levels.to_json())
+        self.store.close()
+        self.timers.close()
+
+    def send(
+        self, topic: str, body: bytes, text: str = "", queue_id: int = 0, *, host: bytes = HOST, prepared: int = 0
+    ) -> int:
+        """Store a message; gives its physical offset."""
+        appender = self.store.appender
+        now_ms = appender.begin()
+        queue = self.store.ensure_queue(topic, queue_id)
+        flag = 16 if len(host) == 20 else 0
+        code = properties.tags_code(properties.get(text, properties.TAGS))
+        appender.add(queue, body, text.encode(), code, now_ms, host, 3, flag, 0, prepared)
+        appender.commit()
+        return appender.last_physical_offset
+
+    def schedule(self, level: int, body: bytes, key: str = "k", topic: str = "orders") -> int:
+        """Store a message with a delay level."""
+        appender = self.store.appender
+        due = TABLE.deliver_time(level, appender.begin())
+        text = f"DELAY\x01{level}\x02UNIQ_KEY\x01{key}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
+        queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
+        appender.add(queue, body, text.encode(), due, 7, HOST, 8, 0, 0, due)
+        appender.commit()
+        return appender.last_physical_offset
+
+    def timer(self, due_ms: int, body: bytes, key: str = "k", topic: str = "orders") -> int:
+        """Store a message with a timer."""
+        assert self.timers.refusal(due_ms, self.clock.now_ms()) is None
+        text = f"UNIQ_KEY\x01{key}\x02TIMER_DELIVER_MS\x01{due_ms}\x02TIMER_OUT_MS\x01"
+        text += f"{timer_properties.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
+        appender = self.store.appender
+        appender.begin()
+        offset = appender.add(self.timers.queue, body, text.encode(), due_ms, 7, HOST, 0, 0, 0, due_ms)
+        self.timers.staged(offset, topic)
+        appender.commit()
+        return appender.last_physical_offset
+
+    def cancel(self, physical_offset: int) -> None:
+        """Cancel a message that waits."""
+        self.run()
+        assert self.timers.cancel(physical_offset) is Cancelled.CANCELLED
+
+    def run(self) -> int | None:
+        """Do what is to be done now; gives when there will be more."""
+        for _ in range(100_000):
+            due = [time for time in (self.levels.step(), self.timers.step()) if time is not None]
+            if not due or min(due) > self.clock.now_ms():
+                return min(due, default=None)
+        raise AssertionError("never done")
+
+    def pass_time(self, ms: int) -> None:
+        """Let time pass, doing at its time what is due."""
+        end = self.clock.now_ms() + ms
+        while (due := self.run()) is not None and due <= end:
+            self.clock.advance(max(0, due - self.clock.now_ms()))
+        self.clock.advance(end - self.clock.now_ms())
+        self.run()
+
+    def messages(self, topic: str, queue_id: int = 3) -> dict[int, StoredMessage]:
+        """The messages of a queue by queue offset."""
+        queue = self.store.queue(topic, queue_id)
+        if queue is None:
+            return {}
+        result = {}
+        for offset in range(queue.min_offset, queue.next_offset):
+            physical, size, _ = queue.unit(offset) or (0, 0, 0)
+            if size in (WITHDRAWN_SIZE, PADDING_SIZE):
+                continue
+            message = self.store.message_at(physical, size)
+            assert message is not None, (topic, offset, physical, size)
+            result[offset] = message
+        return result
+
+    def bodies(self, topic: str = "orders", queue_id: int = 3) -> list[bytes]:
+        """The bodies of a queue."""
+        return [message.body for message in self.messages(topic, queue_id).values()]
+
+
+def new_broker(root: Path, segment_size: int = SEGMENT) -> Broker:
+    """A broker with a new store."""
+    root.mkdir(parents=True, exist_ok=True)
+    return Broker(root, ManualClock(START_MS), segment_size)
+
+
+def save_offsets(root: Path, table: dict[str, dict[str, int]]) -> None:
+    """Write the offsets of consumer groups."""
+    (root / "config").mkdir(parents=True, exist_ok=True)
+    (root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+
+
+def as_apache(root: Path) -> None:
+    """Make the store look as if RocketMQ's broker had it last: its word in the lock, no notes."""
+    (root / "lock").write_bytes(b"lock")
+    path = root / "checkpoint"
+    path.write_bytes(path.read_bytes()[:24].ljust(4096, b"\0"))
