@@ -1,0 +1,64 @@
+"""Fixtures of the Spark jobs' tests: stores of real brokers.
+
+    stores          tests.spark.stores.Stores: `stores.get(kind, end)`, written when first wanted
+    written         each kind in turn, stopped cleanly
+    killed          each kind in turn, killed while it delivered
+    duemq_store, apache_497_store, apache_533_store    one of them, stopped cleanly
+    writable        a copy of `written` of this test's own, for faults
+
+All of them are written by Apache's Java client, so tests that want one are interop tests: they are marked so, and tried
+again as the interop tests are.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.spark.stores import KINDS, Stores, WrittenStore
+
+_HERE = Path(__file__).parent
+_FIXTURES = {"stores", "written", "killed", "writable", "duemq_store", "apache_497_store", "apache_533_store"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _HERE in item.path.parents and _FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.interop)
+            # Apache's brokers and clients have races of their own; see tests/interop/conftest.py.
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    return Stores(tmp_path_factory.mktemp)
+
+
+@pytest.fixture(params=KINDS)
+def written(stores: Stores, request: pytest.FixtureRequest) -> WrittenStore:
+    return stores.get(request.param)
+
+
+@pytest.fixture(params=KINDS)
+def killed(stores: Stores, request: pytest.FixtureRequest) -> WrittenStore:
+    return stores.get(request.param, "kill")
+
+
+@pytest.fixture
+def duemq_store(stores: Stores) -> WrittenStore:
+    return stores.get("duemq")
+
+
+@pytest.fixture
+def apache_497_store(stores: Stores) -> WrittenStore:
+    return stores.get("apache-4.9.7")
+
+
+@pytest.fixture
+def apache_533_store(stores: Stores) -> WrittenStore:
+    return stores.get("apache-5.3.3")
+
+
+@pytest.fixture
+def writable(written: WrittenStore, tmp_path: Path) -> WrittenStore:
+    return replace(written, path=written.copy(tmp_path / "store"))

@@ -1,0 +1,369 @@
+"""A store as a plain reader sees it: one record at a time, with struct, from the files alone.
+
+It is what the tables of spark_jobs are compared with, so it shares no code with them, with `storage` or with
+`protocol`: a mistake in one of those must show here. The layouts are RocketMQ's:
+
+    commitlog/NNN          | size 4 | magic 4 | crc 4 | queue id 4 | flag 4 | queue offset 8 | physical offset 8 |
+                           | sysflag 4 | born ms 8 | born host 8 or 20 | store ms 8 | store host 8 or 20 |
+                           | reconsume times 4 | prepared offset 8 | body size 4, body | topic size 1 or 2, topic |
+                           | properties size 2, properties |
+                           and at the end of each full file: | space left 4 | magic 4 |
+    consumequeue/T/Q/NNN   | physical offset 8 | size 4 | tags code 8 |
+    timerlog/NNN           | 52 | previous 8 | magic 4 | write ms 8 | delay ms 4 | physical offset 8 | size 4 |
+                           | topic hash 4 | deliver ms (ours) 8 |
+    checkpoint             | physic ms 8 | logic ms 8 | index ms 8 | ... ours from byte 2048 on
+    config/timercheck      | read ms 8 | log position 8 | queue offset 8 | ...
+
+All integers big-endian, times ms since the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+MAGICS = (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab")
+END_MAGIC = b"\xcb\xd4\x31\x94"
+END_SIZE = 8
+COMPRESSED = 1
+TRANSACTION = 3 << 2
+COMMIT = 2 << 2
+BORN_IPV6, STORE_IPV6 = 1 << 4, 1 << 5
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+
+
+class BrokenError(Exception):
+    """There is no whole record at a place; the text says why."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record, all of its fields."""
+
+    physical_offset: int
+    """Where it lies; `stored_physical_offset` is what it says itself."""
+    size: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    stored_physical_offset: int
+    sys_flag: int
+    born_ms: int
+    born_host: bytes
+    store_ms: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_offset: int
+    body: bytes
+    """As stored, maybe compressed; see `content`."""
+    topic: str
+    properties_text: bytes
+
+    @cached_property
+    def properties(self) -> dict[str, str]:
+        """The properties; of a name that comes twice the last one."""
+        found = {}
+        for part in self.properties_text.split(b"\x02"):
+            name, separator, value = part.partition(b"\x01")
+            if name and separator and value:
+                found[name.decode()] = value.decode()
+        return found
+
+    @property
+    def unique_key(self) -> str | None:
+        return self.properties.get("UNIQ_KEY")
+
+    @property
+    def content(self) -> bytes:
+        """The body as the producer had it (zlib is all that the stores of these tests have)."""
+        return zlib.decompress(self.body) if self.sys_flag & COMPRESSED else self.body
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A stretch of the commitlog that is no record, up to where the next one begins (or nothing but zeros follow)."""
+
+    physical_offset: int
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit of a consume queue."""
+
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+
+
+@dataclass(frozen=True)
+class TimerUnit:
+    """A unit of the timer log."""
+
+    position: int
+    previous: int
+    magic: int
+    write_ms: int
+    delay_ms: int
+    physical_offset: int
+    record_size: int
+    topic_hash: int
+    last_field: int
+    """0 in a log of RocketMQ's."""
+
+    @property
+    def due_ms(self) -> int:
+        """Ours: the exact time, in the lower 43 bits of the last field, all of which is negative where a policy chose
+        it. 0 for a unit of RocketMQ's, and for one of ours that stands for no message."""
+        return abs(self.last_field) & ((1 << 43) - 1) if self.last_field != -1 else 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint file. `recovery_offset` and `notes` are ours, None and empty where RocketMQ wrote it last."""
+
+    physic_ms: int
+    logic_ms: int
+    index_ms: int
+    recovery_offset: int | None = None
+    notes: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The commitlog of a store."""
+
+    records: list[Record]
+    damages: list[Damage]
+    begin: int
+    end: int
+    """Physical offset behind the last record, or damage."""
+    end_markers: int
+
+
+def decode(data: bytes, at: int, physical_offset: int) -> Record:
+    """The record at a place in the bytes of a file. Raises BrokenError."""
+    if len(data) - at < 91:
+        raise BrokenError("too few bytes")
+    size = int.from_bytes(data[at : at + 4], "big", signed=True)
+    magic = data[at + 4 : at + 8]
+    if magic not in MAGICS:
+        raise BrokenError(f"magic {magic.hex()}")
+    if size < 91 or at + size > len(data):
+        raise BrokenError(f"size {size}")
+    sys_flag = int.from_bytes(data[at + 36 : at + 40], "big")
+    born = 20 if sys_flag & BORN_IPV6 else 8
+    store = 20 if sys_flag & STORE_IPV6 else 8
+    head = struct.Struct(f">i4xIiiqqiq{born}sq{store}siqi")
+    if head.size > size:
+        raise BrokenError(f"size {size} is too small for its hosts")
+    _, crc, queue, flag, queue_offset, stored, _, *others = head.unpack_from(data, at)
+    born_ms, born_host, store_ms, store_host, times, prepared, length = others
+    end, at_topic = at + size, at + head.size + length
+    topic_bytes = 1 if magic == MAGICS[0] else 2
+    if length < 0 or at_topic + topic_bytes > end:
+        raise BrokenError(f"a body of {length} bytes")
+    body = data[at + head.size : at_topic]
+    topic_at = at_topic + topic_bytes
+    properties_at = topic_at + int.from_bytes(data[at_topic:topic_at], "big") + 2
+    if properties_at > end or properties_at + int.from_bytes(data[properties_at - 2 : properties_at], "big") != end:
+        raise BrokenError("topic and properties do not end with the record")
+    if stored != physical_offset:
+        raise BrokenError(f"it says that it lies at {stored}")
+    if body and zlib.crc32(body) & 0x7FFFFFFF != crc:
+        raise BrokenError("checksum of the body")
+    text = data[properties_at:end]
+    if 0 in text:
+        raise BrokenError("zeros in the properties")
+    try:
+        topic = data[topic_at : properties_at - 2].decode()
+        text.decode()
+    except UnicodeDecodeError:
+        raise BrokenError("text that is not UTF-8") from None
+    return Record(
+        physical_offset=physical_offset,
+        size=size,
+        magic=int.from_bytes(magic, "big"),
+        body_crc=crc,
+        queue_id=queue,
+        flag=flag,
+        queue_offset=queue_offset,
+        stored_physical_offset=stored,
+        sys_flag=sys_flag,
+        born_ms=born_ms,
+        born_host=born_host,
+        store_ms=store_ms,
+        store_host=store_host,
+        reconsume_times=times,
+        prepared_offset=prepared,
+        body=body,
+        topic=topic,
+        properties_text=text,
+    )
+
+
+def _is_end_marker(data: bytes, at: int) -> bool:
+    left = len(data) - at
+    return data[at + 4 : at + 8] == END_MAGIC and int.from_bytes(data[at : at + 4], "big") == left
+
+
+def _next_start(data: bytes, at: int, base: int) -> int | None:
+    """Where the first whole record, or the end marker, from a place on begins."""
+    for found in re.compile(rb"\xda\xa3\x20[\xa7\xab]|\xcb\xd4\x31\x94").finditer(data, at + 4):
+        place = found.start() - 4
+        if found[0] == END_MAGIC:
+            if _is_end_marker(data, place):
+                return place
+            continue
+        try:
+            decode(data, place, base + place)
+        except BrokenError:
+            continue
+        return place
+    return None
+
+
+def contents(store: Path) -> Contents:
+    """All records of a store in order, and what is between them and is none."""
+    records: list[Record] = []
+    damages: list[Damage] = []
+    markers = 0
+    gap: int | None = None  # zeros from here on: the end, unless something follows
+    files = sorted((store / "commitlog").iterdir())
+    end = begin = int(files[0].name) if files else 0
+    for path in files:
+        data, base = path.read_bytes(), int(path.name)
+        used = len(data.rstrip(b"\0"))
+        at = 0
+        if used and gap is not None:
+            damages.append(Damage(gap, base - gap, "zeros"))
+            gap = None
+        while at < used:
+            if _is_end_marker(data, at):
+                markers += 1
+                end = base + len(data)
+                break
+            try:
+                record = decode(data, at, base + at)
+            except BrokenError as error:
+                found = _next_start(data, at + 1, base)
+                stop = used if found is None else found
+                damages.append(Damage(base + at, stop - at, str(error)))
+                at = stop
+                end = base + at
+                continue
+            records.append(record)
+            at += record.size
+            end = base + at
+        else:
+            gap = base + at if gap is None else gap
+    return Contents(records, damages, begin, end, markers)
+
+
+def read_json(path: Path) -> Any:
+    """A file in config/: JSON, with numbers as keys where fastjson wrote it."""
+    text = path.read_text()
+
+    def quoted(found: re.Match[str]) -> str:
+        return found[1] or f'{found[2]}"{found[3]}"{found[4]}'
+
+    return json.loads(re.sub(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)', quoted, text))
+
+
+def delay_offsets(store: Path) -> dict[int, int]:
+    """delayOffset.json: of each level, the queue offset of the next message to deliver."""
+    path = store / "config" / "delayOffset.json"
+    return {int(level): at for level, at in read_json(path)["offsetTable"].items()} if path.exists() else {}
+
+
+def consumer_offsets(store: Path) -> dict[str, dict[int, int]]:
+    """consumerOffset.json: by `topic@group` and queue."""
+    path = store / "config" / "consumerOffset.json"
+    table = read_json(path)["offsetTable"] if path.exists() else {}
+    return {name: {int(queue): at for queue, at in queues.items()} for name, queues in table.items()}
+
+
+def queues(store: Path) -> list[tuple[str, int]]:
+    """The consume queues there are."""
+    found = [path for path in (store / "consumequeue").glob("*/*") if path.is_dir()]
+    return sorted((path.parent.name, int(path.name)) for path in found)
+
+
+def consume_queue(store: Path, topic: str, queue_id: int) -> list[Unit]:
+    """The units of one queue, without those that fill up the place of what was deleted."""
+    units = []
+    for path in sorted((store / "consumequeue" / topic / str(queue_id)).iterdir()):
+        data, first = path.read_bytes(), int(path.name) // 20
+        for number, (physical_offset, size, tags_code) in enumerate(struct.iter_unpack(">qiq", data)):
+            if size <= 0:
+                break
+            if size != 0x7FFFFFFF:
+                units.append(Unit(first + number, physical_offset, size, tags_code))
+    return units
+
+
+def timer_units(store: Path) -> list[TimerUnit]:
+    """The units of the timer log."""
+    directory = store / "timerlog"
+    return [unit for path in sorted(directory.iterdir()) for unit in _timer_units(path)] if directory.exists() else []
+
+
+def _timer_units(path: Path) -> Iterator[TimerUnit]:
+    data, base = path.read_bytes(), int(path.name)
+    for at in range(0, len(data) - 52 + 1, 52):
+        size, *fields = struct.unpack_from(">iqiqiqiiq", data, at)
+        if size != 52:
+            return
+        yield TimerUnit(base + at, *fields)
+
+
+def timer_check(store: Path) -> tuple[int, int, int]:
+    """timercheck: the slot to be read next (ms), the flushed end of the timer log, the timer topic's next offset."""
+    path = store / "config" / "timercheck"
+    if not path.exists():
+        return 0, 0, 0
+    read_ms, position, offset = struct.unpack_from(">3q", path.read_bytes())
+    return read_ms, position, offset
+
+
+def checkpoint(store: Path) -> Checkpoint:
+    """The checkpoint file."""
+    data = (store / "checkpoint").read_bytes() if (store / "checkpoint").exists() else bytes(24)
+    physic, logic, index = struct.unpack_from(">3q", data)
+    if data[2048:2056] != b"DUEMQCP3":
+        return Checkpoint(physic, logic, index)
+    offset, our_physic, our_logic, size = struct.unpack_from(">qqqI", data, 2056)
+    end = 2084 + size
+    is_whole = data[end : end + 4] == zlib.crc32(data[2048:end]).to_bytes(4, "big")
+    if not is_whole or (our_physic, our_logic) != (physic, logic):
+        return Checkpoint(physic, logic, index)
+    notes, at = {}, 2084
+    while at < end:
+        name_end = at + 1 + data[at]
+        start = name_end + 4
+        at_next = start + int.from_bytes(data[name_end:start], "big")
+        notes[data[at + 1 : name_end].decode()] = data[start:at_next]
+        at = at_next
+    return Checkpoint(physic, logic, index, offset, notes)
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode, as consume queues keep it of tags and timer logs of topics."""
+    result = 0
+    for unit in struct.iter_unpack("<H", text.encode("utf-16-le")):
+        result = (31 * result + unit[0]) & 0xFFFFFFFF
+    return result - (1 << 32) if result >> 31 else result

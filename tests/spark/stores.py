@@ -1,0 +1,143 @@
+"""Stores written by real brokers, with what was sent to them: `write` runs a broker, Apache's Java client sends a mixed
+load (tests.spark.load), and the broker is stopped, or killed.
+
+    kinds: apache-4.9.7 (no timers), apache-5.3.3, duemq (no transactions)
+    ends:  stop, kill (in the middle of deliveries)
+
+    python -m tests.spark.stores DIRECTORY [KIND] [END]     write them to keep, and to look at
+
+Files are small (a commitlog file 1 MiB, 300 units in a consume queue's), so that a store has several of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from tests.interop.environment import make_broker
+from tests.peers.clients import java_client
+from tests.spark.load import LEVELS, ROLL_WINDOW_SECONDS, Load, Retried, Sent
+
+Kind = Literal["duemq", "apache-4.9.7", "apache-5.3.3"]
+End = Literal["stop", "kill"]
+KINDS: Final[tuple[Kind, ...]] = ("duemq", "apache-4.9.7", "apache-5.3.3")
+SEGMENT: Final = 1 << 20
+QUEUE_SEGMENT: Final = 300 * 20
+PROPERTIES: Final[dict[str, object]] = {
+    "mappedFileSizeCommitLog": SEGMENT,
+    "mappedFileSizeConsumeQueue": QUEUE_SEGMENT,
+    "maxMessageSize": SEGMENT // 4,
+    "messageDelayLevel": LEVELS,
+    "timerWheelEnable": "true",
+    "timerRollWindowSlot": ROLL_WINDOW_SECONDS,
+    "recallMessageEnable": "true",
+    "flushConsumerOffsetInterval": "1000",
+}
+"""What the brokers are told; one that goes on with such a store needs the first three."""
+
+
+@dataclass(frozen=True)
+class WrittenStore:
+    """A store that nobody writes any more, and what is in it."""
+
+    path: Path
+    kind: Kind
+    end: End
+    sent: list[Sent]
+    """What producers sent, in no order."""
+    retried: list[Retried]
+    """What consumers sent back."""
+    progress: dict[str, dict[int, int]]
+    """Offsets of consumer groups by `topic@group` and queue, as consumerOffset.json has to have them."""
+    begun_ms: int
+    ended_ms: int
+    """Between these two, by the wall clock, everything was stored."""
+    settings: dict[str, object] = field(default_factory=lambda: dict(PROPERTIES))
+
+    def of(self, kind: str, outcome: str | None = None) -> list[Sent]:
+        """What was sent of a kind, with an outcome."""
+        return [sent for sent in self.sent if sent.kind == kind and outcome in (None, sent.outcome)]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many of each `kind outcome`."""
+        return Counter(f"{sent.kind} {sent.outcome}" for sent in self.sent)
+
+    @property
+    def scheduled(self) -> int:
+        """How many scheduled messages there are, retries included."""
+        return len(self.of("level")) + len(self.of("timer")) + sum(retry.attempts for retry in self.retried)
+
+    def copy(self, target: Path) -> Path:
+        """Copy the files, holes as holes."""
+        return copy_store(self.path, target)
+
+
+def copy_store(store: Path, target: Path) -> Path:
+    """Copy a store, with holes as holes: RocketMQ's index files alone are 420 MB of them."""
+    subprocess.run(["cp", "-a", "--sparse=always", f"{store}/.", str(target)], check=True)
+    return target
+
+
+def write(kind: Kind, directory: Path, end: End = "stop") -> WrittenStore:
+    """Write a store into a new directory; takes up to a minute. Raises PeerError, and TimeoutError where a broker does
+    not do what it has to."""
+    # In a thread, with a loop of its own: fixtures that want this run beside loops of other tests.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, _write(kind, directory, end)).result()
+
+
+async def _write(kind: Kind, directory: Path, end: End) -> WrittenStore:
+    begun = _now_ms()
+    broker = make_broker(kind, directory / "broker", PROPERTIES, store=directory / "store")
+    java = java_client("4.9.7" if kind == "apache-4.9.7" else "5.3.3", directory / "client")
+    try:
+        await asyncio.gather(broker.start(), java.start())
+        found = await Load(broker, java).run(cut_short=end == "kill")
+        await (broker.stop() if end == "stop" else broker.kill())
+    finally:
+        if broker.running:
+            await broker.kill()
+        await java.stop()
+    return WrittenStore(broker.store, kind, end, found.sent, found.retried, found.progress, begun, _now_ms())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Stores:
+    """The stores of a test session, each written when it is first wanted, and only then."""
+
+    def __init__(self, new_directory: Callable[[str], Path]) -> None:
+        self._new_directory = new_directory
+        self._written: dict[tuple[Kind, End], WrittenStore] = {}
+
+    def get(self, kind: Kind, end: End = "stop") -> WrittenStore:
+        """A store; tests must not change it, see `WrittenStore.copy`."""
+        if (kind, end) not in self._written:
+            self._written[kind, end] = write(kind, self._new_directory(f"{kind}-{end}"), end)
+        return self._written[kind, end]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.spark.stores", description="Write stores by real brokers.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("kind", nargs="?", choices=KINDS)
+    parser.add_argument("end", nargs="?", choices=("stop", "kill"), default="stop")
+    arguments = parser.parse_args()
+    for kind in [arguments.kind] if arguments.kind else KINDS:
+        written = write(kind, arguments.directory / f"{kind}-{arguments.end}", arguments.end)
+        print(written.path, dict(written.counts))
+
+
+if __name__ == "__main__":
+    main()
