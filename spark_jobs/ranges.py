@@ -140,3 +140,14 @@ def at_offsets(store: StoreFiles, offsets: np.ndarray, sizes: np.ndarray, *, gap
         if len(records):
             yield records
         at = last + 1
+
+
+def records_at(store: StoreFiles, offsets: np.ndarray) -> Iterator[Records]:  # type: ignore[type-arg]
+    """The records at given physical offsets, ascending, one by one: for a few. Offsets at which no record lies are left
+    out."""
+    for offset in offsets.tolist():
+        segment = store.segment_of(offset)
+        if segment is not None:
+            size = int.from_bytes(store.read(segment.path, offset - segment.first_offset, 4), "big")
+            if MIN_SIZE <= size <= segment.end - offset:
+                yield from at_offsets(store, np.array([offset], np.int64), np.array([size], np.int64))

@@ -156,23 +156,29 @@ class Roles:
         return np.where((asked > latest - PRECISION_MS) & (asked <= latest), asked, latest)
 
     @cached_property
-    def key_hash(self) -> Integers:
-        """What a message that waits and its delivery have in common, as 63 bits: unique key, real topic and queue,
-        producer's time, retries; without a unique key the body's checksum and size take its place."""
+    def message_hash(self) -> Integers:
+        """Real topic and unique key as 63 bits; without a unique key the body's checksum and size take its place."""
         records = self._records
         at, size = records.property("UNIQ_KEY")
         has_key = at >= 0
-        unique = hash_slices(records.texts.data, np.maximum(at, 0), size)
-        body = hash_ints(records.body_crc, records.body_size, records.flag)
+        name = hash_slices(records.texts.data, np.maximum(at, 0), size)
+        if not has_key.all():
+            name = np.where(has_key, name, hash_ints(records.body_crc, records.body_size, records.flag))
         topic_at, topic_size = records.property("REAL_TOPIC")
         is_real = topic_at >= 0
-        topic = hash_slices(records.texts.data, np.maximum(topic_at, 0), np.where(is_real, topic_size, 0))
+        topic = hash_slices(records.texts.data, np.maximum(topic_at, 0), topic_size)
         if not is_real.all():
-            own = hash_slices(records.data, records.topic_at, records.topic_size)
-            topic = np.where(is_real, topic, own)
+            topic = np.where(is_real, topic, hash_slices(records.data, records.topic_at, records.topic_size))
+        return hash_ints(topic, name)
+
+    @cached_property
+    def key_hash(self) -> Integers:
+        """What a message that waits and its delivery have in common, as 63 bits: `message_hash`, real queue, producer's
+        time and retries."""
+        records = self._records
         queue, has_queue = records.property_ints("REAL_QID")
         queue = np.where(has_queue, queue, records.queue_id)
-        return hash_ints(np.where(has_key, unique, body), topic, queue, records.born_ms, records.reconsume_times)
+        return hash_ints(self.message_hash, queue, records.born_ms, records.reconsume_times)
 
     def real_topics(self) -> pa.StringArray:
         """The topic that a message is for: REAL_TOPIC while it waits, else its own."""

@@ -9,6 +9,7 @@
     delayLevels      by the store the broker's messageDelayLevel
     timeSlackMs      600000       by how much the broker's clock may have been set back: ranges are left out by store
                                   time only that far away from what a filter asks for
+    unflushed        false        of a running broker's store on this machine, read also what is not flushed yet
     maxBytesPerBatch all          streams: bytes of the commitlog a micro-batch takes
     startingOffset   earliest     streams: earliest, latest, or a physical offset at which a record starts
     failOnDataLoss   true         streams: stop where files that were not read yet have expired
@@ -66,6 +67,7 @@ class Options:
         self.range_bytes = _number(options, "rangeBytes", RANGE_SIZE)
         self.delay_levels = options.get("delayLevels")
         self.time_slack_ms = _number(options, "timeSlackMs", 600_000)
+        self.unflushed = _flag(options, "unflushed", default=False)
         self.max_bytes = _number(options, "maxBytesPerBatch", 0)
         self.starting_offset = options.get("startingOffset", "earliest")
         self.fail_on_data_loss = _flag(options, "failOnDataLoss", default=True)
@@ -198,13 +200,16 @@ class StoreReader(_Reading, DataSourceReader):
         self.options = options
         self.schema = schema
         self.filters = Filters()
-        self.store = StoreFiles.open(options.path)
+        self.store = StoreFiles.open(options.path, unflushed=options.unflushed)
         self.progress = None
         if options.table in ("schedules", "pending"):
             try:
                 self.progress = read_progress(self.store, options.delay_levels)
             except ValueError as error:
                 raise JobError(f"the option delayLevels: {error}") from None
+            if self.store.is_running:
+                # What was done by then is in the commitlog, if one looks for its end after that.
+                self.store = StoreFiles.open(options.path, unflushed=options.unflushed)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802, Spark's name
         """Take note of all; Spark applies them again, which costs little on what is left."""

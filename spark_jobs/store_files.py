@@ -84,12 +84,13 @@ class StoreFiles:
         """Which broker wrote it last: duemq or rocketmq."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, since: int = 0) -> StoreFiles:
+    def open(cls, path: str | os.PathLike[str], *, since: int = 0, unflushed: bool = False) -> StoreFiles:
         """The store at a path or URI. `since`: a physical offset at which a record starts, known to be flushed; it
-        saves reading what is before it. Raises NoStore where there is none, JobError where it cannot be read."""
+        saves reading what is before it. `unflushed`: where a broker has it open, read on to the last whole record.
+        Raises NoStore where there is none, JobError where it cannot be read."""
         store = cls(os.fspath(path))
         try:
-            store._look(since)
+            store._look(since, unflushed=unflushed)
         except NoStore:
             raise
         except (OSError, ValueError) as error:
@@ -101,7 +102,7 @@ class StoreFiles:
 
     # What is there
 
-    def _look(self, since: int) -> None:
+    def _look(self, since: int, *, unflushed: bool) -> None:
         if not self._exists(""):
             raise NoStore(self.path, "there is no such directory; give the directory that holds commitlog/")
         names = self.names("")
@@ -124,6 +125,9 @@ class StoreFiles:
         self.is_running = self._is_locked()
         self._drop_empty()
         self._find_end(since)
+        if self.is_running and unflushed:
+            self.readable_end = self._written_end()
+            self.readable_end = self.records_end(since)
 
     def _check_sequence(self) -> None:
         first = self.segments[0]
@@ -166,7 +170,7 @@ class StoreFiles:
 
     def _find_end(self, since: int) -> None:
         last = self.segments[-1]
-        self.readable_end = last.first_offset + self._written(last)
+        self.readable_end = self._written_end()
         checkpoint = self.read_whole("checkpoint")
         if checkpoint is None or len(checkpoint) < _THEIRS.size:
             if self.is_running:
@@ -181,6 +185,9 @@ class StoreFiles:
             known = max(since, recovery or 0)
             end = self._flushed(known if known >= last.first_offset else last.first_offset, physic)
             self.readable_end = min(self.readable_end, end)
+
+    def _written_end(self) -> int:
+        return self.segments[-1].first_offset + self._written(self.segments[-1])
 
     def _our_recovery(self, checkpoint: bytes, physic: int, logic: int) -> int | None:
         """The recovery offset in our part of the checkpoint (see `storage.checkpoint`), while it holds."""
