@@ -78,8 +78,8 @@ _READ_BUCKET: Final = -1
 
 
 class Cases(NamedTuple):
-    """`cases`: a row a scheduled message and one an unclaimed delivery, columns as CASE, `status` by name. `parts`: what the
-    scan found, which Spark keeps. Lazy both."""
+    """`cases`: a row a scheduled message and one an unclaimed delivery, columns as CASE, `status` by name. `parts`: what
+    the scan found, which Spark keeps. Lazy both."""
 
     parts: DataFrame
     cases: DataFrame
