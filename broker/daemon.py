@@ -7,6 +7,7 @@ is being handled, answer who waits, flush, save the tables, close the store.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
@@ -229,7 +230,7 @@ class Broker:
             )
         self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
         sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
-        send = SendHandlers(config, store, topics, groups, levels, timers, flusher, router)
+        send = SendHandlers(config, store, topics, groups, levels, timers, flusher, router, self._read_apart)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock)
         pending = Pending(store, timers, levels, clock)
         self._pending = PendingHandlers(store, timers, pending, timer_handlers, router, clock)
@@ -305,6 +306,11 @@ class Broker:
     def _read_cold(self, job: ColdRead, done: Callable[[], None]) -> None:
         """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
         self._run_apart(self._blocking, job.run, done)
+
+    async def _read_apart(self, job: ColdRead) -> None:
+        """As `_read_cold`, for a coroutine."""
+        with contextlib.suppress(OSError):
+            await self._loop.run_in_executor(self._blocking, job.run)
 
     def _run_apart(self, threads: ThreadPoolExecutor, work: Callable[[], object], done: Callable[[], None]) -> None:
         """Run something in a thread and call back after it, also when it failed, which is nobody's loss."""

@@ -43,6 +43,7 @@ from duemq.errors import (
     DueMQError,
     IllegalOperationError,
     NoRouteError,
+    NotSupportedError,
     PeerError,
     RequestTimeoutError,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Message",
     "MessageQueue",
     "NoRouteError",
+    "NotSupportedError",
     "PeerError",
     "PendingMessage",
     "Producer",

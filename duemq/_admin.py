@@ -135,7 +135,7 @@ class Admin:
         if step_ms < LEAST_STEP_MS or not 1 <= steps <= MOST_STEPS:
             raise ArgumentError(f"a curve has 1 to {MOST_STEPS} steps of 1s or more, not {steps} of {step!r}")
         begin_ms, _ = _range_ms(topic, None, begin, None)
-        header = headers.DueCurve(step_ms, steps, topic, self._clock() if begin_ms is None else begin_ms)
+        header = headers.DueCurve(step_ms, steps, topic, self._clock() // 1000 * 1000 if begin_ms is None else begin_ms)
 
         async def ask(address: str) -> Sequence[int]:
             answer = await self._client.call(address, RequestCode.DUE_CURVE, header, timeout=self._timeout)

@@ -9,16 +9,16 @@ and again from time to time, and refuses what would be delivered early.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from duemq._durations import format_duration, parse_duration
 from duemq._message import DUE_MS
 from duemq._times import Span, Time, span_ms, time_ms
-from duemq.errors import ArgumentError, DelayError
+from duemq.errors import ArgumentError, DelayError, NotSupportedError
 from protocol import properties
 from protocol.bodies import TopicConfig
-from protocol.codes import LANGUAGE
+from protocol.codes import LANGUAGE, ResponseCode
 from protocol.command import Command
 
 VERSION_TIMERS: Final = 413
@@ -51,6 +51,8 @@ class Delays:
     topics_have_levels: bool = False
     """Whether a topic may have a table of its own there: at a duemq broker. RocketMQ's pay no heed to that attribute,
     which a topic has there too when duemq wrote the store before."""
+    replaces: bool = False
+    """Whether a message may take the place of one that waits: at a duemq broker."""
     own: TopicLevels | None = None
     """The table of the topic that is sent to; where there is one, it is what counts, not the broker's."""
 
@@ -80,6 +82,7 @@ def read_delays(response: Command) -> Delays:
         levels_ms=_read_levels(settings.get("messageDelayLevel", "")),
         timers=knows_timers and settings.get("timerWheelEnable", "").lower() == "true",
         topics_have_levels=is_ours,
+        replaces=is_ours,
     )
 
 
@@ -101,17 +104,24 @@ def _read_levels(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """When a caller wants a message delivered. Exactly one of the three is set, or none: at once."""
+    """When a caller wants a message delivered. Exactly one of the first three is set, or none: at once."""
 
     level: int | None = None
     delay_ms: int | None = None
     time_ms: int | None = None
     """The due time in ms since the epoch; for a delay as well, then counted from the call."""
+    replaces: bool = False
+    """Whether it is to take the place of the message that waits for its topic and key."""
 
     @property
     def at_once(self) -> bool:
-        """Whether nothing has to be asked of the broker."""
+        """Whether it is to be delivered without a delay."""
         return self.level is None and self.time_ms is None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing has to be asked of the broker."""
+        return self.at_once and not self.replaces
 
     @property
     def needs_timer(self) -> bool:
@@ -119,7 +129,9 @@ class Wish:
         return self.time_ms is not None and self.delay_ms is None
 
 
-def read_wish(level: int | None, delay: Span | None, deliver_at: Time | None, now_ms: int) -> Wish:
+def read_wish(
+    level: int | None, delay: Span | None, deliver_at: Time | None, now_ms: int, *, replaces: bool = False
+) -> Wish:
     """Check the arguments of a send. Raises ArgumentError."""
     arguments = {"level": level, "delay": delay, "deliver_at": deliver_at}
     given = [name for name, value in arguments.items() if value is not None]
@@ -129,8 +141,10 @@ def read_wish(level: int | None, delay: Span | None, deliver_at: Time | None, no
         raise ArgumentError(f"the delay level {level!r}; the first level is 1")
     if delay is not None:
         milliseconds = span_ms(delay)
-        return Wish(delay_ms=milliseconds, time_ms=now_ms + milliseconds) if milliseconds else Wish()
-    return Wish(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at))
+        if not milliseconds:
+            return Wish(replaces=replaces)
+        return Wish(delay_ms=milliseconds, time_ms=now_ms + milliseconds, replaces=replaces)
+    return Wish(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +156,17 @@ class Plan:
 
 
 def make_plan(wish: Wish, delays: Delays, now_ms: int, address: str) -> Plan:
-    """How to fulfil a wish at the broker at `address`. Raises DelayError where it cannot."""
+    """How to fulfil a wish at the broker at `address`. Raises DelayError where it cannot, NotSupportedError where it
+    would not replace anything."""
+    if wish.replaces:
+        if not delays.replaces:
+            raise NotSupportedError(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                "only a duemq broker replaces a message that waits; this one would deliver both",
+                address,
+            )
+        plan = make_plan(replace(wish, replaces=False), delays, now_ms, address)
+        return Plan({**plan.properties, properties.TIMER_REPLACE: "true"}, plan.due_time_ms)
     if wish.at_once:
         return Plan({})
     if wish.level is not None:

@@ -64,6 +64,14 @@ def prepare(
     return Outgoing(topic, data, 0, fields, message_id)
 
 
+def one_key(keys: str | Iterable[str]) -> str:
+    """The one key of a message that replaces another. Raises ArgumentError."""
+    found = _join_keys(keys).split()
+    if len(found) != 1:
+        raise ArgumentError(f"`replace` goes by the key: give exactly one in `keys`, not {len(found)}")
+    return found[0]
+
+
 async def compressed(message: Outgoing, from_bytes: int | None) -> Outgoing:
     """The message with its body compressed, if it has at least `from_bytes` and gets smaller by it; None: never."""
     if from_bytes is None or len(message.body) < from_bytes:

@@ -19,7 +19,7 @@ from duemq._connection import Codec
 from duemq._delay import Plan, Wish, make_plan, read_wish
 from duemq._delay_tables import DelayTables
 from duemq._message import CancelResult, Message, MessageQueue, SendResult, SendStatus
-from duemq._outgoing import Outgoing, compressed, prepare
+from duemq._outgoing import Outgoing, compressed, one_key, prepare
 from duemq._routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
 from duemq._settings import Rhythm
 from duemq._times import Clock, Span, Time, now_ms
@@ -153,6 +153,7 @@ class Producer:
         level: int | None = None,
         delay: Span | None = None,
         deliver_at: Time | None = None,
+        replace: bool = False,
         sharding_key: str | None = None,
         queue: MessageQueue | None = None,
         timeout: float | None = None,
@@ -172,16 +173,23 @@ class Producer:
         as that level. Any other needs a broker with timers (duemq, or RocketMQ from 5.0 on); with an older one
         DelayError is raised, since it would deliver the message at once.
 
+        `replace`: the message takes the place of the one that waits with this option for the same topic and key, of
+        which `keys` has to have exactly one: only the last one is delivered, at its own time. So a deadline moves, or
+        a burst of changes becomes one message. One that is delivered already stays so. Needs a duemq broker, and goes
+        to the same queue for the same key, unless another one is chosen; the others must use that one, too.
+
         Which queue: all in turn, or with `sharding_key` always the same for the same key (RocketMQ's hash of it, so a
         Java producer chooses the same), or `queue` itself. A fixed queue is not given up for another in a retry.
 
         `timeout`: with all tries, in seconds.
 
-        Raises ArgumentError, ClosedError; NoRouteError where no broker has the topic or creates it; the last try's
-        BrokerError, ConnectError, ConnectionLostError or RequestTimeoutError.
+        Raises ArgumentError, ClosedError; NoRouteError where no broker has the topic or creates it; NotSupportedError
+        for `replace` at a broker that is no duemq; the last try's BrokerError, ConnectError, ConnectionLostError or
+        RequestTimeoutError.
         """
-        wish = read_wish(level, delay, deliver_at, self._clock())
-        choose = self._chooser(topic, sharding_key, queue)
+        wish = read_wish(level, delay, deliver_at, self._clock(), replaces=replace)
+        keys = keys if isinstance(keys, str) else tuple(keys)
+        choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
         limit = timeout or self._timeout
 
@@ -210,6 +218,7 @@ class Producer:
         level: int | None = None,
         delay: Span | None = None,
         deliver_at: Time | None = None,
+        replace: bool = False,
         sharding_key: str | None = None,
         queue: MessageQueue | None = None,
         timeout: float | None = None,
@@ -218,8 +227,9 @@ class Producer:
 
         Arguments and errors as of `send`; there is one try only.
         """
-        wish = read_wish(level, delay, deliver_at, self._clock())
-        choose = self._chooser(topic, sharding_key, queue)
+        wish = read_wish(level, delay, deliver_at, self._clock(), replaces=replace)
+        keys = keys if isinstance(keys, str) else tuple(keys)
+        choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
         limit = timeout or self._timeout
 
@@ -392,11 +402,14 @@ class Producer:
             raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
         return self._keys
 
-    def _chooser(self, topic: str, sharding_key: str | None, queue: MessageQueue | None) -> Choose:
+    def _chooser(
+        self, topic: str, sharding_key: str | None, queue: MessageQueue | None, replaced_key: str | None = None
+    ) -> Choose:
         if queue is not None:
             if sharding_key is not None or queue.topic != topic:
                 raise ArgumentError("`queue` has to be of the topic, and goes without a sharding key")
             return lambda route, failed: queue
+        sharding_key = sharding_key if sharding_key is not None else replaced_key
         if sharding_key is not None:
             # As RocketMQ's SelectMessageQueueByHash: the remainder's absolute value, with Java's sign of a remainder.
             number = abs(java_hash(sharding_key))
@@ -406,7 +419,7 @@ class Producer:
 
     async def _plan(self, route: Route, queue: MessageQueue, wish: Wish) -> tuple[str, Plan]:
         address = _primary(route, queue)
-        if wish.at_once:
+        if wish.is_plain:
             return address, Plan({})
         delays = await self._delay_tables.find(address, queue.topic, wish)
         return address, make_plan(wish, delays, self._clock(), address)

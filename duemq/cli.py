@@ -137,6 +137,7 @@ def main() -> None:
 @click.option("--key", "keys", multiple=True, help="Key, under which the broker indexes it. May be repeated.")
 @click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
 @click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--replace", is_flag=True, help="Take the place of the message that waits with --replace for this --key.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 @client_options
 @one_line_errors
@@ -150,6 +151,7 @@ def send(
     keys: tuple[str, ...],
     pairs: tuple[str, ...],
     timeout: int,
+    replace: bool,
     as_json: bool,
     nameserver: str,
     codec: Codec,
@@ -166,6 +168,7 @@ def send(
     duemq send orders '{"id": 7}' --tag paid --key 7
     duemq send reminders 'call back' --in 1h30m
     duemq send reminders 'happy new year' --at 2031-01-01T00:00
+    duemq send searches 'index 4711' --in 30s --key 4711 --replace
     date | duemq send log --level 3
     """
     properties = dict(_split_pair(pair) for pair in pairs)
@@ -182,6 +185,7 @@ def send(
                 level=level,
                 delay=None if delay is None else delay / 1000,
                 deliver_at=at,
+                replace=replace,
             )
         click.echo(_format.result_as_json(result) if as_json else _format.result_as_text(result, now_ms(), delay))
 

@@ -2,6 +2,8 @@
 
     TIMER_DELAY_SEC, TIMER_DELAY_MS   from the store time on, s and ms    the first of these three that is there counts
     TIMER_DELIVER_MS                  a time, ms since the epoch
+    TIMER_REPLACE                     duemq's own: `true` for a message that takes the place of the one that waits with
+                                      this property for the same topic and key. KEYS has exactly one key then
     TIMER_OUT_MS                      set by the broker: the start of the second in whose slot the message waits
 
 Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message due at a whole
@@ -9,8 +11,8 @@ second waits in the slot before. TIMER_OUT_MS = D - 1000 for a whole second D, e
 the slot of second s has what is due after s and not after s + 1.
 
 Our own records of the timer topic have the exact time in the prepared-transaction offset, which RocketMQ does not read
-there, as records with a delay level do. A record that was appended again (rolled, or given another time) has its origin
-in that field instead, and TIMER_ROLL_TIMES says so.
+there, as records with a delay level do. A record that was appended again (rolled, or given another time), or that takes
+the place of another message, has its origin in that field instead, and TIMER_ROLL_TIMES says so.
 
 Rules after apache/rocketmq broker/util/HookUtils.java and store/timer/TimerMessageStore.java (5.3.3).
 """
@@ -51,6 +53,32 @@ def _number(name: str, value: str) -> int:
     if not (digits.isascii() and digits.isdecimal()) or len(digits) > 19 or abs(int(value)) > _MAX_MS:
         raise TimerIllegal(f"the property {name}={value[:40]} is no number of milliseconds or seconds")
     return int(value)
+
+
+def replace_key(text: str) -> str | None:
+    """The key whose waiting message a message is to replace, None where it asks for none to be. Raises TimerIllegal."""
+    value = properties.get(text, properties.TIMER_REPLACE)
+    if value is None or value.lower() == "false":
+        return None
+    if value.lower() != "true":
+        raise TimerIllegal(f"the property {properties.TIMER_REPLACE}={value[:40]} is neither true nor false")
+    keys = (properties.get(text, properties.KEYS) or "").split()
+    if len(keys) != 1:
+        raise TimerIllegal(
+            f"the property {properties.TIMER_REPLACE} needs exactly one key in {properties.KEYS}, the message has "
+            f"{len(keys)}"
+        )
+    return keys[0]
+
+
+def stored_key(text: str) -> str | None:
+    """As `replace_key`, of a stored message: what is wrong there, in a store of Apache's broker, asks for nothing."""
+    if properties.TIMER_REPLACE not in text:
+        return None
+    try:
+        return replace_key(text)
+    except TimerIllegal:
+        return None
 
 
 def slot_second(deliver_ms: int) -> int:

@@ -187,7 +187,12 @@ class Pending:
         if after.part == _BEHIND:
             start = max(start, after.offset + 1)
         units = ((offset, queue.unit(offset)) for offset in range(start, queue.next_offset))
-        return ((offset, *unit) for offset, unit in units if unit is not None and unit[2] > MAX_HASH)
+        is_done = self._timers.is_done
+        return (
+            (offset, *unit)
+            for offset, unit in units
+            if unit is not None and unit[2] > MAX_HASH and not is_done(unit[0])
+        )
 
     # --- counting
 
@@ -209,22 +214,34 @@ class Pending:
 
     def curve(self, begin_ms: int, step_ms: int, steps: int, topic: str | None = None) -> Iterator[list[int] | None]:
         """How many messages are due in each of so many spans of `step_ms` from a time on; at its end the list, before
-        it None, as of `count`. What is overdue counts as due now."""
+        it None, as of `count`. What is overdue counts as due now. Without a topic, in whole seconds, the wheel's
+        messages are not looked at but once: then they are counted by the second (`timer_census`)."""
         counts = np.zeros(steps, np.int64)
         now_ms = self._clock.now_ms()
-        for due in self._due_times(topic):
+        is_counted = topic is None and not begin_ms % 1000 and not step_ms % 1000
+        if is_counted:
+            self._timers.gather(now_ms)
+            self._timers.count()
+            is_counted = self._timers.is_counted
+        if is_counted:
+            for counted in self._timers.counts.curve(begin_ms // 1000, step_ms // 1000, steps, now_ms // 1000):
+                yield None
+                counts = counted
+        for due in self._due_times(topic, with_wheel=not is_counted):
             numbers = (np.maximum(due, now_ms) - begin_ms) // step_ms
             counts += np.bincount(numbers[(numbers >= 0) & (numbers < steps)], minlength=steps)
             yield None
         yield counts.tolist()
 
-    def _due_times(self, topic: str | None) -> Iterator[Times]:
-        """When the messages of a topic, or all, are due, in parts of bounded size."""
+    def _due_times(self, topic: str | None, *, with_wheel: bool = True) -> Iterator[Times]:
+        """When the messages of a topic, or all, are due, in parts of bounded size; those that are not in the wheel come
+        last."""
         ours, none = Selection(topic), np.empty(0, np.int64)
         self._timers.gather(self._clock.now_ms())
         behind = self._behind(_FIRST)
-        for waits in self._of_wheel(ours):
-            yield waits["due"]
+        if with_wheel:
+            for waits in self._of_wheel(ours):
+                yield waits["due"]
         if topic is None:
             yield from self._levels.due_times()
         else:

@@ -10,7 +10,9 @@
                   deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again
     write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the topic that the message is for
-    deliver time: RocketMQ leaves it 0; ours has the exact time here, negative where the topic's policy chose it
+    deliver time: RocketMQ leaves it 0; ours has the exact time in the lower 43 bits (up to the year 2248), and in the
+                  20 above a hash of the key if the next message of that key is to replace this one (`timer_keys`); all
+                  of it negative where the topic's policy chose the time
     file end:     where fewer than 68 bytes would remain: | int32 space left | int64 0 | uint32 0xCBD43194 |
 
 A position counts bytes over all files. All integers big-endian.
@@ -25,6 +27,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import structlog
 
 from storage.files import File, Files
 from storage.segments import Segments
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
     Units = NDArray[Any]
     Positions = NDArray[np.int64]
+
+log = structlog.get_logger(__name__)
 
 UNIT: Final = np.dtype(
     [
@@ -58,6 +63,8 @@ WITHDRAWN: Final = 8
 APPLIED: Final = -1
 """The deliver time of units that stand for no message: of deleting ones, which have done what they are for, while
 RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
+DUE_BITS: Final = 43
+MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
 _ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
 _MAGIC_AT: Final = 12
 _BLANK: Final = struct.Struct(">iqI")
@@ -83,6 +90,8 @@ class TimerLog:
         self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         """Bytes of units in a full file."""
         self._marked: set[File] = set()
+        self._unwritten: set[int] = set()
+        """Positions of units that are withdrawn, which the disk did not take yet."""
         self.end = 0
         """Position of the next unit, or where the blank unit goes that ends a file."""
 
@@ -160,7 +169,16 @@ class TimerLog:
         file_end = position - position % self._segments.segment_size + self._room
         count = min(count, (min(file_end, self.end) - position) // UNIT_SIZE)
         data = self._segments.read(position, max(0, count) * UNIT_SIZE)
-        return np.frombuffer(data, UNIT, len(data) // UNIT_SIZE)
+        return self._with_marks(position, np.frombuffer(data, UNIT, len(data) // UNIT_SIZE))
+
+    def _with_marks(self, position: int, units: Units) -> Units:
+        """Units that were read, also withdrawn where the file does not say so yet."""
+        end = position + len(units) * UNIT_SIZE
+        marked = [(at - position) // UNIT_SIZE for at in self._unwritten if position <= at < end]
+        if marked:
+            units = units.copy()
+            units["magic"][marked] |= WITHDRAWN
+        return units
 
     def crc(self, end: int) -> int:
         """The checksum of the last units before a position, as far as they lie in its file, but for their magic, which
@@ -199,7 +217,7 @@ class TimerLog:
                     return
                 position = self.begin  # files before have expired meanwhile
                 continue
-            yield position, units
+            yield position, self._with_marks(position, units)
             position += len(units) * UNIT_SIZE
 
     def chain(self, last: int) -> Iterator[tuple[Positions, Units]]:
@@ -238,10 +256,25 @@ class TimerLog:
             position = before
 
     def withdraw(self, position: int) -> None:
-        """Mark the unit at a position: its message is no longer waiting here. Raises OSError."""
-        magic = int(self.read(position, 1)["magic"][0]) | WITHDRAWN
-        self._segments.write(position + _MAGIC_AT, magic.to_bytes(4, "big"))
-        self._marked.update(self._segments.files_between(position, position + 1))
+        """Mark the unit at a position: its message is no longer waiting here. From now on every reader sees that; if
+        the disk does not take it, `write_marks` tries again."""
+        is_first = not self._unwritten
+        self._unwritten.add(position)
+        try:
+            self.write_marks()
+        except OSError as error:
+            if is_first:
+                log.warning("timer_log_not_marked", position=position, reason=str(error))
+
+    def write_marks(self) -> None:
+        """Put into the files the marks that are in memory only. A checkpoint must not be without them: behind it nobody
+        looks for the records that tell the same. Raises OSError."""
+        for position in list(self._unwritten):
+            if position >= self.begin:
+                magic = int(self.read(position, 1)["magic"][0])
+                self._segments.write(position + _MAGIC_AT, magic.to_bytes(4, "big"))
+                self._marked.update(self._segments.files_between(position, position + 1))
+            self._unwritten.discard(position)
 
     def take_marked(self) -> set[File]:
         """The files with units that were withdrawn since the last call: they have to be synced."""

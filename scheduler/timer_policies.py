@@ -54,6 +54,8 @@ class Split(NamedTuple):
     now: Waits
     later: Waits
     """With their new times for deliver times."""
+    moved: Waits
+    """As `later`, with the times that they have had."""
     dropped: Waits
     turns: dict[int, float]
     """By topic hash, when the next message of a topic with a rate has its turn, after these."""
@@ -132,7 +134,7 @@ class Policies:
             return None
         later = waits[is_later]
         later["due"], later["held"] = release[is_later], is_held[is_later]
-        return Split(waits[~is_later & ~is_dropped], later, waits[is_dropped], turns)
+        return Split(waits[~is_later & ~is_dropped], later, waits[is_later], waits[is_dropped], turns)
 
     def took(self, split: Split) -> None:
         """What a split says was done."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
+from scheduler.timer_keys import key_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import ConsumeQueue
 from storage.copies import ORIGIN_ZERO
@@ -26,6 +27,11 @@ class TimerRecords:
     def delete(self, message: StoredMessage, due_ms: int) -> None:
         """Append a record that deletes a message that is due at a time: for Apache's broker by topic and unique key, in
         the slot of that time; for recovery by its origin. Raises StoreError."""
+        self.stage_deletion(message, due_ms)
+        self._appender.commit()
+
+    def stage_deletion(self, message: StoredMessage, due_ms: int) -> None:
+        """As `delete`, written by the caller's `Appender.commit`."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         key = properties.get(text, properties.UNIQ_KEY) or ""
@@ -49,7 +55,6 @@ class TimerRecords:
             prepared_transaction_offset=message.physical_offset or ORIGIN_ZERO,
         )
         self._topics.staged(offset, topic)
-        appender.commit()
 
     def again(self, message: StoredMessage, due_ms: int) -> int:
         """Append a message that waits once more, to wait on in the wheel until a time; gives its physical offset.
@@ -79,6 +84,6 @@ class TimerRecords:
             message.reconsume_times,
             message.physical_offset or ORIGIN_ZERO,
         )
-        self._topics.staged(offset, topic)
+        self._topics.staged(offset, topic, key_of(message.properties_text))
         appender.commit()
         return appender.last_physical_offset

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
-from scheduler.timer_log import APPLIED
+from scheduler.timer_log import APPLIED, DUE_BITS, MAX_DUE_MS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,10 +19,19 @@ if TYPE_CHECKING:
     Magic = NDArray[np.int32]
 
 WAIT: Final = np.dtype(
-    [("physical", "i8"), ("due", "i8"), ("position", "i8"), ("size", "i4"), ("hash", "i4"), ("held", "?")]
+    [
+        ("physical", "i8"),
+        ("due", "i8"),
+        ("position", "i8"),
+        ("size", "i4"),
+        ("hash", "i4"),
+        ("key", "i4"),
+        ("held", "?"),
+    ]
 )
 """A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
-log, the hash of its topic; whether its topic's policy has chosen the time."""
+log, the hash of its topic, that of its key if it is to be replaced by the next one of that (`timer_keys`, else 0);
+whether its topic's policy has chosen the time."""
 NONE: Final = np.empty(0, WAIT)
 _END: Final = object()
 
@@ -120,9 +129,12 @@ def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
     return result
 
 
-def signed_due(waits: Waits) -> NDArray[np.int64]:
-    """Deliver times as units have them: negative where a policy chose them."""
-    return np.where(waits["held"], -waits["due"], waits["due"])
+def due_fields(waits: Waits) -> NDArray[np.int64]:
+    """Deliver times as units have them, with the hashes of keys; negative where a policy chose them."""
+    fields: NDArray[np.int64] = waits["due"]
+    if waits["key"].any():
+        fields = fields | waits["key"].astype(np.int64) << DUE_BITS
+    return np.where(waits["held"], -fields, fields)
 
 
 def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
@@ -130,6 +142,8 @@ def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
     due = units["due_ms"].astype(np.int64)
     waits = np.empty(len(units), WAIT)
     waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]
-    waits["due"], waits["held"] = np.abs(due), due < APPLIED
+    waits["held"] = due < APPLIED
+    due = np.abs(due)
+    waits["due"], waits["key"] = due & MAX_DUE_MS, due >> DUE_BITS
     waits["hash"], waits["position"] = units["topic_hash"], positions
     return waits

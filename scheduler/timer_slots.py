@@ -16,10 +16,12 @@ import numpy as np
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
 from protocol.timer_properties import PRECISION_MS, slot_second
+from scheduler.timer_census import Census
 from scheduler.timer_config import DAY_SECONDS, TimerConfig
-from scheduler.timer_log import APPLIED, DELETE, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_keys import key_of
+from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_recovery import Start
-from scheduler.timer_second import Second, signed_due, slot_second_of, waits_of
+from scheduler.timer_second import Second, due_fields, slot_second_of, waits_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -27,6 +29,7 @@ from storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from scheduler.timer_log import Units
     from scheduler.timer_second import Waits
 
 PRELOAD_SECONDS: Final = 10
@@ -34,6 +37,7 @@ PRELOAD_SECONDS: Final = 10
 NOTHING: Final = Start(0, 0, 0, 0, {})
 _ROLL_UNITS: Final = 4096
 _LOOK_UNITS: Final = 32
+_CENSUS_UNITS: Final = 2048
 _NEAR_SECONDS: Final = 8
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 _DELETED: Final = DELETE | WITHDRAWN
@@ -64,6 +68,8 @@ class Slots:
         """Whether all messages are in the wheel that there were when the store opened."""
         self.held_to = 0
         """No second beyond has a message whose time a policy chose."""
+        self.census = Census()
+        """What waits, if somebody has asked how much, or for which keys."""
 
     def load(self, start: Start, held_to: int) -> None:
         """Go on where recovery says."""
@@ -83,11 +89,12 @@ class Slots:
         after a long time without a broker, that the wheel would not reach."""
         return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
 
-    def put(self, waits: Waits, magic: NDArray[np.int32], now_ms: int) -> None:
-        """Write units for messages and link them to their slots. Raises OSError; then nothing changed."""
+    def put(self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: int = 0) -> None:
+        """Write units for messages and link them to their slots, which are those of a second or later ones. Raises
+        OSError; then nothing changed."""
         window = self.window
         now_second = now_ms // PRECISION_MS
-        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
+        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, max(self.second, not_before))
         excess = seconds - (self._base(now_ms) + window)
         is_far = excess > 0
         if is_far.any():
@@ -106,10 +113,12 @@ class Slots:
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        units["due_ms"] = np.where(magic & _DELETED == _DELETED, APPLIED, signed_due(waits))
+        units["due_ms"] = np.where(magic & _DELETED == _DELETED, APPLIED, due_fields(waits))
         self.log.append(units, positions)
         self.wheel.put(plan)
         waits["position"] = positions
+        if self.census.is_complete:
+            self.census.added(waits[magic & _DELETED == 0])
         if int(plan.seconds[0]) <= self.preloaded:
             self._add_resident(waits, magic, seconds)
 
@@ -173,14 +182,18 @@ class Slots:
                 waits, magic = waits[kept], magic[kept]
             unknown = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
             for at in unknown.tolist():
-                physical, size = waits[["physical", "size"]][at].item()
-                message = self._store.message_at(physical, size)
-                due_ms = due_of(message) if message is not None else None
-                waits["due"][at] = due_ms if due_ms is not None else (second.number + 1) * PRECISION_MS
+                self._learn(waits, at, second.number)
                 if at % _LOOK_UNITS == 0:
                     yield
             self._sort_in(second, waits, magic, second.add_older)
             yield
+
+    def _learn(self, waits: Waits, at: int, number: int) -> None:
+        """Read the record of a message of a second whose unit Apache's broker wrote: when it is due, and its key."""
+        message = self._store.message_at(*waits[["physical", "size"]][at].item())
+        due_ms = due_of(message) if message is not None else None
+        waits["due"][at] = min(due_ms, MAX_DUE_MS) if due_ms is not None else (number + 1) * PRECISION_MS
+        waits["key"][at] = key_of(message.properties_text) if message is not None else 0
 
     def _moved_by(self, physical: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of messages of the second whose turn it was at a crash: where the unit lies that gave them another slot, -1
@@ -219,8 +232,14 @@ class Slots:
             yield
         for physical in deleted:
             waits = second.remaining()
-            self._topics.count(waits[waits["physical"] == physical], -1)
+            self.gone(waits[waits["physical"] == physical])
             second.remove(physical)
+
+    def gone(self, waits: Waits) -> None:
+        """Messages that were there wait no more."""
+        self._topics.count(waits, -1)
+        if self.census.is_begun:
+            self.census.removed(waits)
 
     def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
         """Give the next second that has messages its turn, if this one is done and over; whether there was one.
@@ -250,6 +269,8 @@ class Slots:
             except OSError:
                 self.second -= 1
                 raise
+        for waits, magic in left:
+            self.census.removed(waits[magic & _DELETED == 0])
         self._turned(old.number)
 
     def _turned(self, old: int) -> None:
@@ -266,6 +287,7 @@ class Slots:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
         self.put(waits[:_ROLL_UNITS].copy(), magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
+        self.census.removed(waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & _DELETED == 0])
         if len(waits) > _ROLL_UNITS:
             second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
         else:
@@ -341,6 +363,16 @@ class Slots:
                 found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
         return found
 
+    def find_units(self, physical_offsets: list[int]) -> list[tuple[int, int]]:
+        """Positions and seconds of the units of messages that are not withdrawn nor past, looked for in the whole
+        log."""
+        found: list[tuple[int, int]] = []
+        for position, units in self.log.scan(self.log.begin, self.log.end):
+            waits, seconds = self._waiting_of(position, units)
+            at = np.isin(waits["physical"], physical_offsets)
+            found += zip(waits["position"][at].tolist(), seconds[at].tolist(), strict=True)
+        return found
+
     def is_waiting(self, number: int, physical_offset: int) -> bool:
         """Whether a message of a second, whose unit is there, is still to be delivered."""
         if number not in self.resident:
@@ -350,31 +382,63 @@ class Slots:
             (waits["physical"] == physical_offset).any() for waits, _ in second.again
         )
 
-    def withdraw(self, position: int, number: int, message: StoredMessage) -> None:
-        """A message is not to be delivered from its slot any more. Raises OSError."""
+    def withdraw(self, position: int, number: int) -> None:
+        """The message of a unit, which waits, is not to be delivered from its slot any more. Raises OSError where it
+        cannot be read; then nothing changed."""
+        units = self.log.read(position, 1)
+        waits = waits_of(units, np.array([position]))
+        if self.census.is_begun and waits["due"][0] == 0:
+            self._learn(waits, 0, number)
         self.log.withdraw(position)
         second = self.resident.get(number)
         if second is not None:
-            second.remove(message.physical_offset)
-        self._topics.count_one(properties.get(message.properties_text, properties.REAL_TOPIC) or "", -1)
+            second.remove(int(waits["physical"][0]))
+        self.gone(waits)
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits]:
         """The messages in the wheel, in parts of bounded size, in the order of the timer log, from a position of it
         on."""
         for position, units in self.log.scan(start, self.log.end):
-            seconds = seconds_of(units)
-            live = (seconds >= self.second) & (units["magic"] & (DELETE | WITHDRAWN) == 0)
-            at = np.flatnonzero(live)
-            waits = waits_of(units[at], position + at * UNIT.itemsize)
-            current = seconds[at] == self.second
-            if current.any():
-                # Of the current second the unit does not tell.
-                there = np.isin(waits["physical"], self.loaded(self.second).physical())
-                waits = waits[~current | there]
-            for number in np.flatnonzero(waits["due"] == 0).tolist():
-                message = self._store.message_at(*waits[["physical", "size"]][number].item())
-                waits["due"][number] = (due_of(message) if message is not None else None) or 0
+            waits, seconds = self._waiting_of(position, units)
+            for at in np.flatnonzero(waits["due"] == 0).tolist():
+                self._learn(waits, at, int(seconds[at]))
             yield waits
+
+    def _waiting_of(self, position: int, units: Units) -> tuple[Waits, NDArray[np.int64]]:
+        """Those messages that wait by some units of the log, and the seconds of their slots. Where Apache's broker
+        wrote a unit the deliver time is 0."""
+        seconds = seconds_of(units)
+        at = np.flatnonzero((seconds >= self.second) & (units["magic"] & _DELETED == 0))
+        waits, seconds = waits_of(units[at], position + at * UNIT.itemsize), seconds[at]
+        kept = np.ones(len(at), bool)
+        current = seconds == self.second
+        if current.any():
+            # Of the current second the unit does not tell.
+            kept = ~current | np.isin(waits["physical"], self.loaded(self.second).physical())
+        if len(self.start.done):
+            kept &= (seconds >= self.start.recovered_to) | ~np.isin(waits["physical"], self.start.done)
+        return waits[kept], seconds[kept]
+
+    def take_census(self) -> bool:
+        """Look at a bit of the log for the census; whether there was anything to do."""
+        census, end = self.census, self.log.end
+        if not census.is_begun or census.is_complete:
+            return False
+        start = max(census.reached, self.log.begin)
+        for position, found in self.log.scan(start, min(end, start + _CENSUS_UNITS * UNIT.itemsize)):
+            unknown = np.flatnonzero(found["due_ms"] == 0)
+            units = found[: unknown[_LOOK_UNITS]] if len(unknown) > _LOOK_UNITS else found
+            waits, seconds = self._waiting_of(position, units)
+            for at in np.flatnonzero(waits["due"] == 0).tolist():
+                self._learn(waits, at, int(seconds[at]))
+            census.took(waits, position + len(units) * UNIT.itemsize)
+            return True
+        file_end = start - start % self.log.segment_size + self.log.segment_size
+        if file_end < end:
+            census.reached = file_end
+        else:
+            census.complete()
+        return True
 
     # --- the files
 

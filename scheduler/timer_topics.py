@@ -27,6 +27,8 @@ class TimerTopics:
         self._staged = array("i")
         self._staged_from = 0
         """Topic hashes of messages that are staged, or not in the wheel yet, from this queue offset on."""
+        self._staged_keys: dict[int, int] = {}
+        """The hashes of their keys, of those that are to be replaced by key, by queue offset."""
         self._waiting: Counter[int] = Counter()
 
     def load(self, names: Iterable[str], waiting: Mapping[int, int]) -> None:
@@ -45,8 +47,8 @@ class TimerTopics:
 
     # --- what is staged
 
-    def staged(self, queue_offset: int, topic: str) -> None:
-        """A message for a topic was staged at a queue offset."""
+    def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
+        """A message for a topic was staged at a queue offset; `key` as units have it (`timer_second.WAIT`)."""
         topic_hash = self._hashes.get(topic)
         if topic_hash is None:
             topic_hash = self.hash_of(topic)
@@ -58,6 +60,8 @@ class TimerTopics:
             self._staged.append(topic_hash)
         else:
             self._staged_from, self._staged = queue_offset, array("i", [topic_hash])
+        if key or self._staged_keys:
+            self._staged_keys[queue_offset] = key
 
     def hashes(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
         """The topic hashes of messages from a queue offset on; None where they were not staged since the start."""
@@ -66,12 +70,20 @@ class TimerTopics:
             return None
         return np.array(self._staged[at : at + count], np.int32)
 
+    def keys(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
+        """As `hashes`, of their keys; None where none of them has one."""
+        if not self._staged_keys:
+            return None
+        return np.fromiter((self._staged_keys.get(queue_offset + at, 0) for at in range(count)), np.int32, count)
+
     def drop_staged(self, queue_offset: int) -> None:
         """What is before a queue offset is in the wheel."""
         done = queue_offset - self._staged_from
         if done > 0:
             del self._staged[:done]
             self._staged_from = queue_offset
+            if self._staged_keys:
+                self._staged_keys = {at: key for at, key in self._staged_keys.items() if at >= queue_offset}
 
     # --- what waits
 
@@ -85,10 +97,6 @@ class TimerTopics:
             return
         for key, count in zip(*(part.tolist() for part in np.unique(hashes, return_counts=True)), strict=True):
             self._waiting[key] += sign * count
-
-    def count_one(self, topic: str, sign: int) -> None:
-        """As `count`, for one message."""
-        self._waiting[self.hash_of(topic)] += sign
 
     @property
     def total(self) -> int:

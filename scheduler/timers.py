@@ -33,13 +33,15 @@ import structlog
 
 from protocol import properties
 from protocol.record import StoredMessage
-from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second
+from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second, stored_key
 from scheduler import timer_files
 from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues, ReadCold
+from scheduler.timer_census import DueCounts
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
 from scheduler.timer_files import TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, NORMAL, UNIT, WITHDRAWN, seconds_of
+from scheduler.timer_keys import key_hash, key_of, tag_of
+from scheduler.timer_log import DELETE, MAX_DUE_MS, NORMAL, UNIT, WITHDRAWN, seconds_of
 from scheduler.timer_policies import Policies, Split, TimerPolicy
 from scheduler.timer_records import TimerRecords
 from scheduler.timer_recovery import TimerRecovery
@@ -48,8 +50,9 @@ from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.clock import Clock
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, ConsumeQueue
-from storage.copies import UNITS
+from storage.copies import ORIGIN_ZERO, UNITS
 from storage.errors import StoreError
+from storage.pull import Range
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
@@ -90,6 +93,15 @@ class TimerState(NamedTuple):
     dequeue_tps: float
     late_ms: int
     """For how long the first message that is not delivered has been due."""
+
+
+class _Place(NamedTuple):
+    """Where a message waits in the wheel: its unit's position in the log, and the second whose slot that is in."""
+
+    message: StoredMessage
+    due_ms: int
+    position: int
+    second: int
 
 
 class Timers:
@@ -138,6 +150,7 @@ class Timers:
         self._soonest_ms = _NEVER_MS
         """When the first of the messages is due that came since the last step."""
         self._is_called = self._is_called_soon = False
+        self._on_counted: list[Callable[[], None]] = []
         self._trouble: str | None = None
         self.enqueued = self.dequeued = self.lost = self.dropped = 0
         """Messages put into the wheel, delivered, found missing, and cancelled by their topic's policy, since start."""
@@ -177,9 +190,8 @@ class Timers:
         self._replayed_to = self.queue.next_offset
         slots.is_replayed = self._enqueued >= self._replayed_to
         self._synced = slots.log.begin
-        for physical in recovered.origins.withdrawn:
-            self._withdraw_again(physical)
         slots.open(slots.second)
+        self._withdraw_again(set(recovered.origins.withdrawn))
         self._store.notes["timers"] = self._note
         self._store.beside.append(self)
         self._store.keep_before.append(self._keep_before)
@@ -217,9 +229,10 @@ class Timers:
             with contextlib.suppress(OSError):
                 self._enqueue(now_ms)
 
-    def staged(self, queue_offset: int, topic: str) -> None:
-        """A message for a topic was staged at a queue offset of `queue`. To be called right after the staging."""
-        self._topics.staged(queue_offset, topic)
+    def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
+        """A message for a topic was staged at a queue offset of `queue`. To be called right after the staging; `key` is
+        the hash (`timer_keys.key_hash`) of the key by which it is to be replaced."""
+        self._topics.staged(queue_offset, topic, key)
 
     def _arrived(self, _: ConsumeQueue) -> None:
         if self._soonest_ms > self._store.appender.store_timestamp + _SOON_MS:
@@ -256,6 +269,9 @@ class Timers:
             waits = np.zeros(len(units), WAIT)
             waits["physical"], waits["size"] = units["physical_offset"], units["size"]
             waits["due"], waits["hash"] = codes, hashes
+            keys = self._topics.keys(self._enqueued, len(units))
+            if keys is not None:
+                waits["key"] = keys
             magic = np.full(len(units), NORMAL, np.int32)
         if self._enqueued < self._replayed_to:
             magic |= np.where(np.isin(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
@@ -290,7 +306,7 @@ class Timers:
                     magic[at] |= WITHDRAWN
             elif code > MAX_HASH:
                 due_ms = code
-            waits[at] = (physical, due_ms, 0, size, topic_hash, False)
+            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False)
         known = magic != 0
         return waits[known], magic[known]
 
@@ -304,17 +320,22 @@ class Timers:
         now_ms = self._clock.now_ms()
         until = time.perf_counter() + SLICE_SECONDS
         try:
+            is_counting = self._slots.take_census()
             while time.perf_counter() < until:
                 worked = not self.config.stop_enqueue and now_ms >= self._retry_ms and self._enqueue(now_ms)
                 if not self.config.stop_dequeue:
                     worked |= self._dequeue(now_ms)
-                if not worked:
+                if not worked and not (is_counting and self._slots.take_census()):
                     break
         except (StoreError, OSError) as error:
             if self._trouble != str(error):
                 log.warning("timer_delivery_refused", reason=str(error))
             self._trouble = str(error)
             self._retry_ms = now_ms + REFUSED_RETRY_MS
+        if self._on_counted and self.is_counted:
+            waiting, self._on_counted = self._on_counted, []
+            for call in waiting:
+                call()
         return self._next_ms(now_ms)
 
     def _dequeue(self, now_ms: int) -> bool:
@@ -359,7 +380,7 @@ class Timers:
             )
         self._trouble = None
         self.dequeued += outcome.delivered
-        self._topics.count(waits[: outcome.units], -1)
+        self._slots.gone(waits[: outcome.units])
         second.is_touched = True
         second.drop(outcome.units)
         return True
@@ -376,9 +397,10 @@ class Timers:
         if len(split.later):
             self._slots.held_to = max(self._slots.held_to, slot_second(int(split.later["due"].max())))
             self._slots.put(split.later, np.full(len(split.later), NORMAL, np.int32), now_ms)
+            self._slots.census.removed(split.moved)
         if len(split.dropped):
             self.dropped += len(split.dropped)
-            self._topics.count(split.dropped, -1)
+            self._slots.gone(split.dropped)
             log.warning("overdue_messages_dropped", messages=len(split.dropped), second=second.number)
         self.policies.took(split)
         second.drop(count)
@@ -403,6 +425,8 @@ class Timers:
         config = self.config
         if now_ms < self._retry_ms:
             return self._retry_ms
+        if self._slots.census.is_begun and not self._slots.census.is_complete:
+            return now_ms
         if not config.stop_enqueue and self._enqueued < self.queue.next_offset:
             return now_ms
         if config.stop_dequeue or self._is_reading:
@@ -411,7 +435,7 @@ class Timers:
 
     # --- cancelling
 
-    def cancel(self, physical_offset: int, deliver_ms: int | None = None) -> Cancelled:
+    def cancel(self, physical_offset: int) -> Cancelled:
         """Cancel a message that waits, with a timer or a level. The caller holds its answer until what was appended is
         durable enough (as for a send). Raises StoreError, OSError."""
         return self._take_out(physical_offset, self._records.delete)
@@ -429,9 +453,18 @@ class Timers:
         message = self._store.message_at(physical_offset)
         if message is not None and message.topic == SCHEDULE_TOPIC:
             return self._take_out_of_level(message, append)
+        place = self._place_of(message)
+        if isinstance(place, Cancelled):
+            return place
+        append(place.message, place.due_ms)
+        self._slots.withdraw(place.position, place.second)
+        return Cancelled.CANCELLED
+
+    def _place_of(self, message: StoredMessage | None) -> _Place | Cancelled:
+        """Where a message waits in the wheel; else what became of it. Raises OSError."""
         if message is None or message.topic != TIMER_TOPIC:
             return Cancelled.UNKNOWN
-        due_ms = due_of(message)
+        physical_offset, due_ms = message.physical_offset, due_of(message)
         is_mark = properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY) is not None
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
@@ -447,9 +480,7 @@ class Timers:
         is_delivered = second < self._slots.second or (self._slots.start.done == physical_offset).any()
         if is_delivered or not self._slots.is_waiting(second, physical_offset):
             return Cancelled.DELIVERED
-        append(message, due_ms)
-        self._slots.withdraw(position, second, message)
-        return Cancelled.CANCELLED
+        return _Place(message, due_ms, position, second)
 
     def _take_out_of_level(self, message: StoredMessage, append: Callable[[StoredMessage, int], None]) -> Cancelled:
         is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
@@ -461,15 +492,96 @@ class Timers:
         self.levels.withdraw(message)
         return Cancelled.CANCELLED
 
-    def _withdraw_again(self, physical_offset: int) -> None:
-        """Recovery found that a message was withdrawn: the mark at its unit may not have been durable."""
-        message = self._store.message_at(physical_offset)
-        due_ms = due_of(message) if message is not None and message.topic == TIMER_TOPIC else None
-        if message is None or due_ms is None:
-            return
-        found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
-        if found is not None:
-            self._slots.withdraw(*found, message)
+    def _withdraw_again(self, physical_offsets: set[int]) -> None:
+        """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
+        gone = []
+        for physical_offset in physical_offsets:
+            message = self._store.message_at(physical_offset)
+            if message is None:
+                gone.append(physical_offset)
+                continue
+            due_ms = due_of(message) if message.topic == TIMER_TOPIC else None
+            if due_ms is None:
+                continue
+            found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+            if found is not None:
+                self._slots.withdraw(*found)
+        if gone:
+            # Appended once more, whereupon their files went: nobody knows where they waited.
+            for position, second in self._slots.find_units(gone):
+                self._slots.withdraw(position, second)
+
+    # --- replacing
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known what waits for which keys: `replace` may be called."""
+        return self._slots.census.is_complete
+
+    @property
+    def counts(self) -> DueCounts:
+        """How many messages in the wheel are due in each second, as far as `is_counted`."""
+        return self._slots.census.counts
+
+    def count(self, then: Callable[[], None] | None = None) -> None:
+        """Begin to count what waits, if that is not done; `then` is called when it is."""
+        census = self._slots.census
+        if not census.is_begun:
+            census.begin(self._slots.log.begin)
+            self.on_earlier()
+        if then is not None:
+            self._on_counted.append(then)
+
+    def replaced_by(self, topic: str, key: str) -> list[Range]:
+        """Where the records of messages lie that the next one of a topic and key may replace: of all that it will, and
+        of some with other keys. Raises OSError."""
+        units = [self._slots.log.read(position, 1) for position in self._with_key(topic, key)]
+        return [unit[["physical_offset", "record_size"]][0].item() for unit in units]
+
+    def _with_key(self, topic: str, key: str) -> list[int]:
+        """The positions of their units."""
+        now_ms = self._clock.now_ms()
+        while self._enqueue(now_ms):
+            pass
+        return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
+
+    def replace(self, topic: str, key: str, unique_key: str | None, due_ms: int, stage: Callable[[int], None]) -> int:
+        """Have a message written in the place of those that wait to be replaced by it; gives how many those were.
+        `stage` stages it, with the origin that it is given for prepared-transaction offset, and TIMER_ROLL_TIMES, so
+        that the one record says both: 0 where nothing waits. Nothing else is staged before. Raises what `stage` does,
+        StoreError, OSError; then nothing was replaced."""
+        assert self.is_counted
+        places = []
+        for position in self._with_key(topic, key):
+            place = self._place_at(position)
+            text = place.message.properties_text if place is not None else ""
+            if place is not None and properties.get(text, properties.REAL_TOPIC) == topic and stored_key(text) == key:
+                places.append(place)
+        stage((places[0].message.physical_offset or ORIGIN_ZERO) if places else 0)
+        for place in places:
+            # For Apache's broker, and where more than one is replaced. It would take one with the same UNIQ_KEY, a
+            # client's second try, for both.
+            if place.message.get_property(properties.UNIQ_KEY) != unique_key:
+                self._records.stage_deletion(place.message, place.due_ms)
+        self._soonest_ms = min(self._soonest_ms, due_ms)
+        self._store.appender.commit()
+        for place in places:
+            self._slots.withdraw(place.position, place.second)
+        return len(places)
+
+    def _place_at(self, position: int) -> _Place | None:
+        """The message whose unit is at a position, if it waits."""
+        units = self._slots.log.read(position, 1)
+        physical_offset, size = units[["physical_offset", "record_size"]][0].item()
+        second = int(seconds_of(units)[0])
+        message = self._store.message_at(physical_offset, size)
+        due_ms = due_of(message) if message is not None else None
+        if message is None or due_ms is None or units["magic"][0] & WITHDRAWN:
+            return None
+        is_delivered = second < self._slots.second or (self._slots.start.done == physical_offset).any()
+        if is_delivered or not self._slots.is_waiting(second, physical_offset):
+            return None
+        return _Place(message, due_ms, position, second)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
         """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
@@ -502,11 +614,11 @@ class Timers:
             live &= units["magic"] & (DELETE | WITHDRAWN) == 0
             for at in np.flatnonzero(live).tolist():
                 message = self._store.message_at(int(units["physical_offset"][at]), int(units["record_size"][at]))
-                second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at]))
+                second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
                 if message is None or second < slots.second or not slots.is_waiting(second, message.physical_offset):
                     continue
                 self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
-                self._slots.withdraw(position + at * UNIT.itemsize, second, message)
+                self._slots.withdraw(position + at * UNIT.itemsize, second)
                 count += 1
                 yield True
             yield False
@@ -595,6 +707,7 @@ class Timers:
 
     def write(self) -> Iterator[None]:
         """See `storage.store.Beside`."""
+        self._slots.log.write_marks()
         yield from self._slots.wheel.write(self._slots.second)
 
     def plan_sync(self) -> Callable[[], None]:
@@ -651,6 +764,12 @@ class Timers:
         unit = self.queue.unit(self._enqueued - 1) if self._enqueued > self.queue.min_offset else None
         if unit is not None:
             self._slots.mark_newest(unit[0], unit[1], now_ms)
+
+    def is_done(self, physical_offset: int) -> bool:
+        """Whether recovery found that a message, which is not in the wheel yet, was delivered or withdrawn."""
+        start = self._slots.start
+        places = ((found, np.searchsorted(found, physical_offset)) for found in (start.done, start.withdrawn))
+        return any(at < len(found) and found[at] == physical_offset for found, at in places)
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits]:
         """See `Slots.units_waiting`."""

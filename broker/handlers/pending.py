@@ -175,7 +175,7 @@ class PendingHandlers:
     async def curve(self, connection: Connection, request: Request[DueCurve]) -> Answer:
         """Tell how many messages are due in each span of time."""
         header = request.header
-        begin_ms = header.begin_ms if header.begin_ms is not None else self._clock.now_ms()
+        begin_ms = header.begin_ms if header.begin_ms is not None else self._clock.now_ms() // 1000 * 1000
         if not MIN_STEP_MS <= header.step_ms <= _MAX_MS or not 1 <= header.steps <= MAX_STEPS:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

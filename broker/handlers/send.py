@@ -17,6 +17,7 @@ from broker.connection import Connection
 from broker.errors import Refused
 from broker.flusher import Flusher
 from broker.groups import Groups
+from broker.handlers.replace import ReadApart, Replacements
 from broker.router import Answer, Router
 from broker.topics import (
     DLQ_PREFIX,
@@ -40,10 +41,11 @@ from protocol.record import (
     TRANSACTION_NONE,
     StoredMessage,
 )
-from protocol.timer_properties import TimerIllegal, deliver_time, out_ms
+from protocol.timer_properties import TimerIllegal, deliver_time, out_ms, replace_key
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Refusal
+from scheduler.timer_keys import key_hash
 from scheduler.timers import Timers
 from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
 from storage.errors import RecordTooLarge
@@ -56,7 +58,12 @@ _MAX_RECONSUME_TIMES: Final = 2**31 - 1
 _HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 """How long the hosts in a record are: that is ours to say, and not what a client's sysflag says of it."""
 _SPECIAL_FLAGS: Final = FLAG_TRANSACTION | _HOST_FLAGS
-_TIMER_NAMES: Final = (*properties.TIMERS, *properties.TIMER_STATE, properties.TIMER_DEL_UNIQKEY)
+_TIMER_NAMES: Final = (
+    *properties.TIMERS,
+    *properties.TIMER_STATE,
+    properties.TIMER_DEL_UNIQKEY,
+    properties.TIMER_REPLACE,
+)
 _NOT_FOR_RETRIES: Final = (
     properties.DELAY,
     properties.REAL_TOPIC,
@@ -85,6 +92,7 @@ class SendHandlers:
         timers: Timers,
         flusher: Flusher,
         router: Router,
+        read_apart: ReadApart,
     ) -> None:
         self._store = store
         self._appender = store.appender
@@ -95,6 +103,7 @@ class SendHandlers:
         self._timers = timers
         self._flusher = flusher
         self._router = router
+        self._replacements = Replacements(store, timers, read_apart)
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
         self.reconfigure(config)
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}
@@ -146,7 +155,7 @@ class SendHandlers:
             or self._flusher.is_full
         ):
             return self._send_special(connection, request)
-        if "TIMER_D" in text:
+        if "TIMER_" in text:
             return self._send_timer(connection, request, text)
         body = request.body
         property_bytes = self._stored_properties(text)
@@ -268,6 +277,13 @@ class SendHandlers:
         reconsume_times = header.reconsume_times or 0
         level = _level(text)
         is_retry = topic_name.startswith(RETRY_PREFIX)
+        if properties.TIMER_REPLACE in text and not is_retry and (key := _replace_key(text)) is not None:
+            self._replacements.check(len(request.body))
+            work = self._replacements.send(
+                topic_name, key, len(request.body), lambda: self._send_instead(connection, request, key)
+            )
+            self._router.spawn(connection, request, work)
+            return None
         if "TIMER_" in text and (level > 0 or is_retry):
             # The level counts; and what a retry has of a timer is left of the message's first delivery.
             text = properties.without_all(text, _TIMER_NAMES)
@@ -301,6 +317,61 @@ class SendHandlers:
         if deliver_ms is not None:
             return self._accepted_timer(request, queue_id, offset, deliver_ms, out_ms(deliver_ms))
         return self._accepted(request, queue_id, offset)
+
+    def _send_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Answer:
+        """Take a message that replaces those that wait for its topic and key. Nothing is staged before."""
+        try:
+            answer = self._stage_instead(connection, request, key)
+        except BaseException:
+            self._appender.roll_back()
+            raise
+        return self._router.answer_when_flushed(connection, request, answer)
+
+    def _stage_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Answer:
+        header = request.header
+        topic = self._prepare(connection, request)
+        if topic is None:
+            return None
+        text = header.properties or ""
+        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.config.write_queue_nums)
+        queue, level = topic.queue(queue_id), _level(text)
+        now_ms = self._appender.begin()
+        if level > 0:
+            # By the wheel: the queue of a level does not tell what waits there for which key.
+            deliver_ms: int | None = self._levels.table.deliver_time(self._level_for(topic.name, level), now_ms)
+            text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
+            text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
+        deliver_ms, text = self._timer_of(text)
+        answers: list[Answer] = []
+
+        def stage(origin: int) -> None:
+            due_ms, stored = deliver_ms, text
+            if due_ms is None and origin:
+                # Through the wheel all the same: there one record tells both, that it is due and what it replaces.
+                due_ms = now_ms
+                stored = properties.without_all(text, properties.TIMERS)
+                stored = properties.with_property(stored, properties.TIMER_DELIVER_MS, str(due_ms))
+            offset = self._stage(
+                queue,
+                0,
+                due_ms,
+                request.body,
+                self._stored_properties(stored),
+                header.born_timestamp,
+                connection.born_host,
+                header.flag,
+                header.sys_flag,
+                header.reconsume_times or 0,
+                origin,
+                key_hash(key),
+            )
+            if due_ms is None:
+                answers.append(self._accepted(request, queue_id, offset))
+            else:
+                answers.append(self._accepted_timer(request, queue_id, offset, due_ms, out_ms(due_ms)))
+
+        self._timers.replace(topic.name, key, properties.get(text, properties.UNIQ_KEY), deliver_ms or now_ms, stage)
+        return answers[0]
 
     def _timer_of(self, text: str) -> tuple[int | None, str]:
         """The time for which a message has to wait, None for one that need not, and its properties without what
@@ -359,9 +430,11 @@ class SendHandlers:
         flag: int,
         sys_flag: int,
         reconsume_times: int,
+        origin: int = 0,
+        key: int = 0,
     ) -> int:
-        """Stage a message for a queue: at once, by way of a delay level, or by way of the timers for a time to
-        come."""
+        """Stage a message for a queue: at once, by way of a delay level, or by way of the timers for a time. With a
+        timer, `origin` is the physical offset of a message that it replaces, and `key` see `Timers.staged`."""
         text = property_bytes.decode()
         topic_name, real_queue = queue.topic, queue.queue_id
         if level > 0:
@@ -370,6 +443,8 @@ class SendHandlers:
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(level))
         elif deliver_ms is not None:
             text = properties.with_property(text, properties.TIMER_OUT_MS, str(out_ms(deliver_ms)))
+            if origin:
+                text = properties.with_property(text, properties.TIMER_ROLL_TIMES, "1")
             queue = self._timers.queue
         is_delayed = level > 0 or deliver_ms is not None
         if is_delayed:
@@ -392,10 +467,10 @@ class SendHandlers:
             flag,
             sys_flag & ~_HOST_FLAGS,
             reconsume_times,
-            code if is_delayed else 0,  # the promise: see MessageStore.tags_code
+            origin or (code if is_delayed else 0),  # the promise: see MessageStore.tags_code
         )
         if queue is self._timers.queue:
-            self._timers.staged(offset, topic_name)
+            self._timers.staged(offset, topic_name, key)
         return offset
 
     def _level_for(self, topic_name: str, level: int) -> int:
@@ -506,8 +581,8 @@ class SendHandlers:
             return None
         header = request.header
         request_text = header.properties or ""
-        if _is_delayed(request_text) or topic.name.startswith(RETRY_PREFIX):
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry")
+        if _is_special(request_text) or topic.name.startswith(RETRY_PREFIX):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry nor replace")
         self._refuse_transactions(header, request_text)
         queue_id = header.queue_id
         if queue_id < 0:
@@ -543,6 +618,10 @@ class SendHandlers:
 
     def _part_properties(self, text: str) -> bytes:
         """The stored properties of a message of a batch; one that asks for a time of its own is refused."""
+        if _replace_key(text) is not None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own"
+            )
         if _is_delayed(text):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
         return self._stored_properties(text)
@@ -624,6 +703,28 @@ def _level(text: str) -> int:
 def _is_delayed(text: str) -> bool:
     """Whether the properties of a message ask for a level or a time. Raises Refused for a level that is no number."""
     return _level(text) > 0 or any(properties.get(text, name) is not None for name in properties.TIMERS)
+
+
+def _is_special(text: str) -> bool:
+    """Whether they ask for a level, a time, or for a message to be replaced. Raises Refused."""
+    return _is_delayed(text) or _replace_key(text) is not None
+
+
+def _replace_key(text: str) -> str | None:
+    """See `timer_properties.replace_key`. Raises Refused."""
+    if properties.TIMER_REPLACE not in text:
+        return None
+    try:
+        key = replace_key(text)
+    except TimerIllegal as error:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
+    if key is not None and properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+        raise Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"timer message illegal, {properties.TIMER_REPLACE} and {properties.TIMER_DEL_UNIQKEY} contradict each "
+            "other",
+        )
+    return key
 
 
 def _unique_key(text: str) -> str | None:

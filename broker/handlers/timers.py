@@ -85,7 +85,7 @@ class TimerHandlers:
 
     def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:
         """Cancel by a handle of ours, which says where the message lies."""
-        physical_offset, deliver_ms = place
+        physical_offset, _ = place
         if physical_offset >= self._store.log.end:
             return Cancelled.UNKNOWN
         message = self._store.message_at(physical_offset)
@@ -95,7 +95,7 @@ class TimerHandlers:
         ):
             # The handle is of another store, which this broker had before.
             return Cancelled.UNKNOWN
-        return self._timers.cancel(physical_offset, deliver_ms)
+        return self._timers.cancel(physical_offset)
 
     def _recall_key(self, handle: RecallHandle) -> Cancelled:
         """Cancel by a handle of Apache's broker: the message is looked for in its slot. Raises Refused."""

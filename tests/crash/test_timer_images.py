@@ -14,6 +14,7 @@ import pytest
 
 from protocol import timer_properties
 from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timer_keys import key_hash
 from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.copies import origin_of
@@ -43,6 +44,10 @@ class World:
     cancelled: list[tuple[int, bytes]] = field(default_factory=list)
     """Likewise of a cancel."""
     maybe_cancelled: set[bytes] = field(default_factory=set)
+    newest: dict[str, bytes] = field(default_factory=dict)
+    """The last message of a key."""
+    replaced: dict[bytes, bytes] = field(default_factory=dict)
+    """By messages that were replaced, those that took their places."""
 
     def open(self) -> None:
         self.files.locked.clear()
@@ -66,6 +71,36 @@ class World:
             self.sent[body] = appender.last_physical_offset
             self.unacknowledged.append(body)
         appender.commit()
+
+    def replace(self) -> None:
+        """Send a message that takes the place of the last one of its key, if that waits."""
+        key, body = self.chance.choice("xy"), f"m{len(self.sent)}".encode()
+        due = self.clock.now_ms() + max(0, self.chance.choice(DELAYS))
+        self.timers.count()
+        while not self.timers.is_counted:
+            self.timers.step()
+        delivered = set(self.delivered())
+
+        def stage(origin: int) -> None:
+            appender = self.store.appender
+            appender.begin()
+            text = f"UNIQ_KEY\x01{body.decode()}\x02KEYS\x01{key}\x02TIMER_REPLACE\x01true\x02TIMER_DELIVER_MS\x01{due}"
+            text += f"\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
+            text += "\x02TIMER_ROLL_TIMES\x011" if origin else ""
+            offset = appender.add(
+                self.timers.queue, body, text.encode(), due, 1, HOST, prepared_transaction_offset=origin or due
+            )
+            self.timers.staged(offset, "orders", key_hash(key))
+            self.sent[body] = appender.last_physical_offset
+
+        self.timers.replace("orders", key, body.decode(), due, stage)
+        self.unacknowledged.append(body)
+        before = self.newest.get(key)
+        if before is not None and before not in delivered and before not in self.maybe_cancelled:
+            self.uncancelled.append(before)
+            self.maybe_cancelled.add(before)
+            self.replaced[before] = body
+        self.newest[key] = body
 
     def cancel(self) -> None:
         body = self.chance.choice(list(self.sent)) if self.sent else b""
@@ -141,8 +176,10 @@ def run_scenario(seed: int, steps: int) -> World:
         elif action < 0.82:
             world.clock.advance(chance.choice((1, 100, 1000, 6000, 45_000)))
             world.step()
-        elif action < 0.92:
+        elif action < 0.87:
             world.cancel()
+        elif action < 0.92:
+            world.replace()
         elif action < 0.95:
             world.close()
             world.open()
@@ -162,6 +199,11 @@ def check_image(image: SimulatedFiles, world: World, when: int, end_ms: int) -> 
     cancelled = {body for at, body in world.cancelled if at <= when}
     assert acknowledged - world.maybe_cancelled - set(counts) == set()
     assert cancelled & set(counts) == set()
+    acknowledged |= cancelled
+    for old, new in world.replaced.items():
+        assert not {old, new} <= set(counts), "a message and the one that took its place"
+        if old in acknowledged and new not in world.maybe_cancelled:
+            assert {old, new} & set(counts), "neither a message nor the one that took its place"
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -69,9 +69,9 @@ async def staged(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list
     told = []
     real = broker.timers.staged
 
-    def staged(queue_offset: int, topic: str) -> None:
+    def staged(queue_offset: int, topic: str, key: int = 0) -> None:
         told.append((queue_offset, topic))
-        real(queue_offset, topic)
+        real(queue_offset, topic, key)
 
     monkeypatch.setattr(broker.timers, "staged", staged)
     return told

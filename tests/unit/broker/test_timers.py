@@ -97,7 +97,7 @@ async def test_a_handle_recalls_its_message(
     answer = await peer.ask(recall(handle), frame_codec)
     assert answer.code == ResponseCode.SUCCESS
     assert answer.ext == {"msgId": "U1", "MSG_REGION": "DefaultRegion"}
-    assert cancelled == [(message.physical_offset, LATER_MS)]
+    assert cancelled == [(message.physical_offset,)]
 
 
 @pytest.mark.parametrize("result", Cancelled)

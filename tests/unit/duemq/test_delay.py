@@ -39,7 +39,7 @@ def config(text: str, language: str = "JAVA", version: int = 407) -> Delays:
     ],
 )
 def test_the_brokers_settings_tell_its_delays(text: str, language: str, version: int, timers: bool) -> None:
-    expected = Delays((1_000, 5_000, 60_000), timers, topics_have_levels=language == "PYTHON")
+    expected = Delays((1_000, 5_000, 60_000), timers, language == "PYTHON", language == "PYTHON")
     assert config(text, language, version) == expected
 
 

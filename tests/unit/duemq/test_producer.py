@@ -20,6 +20,7 @@ from duemq import (
     Message,
     MessageQueue,
     NoRouteError,
+    NotSupportedError,
     PeerError,
     Producer,
     RequestTimeoutError,
@@ -645,3 +646,40 @@ async def test_a_closed_producer_cancels_nothing(broker: FakeBroker) -> None:
     for work in (producer.cancel([A]), producer.recall("demo", handle_for())):
         with pytest.raises(ClosedError):
             await work
+
+
+# --- replacing -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "delay", [{}, {"delay": "5s"}, {"delay": "7s"}, {"level": 2}, {"deliver_at": NOW_MS / 1000 + 9}]
+)
+async def test_a_message_that_replaces_says_so_and_goes_where_its_key_goes(delay: dict[str, Any]) -> None:
+    config = "timerWheelEnable=true\nmessageDelayLevel=1s 5s\n"
+    async with FakeBroker(language="PYTHON", config=config, topics={"demo": 8}) as broker:
+        async with make_producer(broker) as producer:
+            for key in ("a", "b", ["a"], ("b",), iter(["a"])):
+                await producer.send("demo", b"x", keys=key, replace=True, **delay)
+            await producer.send_oneway("demo", b"x", keys="a", replace=True, **delay)
+            await broker.until_requests(SEND, 6)
+        found = [(request.properties(), request.send_header().queue_id) for request in sends(broker)]
+    assert all(properties["TIMER_REPLACE"] == "true" for properties, _ in found)
+    assert [properties["KEYS"] for properties, _ in found] == ["a", "b", "a", "b", "a", "a"]
+    queues = [queue for _, queue in found]
+    assert queues[0] == queues[2] == queues[4] == queues[5] != queues[1] == queues[3]
+
+
+@pytest.mark.parametrize("keys", [(), "", ["a", "b"], "a b"])
+async def test_a_message_that_replaces_has_one_key(broker: FakeBroker, producer: Producer, keys: Any) -> None:
+    with pytest.raises(ArgumentError, match="exactly one in `keys`"):
+        await producer.send("demo", b"x", keys=keys, delay="7s", replace=True)
+    assert not sends(broker)
+
+
+@pytest.mark.parametrize("delay", [{}, {"level": 2}, {"delay": "5s"}])
+async def test_a_broker_that_would_deliver_both_is_not_sent_to(
+    broker: FakeBroker, producer: Producer, delay: dict[str, Any]
+) -> None:
+    with pytest.raises(NotSupportedError, match="only a duemq broker replaces"):
+        await producer.send("demo", b"x", keys="a", replace=True, **delay)
+    assert not sends(broker)

@@ -31,6 +31,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.due: dict[bytes, int] = {}
         self.places: dict[bytes, int] = {}
         self.cancelled: set[bytes] = set()
+        self.newest: dict[str, bytes] = {}
         self.was_down: set[bytes] = set()
         self.was_log_lost = False
 
@@ -48,6 +49,28 @@ class TimerMachine(RuleBasedStateMachine):
                 self.was_down.add(body)
         if steps:
             self.world.run()
+
+    @rule(delay=DELAYS, key=st.sampled_from("abc"))
+    def replace(self, delay: int, key: str) -> None:
+        before = self.newest.get(key)
+        was_waiting = before is not None and before in self.waiting()
+        body = f"b{len(self.due)}".encode()
+        due = self.world.clock.now_ms() + max(delay, 0)
+        replaced = self.world.send_instead(due, key, body)
+        self.due[body] = due
+        self.places[body] = self.world.last_physical_offset
+        self.newest[key] = body
+        if delay <= 0:
+            self.was_down.add(body)
+        if before is not None and was_waiting and before in set(self.world.bodies()):
+            was_waiting = False  # its time came while the timers counted
+        assert replaced == was_waiting
+        if before is not None and was_waiting:
+            self.cancelled.add(before)
+
+    @rule()
+    def count(self) -> None:
+        self.world.timers.count()
 
     @rule(ms=st.one_of(st.integers(0, 3000), st.integers(0, 100_000)))
     def pass_time(self, ms: int) -> None:
@@ -113,6 +136,15 @@ class TimerMachine(RuleBasedStateMachine):
             assert late >= 0, message.body
             if message.body not in self.was_down:
                 assert late == 0, message.body
+
+    @invariant()
+    def the_curve_is_right(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        now = self.world.clock.now_ms()
+        begin = now // 1000 * 1000
+        waiting = Counter((max(self.due[body], now) - begin) // 1000 for body in self.waiting())
+        assert self.world.curve(begin, 1000, 300) == [waiting[second] for second in range(300)]
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
+from scheduler.pending import Pending
 from scheduler.timer_config import TimerConfig
+from scheduler.timer_keys import key_hash
 from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.store import MessageStore, StoreConfig
@@ -12,6 +17,11 @@ from tests.crash.simulated_files import SimulatedFiles
 
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 START_MS = 1_700_000_000_000
+
+
+class _NoLevels:
+    def due_times(self) -> Iterator[Any]:
+        return iter(())
 
 
 class TimerWorld:
@@ -30,6 +40,7 @@ class TimerWorld:
         self.segment_size = segment_size
         self.wakes = 0
         self.sent = 0
+        self.last_physical_offset = 0
         self.open()
 
     def open(self) -> None:
@@ -79,6 +90,39 @@ class TimerWorld:
         self.timers.staged(offset, topic)
         appender.commit()
         return appender.last_physical_offset
+
+    def send_instead(self, due_ms: int, key: str, body: bytes | None = None, topic: str = "orders") -> int:
+        """Schedule a message that replaces the one of its key as the send handler does; gives how many it replaced."""
+        timers, appender = self.timers, self.store.appender
+        timers.count()
+        while not timers.is_counted:
+            timers.step()
+        self.sent += 1
+        body = f"m{self.sent}".encode() if body is None else body
+        unique_key = f"K{self.sent}"
+
+        def stage(origin: int) -> None:
+            now_ms = appender.begin()
+            due = max(due_ms, now_ms)
+            text = f"UNIQ_KEY\x01{unique_key}\x02KEYS\x01{key}\x02TIMER_REPLACE\x01true\x02TIMER_DELIVER_MS\x01{due}"
+            text += f"\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
+            if origin:
+                text += "\x02TIMER_ROLL_TIMES\x011"
+            offset = appender.add(
+                timers.queue, body, text.encode(), due, now_ms, HOST, prepared_transaction_offset=origin or due
+            )
+            timers.staged(offset, topic, key_hash(key))
+            self.last_physical_offset = appender.last_physical_offset
+
+        return timers.replace(topic, key, unique_key, due_ms, stage)
+
+    def curve(self, begin_ms: int, step_ms: int, steps: int) -> list[int]:
+        """How many messages are due when, as operators see it."""
+        pending = Pending(self.store, self.timers, _NoLevels(), self.clock)  # type: ignore[arg-type]
+        for counts in pending.curve(begin_ms, step_ms, steps):
+            if counts is not None:
+                return counts
+        raise AssertionError("no curve")
 
     def run(self) -> int | None:
         """Step until there is nothing to do now; gives when there will be."""

@@ -1,0 +1,70 @@
+"""Sends that take the place of a message that waits (TIMER_REPLACE), one after the other.
+
+Each is written on its own, and as it came: the last one counts. It has to know what waits for its key. So the first one
+after a start waits until the timers have counted that, and each one reads the record of the message that it replaces,
+in a thread where the disk has to be waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from broker.errors import Refused
+from broker.router import Answer
+from protocol.codes import ResponseCode
+from scheduler.timers import Timers
+from storage.pull import ColdRead
+from storage.store import MessageStore
+
+MAX_WAITING: Final = 10_000
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+"""So many sends wait, or so large ones, until further ones are refused."""
+
+ReadApart = Callable[[ColdRead], Awaitable[None]]
+"""Reads where it may wait; the records are in memory then, or it shows when they are read again that they are not."""
+
+
+class Replacements:
+    """The sends that wait for their turn."""
+
+    def __init__(self, store: MessageStore, timers: Timers, read_apart: ReadApart) -> None:
+        self._store = store
+        self._timers = timers
+        self._read_apart = read_apart
+        self._turn = asyncio.Lock()
+        self._waiting = self._waiting_bytes = 0
+
+    def check(self, size: int) -> None:
+        """Raises Refused where a send of a size is too much now."""
+        if self._waiting >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]broker busy, start flow control for a while: {self._waiting} messages wait to replace "
+                "others",
+            )
+
+    async def send(self, topic: str, key: str, size: int, stage: Callable[[], Answer]) -> Answer:
+        """The answer that `stage` gives when a send for a topic and a key has its turn; it does not wait for
+        anything."""
+        self._waiting += 1
+        self._waiting_bytes += size
+        try:
+            async with self._turn:
+                await self._known()
+                ranges = self._timers.replaced_by(topic, key)
+                if ranges and self._store.read(ranges) is None:
+                    await self._read_apart(ColdRead(self._store.log, ranges))
+                return stage()
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+
+    async def _known(self) -> None:
+        """Wait until it is known what waits for which key."""
+        if self._timers.is_counted:
+            return
+        counted = asyncio.Event()
+        self._timers.count(counted.set)
+        await counted.wait()
