@@ -49,6 +49,7 @@ HALF_END_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 _BY_TOPIC: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, HALF_END_TOPIC: HALF_END}
 
 _TRANSACTION: Final = 3 << 2
+_COMMIT: Final = 2 << 2
 NO_ORIGIN: Final = -1
 _ORIGIN_ZERO: Final = -1
 """What a copy of the record at physical offset 0 has in the field: 0 says that there is none."""
@@ -73,7 +74,7 @@ class Roles:
             role[timers & (records.property("TIMER_DEL_UNIQKEY")[0] >= 0)] = CANCEL
         plain = role == MESSAGE
         if plain.any():
-            role[plain & ((self._origin != NO_ORIGIN) | self._is_of_real_topic)] = DELIVERY
+            role[plain & ((self._origin != NO_ORIGIN) | self._looks_delivered)] = DELIVERY
         return role
 
     @cached_property
@@ -85,6 +86,18 @@ class Roles:
         named &= records.sys_flag & _TRANSACTION == 0
         named &= prepared < records.physical_offset
         return np.where(named, np.where(prepared == _ORIGIN_ZERO, 0, prepared), NO_ORIGIN)
+
+    @cached_property
+    def _looks_delivered(self) -> Flags:
+        """Whether a record is where its real topic says, after it waited. So is a committed transaction's, which has
+        waited in the half topic alone unless a property tells of more."""
+        records = self._records
+        is_commit = records.sys_flag & _TRANSACTION == _COMMIT
+        found = self._is_of_real_topic
+        if (found & is_commit).any():
+            level, has_level = records.property_ints("DELAY")
+            found &= ~is_commit | (has_level & (level > 0)) | (records.property("TIMER_OUT_MS")[0] >= 0)
+        return found
 
     @cached_property
     def _is_of_real_topic(self) -> Flags:
