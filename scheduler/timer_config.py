@@ -9,6 +9,8 @@ from typing import Final
 from scheduler.timer_log import DEFAULT_SEGMENT_SIZE
 
 DAY_SECONDS: Final = 86_400
+OVERDUE_MS: Final = 10_000
+"""What is later than this is overdue by more than a busy moment."""
 
 
 @dataclass

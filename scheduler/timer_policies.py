@@ -7,21 +7,28 @@
                            all               deliver them at once, the default
                            drop:SECONDS      cancel those that are overdue by more
                            spread:SECONDS    deliver them over so much time
+                           newest            of each key deliver only the one that is due last (`timer_catch_up`)
 
 Other topics are not touched: a message that is to be delivered later gets another unit in the timer log, for then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+
+from scheduler.timer_catch_up import Verdict
+from scheduler.timer_config import OVERDUE_MS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Waits = NDArray[Any]
+
+Judge = Callable[[int, "Waits", int], Verdict | None]
+"""See `timer_catch_up.CatchUp.judge`."""
 
 RATE: Final = "timer.release.rate"
 SPREAD: Final = "timer.spread.seconds"
@@ -29,8 +36,6 @@ PAUSED: Final = "timer.paused"
 CATCH_UP: Final = "timer.catch.up"
 ATTRIBUTES: Final = (RATE, SPREAD, PAUSED, CATCH_UP)
 
-OVERDUE_MS: Final = 10_000
-"""What is later than this is overdue by more than a busy moment."""
 PAUSE_MS: Final = 15_000
 """A message of a paused topic is looked at again after this: so long may it take until a topic goes on."""
 _MAX_SECONDS: Final = 7 * 86_400
@@ -46,6 +51,7 @@ class TimerPolicy(NamedTuple):
     is_paused: bool = False
     drop_after_ms: int = 0
     catch_up_spread_ms: int = 0
+    newest: bool = False
 
 
 class Split(NamedTuple):
@@ -54,8 +60,12 @@ class Split(NamedTuple):
     now: Waits
     later: Waits
     """With their new times for deliver times."""
+    held: Waits
+    """They wait on as they are, until it is known which of them are the newest..."""
+    held_seconds: NDArray[np.int64]
+    """...in the slots of these seconds."""
     moved: Waits
-    """As `later`, with the times that they have had."""
+    """As `later`, with the times that they have had, and those of `held`."""
     dropped: Waits
     turns: dict[int, float]
     """By topic hash, when the next message of a topic with a rate has its turn, after these."""
@@ -69,15 +79,16 @@ def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
     if paused not in ("true", "false"):
         raise ValueError(f"{PAUSED}={paused}: true or false")
     kind, _, limit = attributes.get(CATCH_UP, "all").partition(":")
-    if kind not in ("all", "drop", "spread") or (kind == "all" and limit):
-        raise ValueError(f"{CATCH_UP}={attributes.get(CATCH_UP)}: all, drop:SECONDS or spread:SECONDS")
-    limit_ms = _number(CATCH_UP, limit, _MAX_SECONDS) * 1000 if kind != "all" else 0
+    if kind not in ("all", "newest", "drop", "spread") or (kind in ("all", "newest") and limit):
+        raise ValueError(f"{CATCH_UP}={attributes.get(CATCH_UP)}: all, newest, drop:SECONDS or spread:SECONDS")
+    limit_ms = _number(CATCH_UP, limit, _MAX_SECONDS) * 1000 if kind in ("drop", "spread") else 0
     return TimerPolicy(
         _number(RATE, attributes.get(RATE, "0"), _MAX_RATE),
         _number(SPREAD, attributes.get(SPREAD, "0"), _MAX_SECONDS) * 1000,
         paused == "true",
         limit_ms if kind == "drop" else 0,
         limit_ms if kind == "spread" else 0,
+        kind == "newest",
     )
 
 
@@ -93,6 +104,8 @@ class Policies:
     def __init__(self) -> None:
         self._by_hash: dict[int, TimerPolicy] = {}
         self._next_ms: dict[int, float] = {}
+        self.judge: Judge = lambda topic_hash, waits, now_ms: None
+        """Says what becomes of overdue messages of topics that want the newest only."""
 
     def __bool__(self) -> bool:
         return bool(self._by_hash)
@@ -112,7 +125,8 @@ class Policies:
         concerned = [key for key in set(hashes.tolist()) if key in self._by_hash]
         if not concerned:
             return None
-        is_later, is_dropped = np.zeros(len(waits), bool), np.zeros(len(waits), bool)
+        is_later, is_dropped, is_put_off = (np.zeros(len(waits), bool) for _ in range(3))
+        seconds = np.zeros(len(waits), np.int64)
         release = waits["due"].copy()
         is_held = waits["held"].copy()
         turns: dict[int, float] = {}
@@ -127,14 +141,23 @@ class Policies:
                 dropped = late > max(policy.drop_after_ms, OVERDUE_MS)
                 is_dropped[mine[dropped]] = True
                 mine, late = mine[~dropped], late[~dropped]
+            verdict = self.judge(key, waits[mine], now_ms) if policy.newest and len(mine) else None
+            if verdict is not None:
+                is_dropped[mine[verdict.dropped]] = True
+                is_put_off[mine[verdict.held]] = True
+                seconds[mine[verdict.held]] = verdict.second
+                kept = ~verdict.dropped & ~verdict.held
+                mine, late = mine[kept], late[kept]
             release[mine] = self._release(key, policy, waits[mine], late, now_ms, turns)
             is_later[mine] = release[mine] > now_ms
             is_held[mine] = True
-        if not is_later.any() and not is_dropped.any() and (is_held == waits["held"]).all():
+        is_here = ~is_later & ~is_dropped & ~is_put_off
+        if is_here.all() and (is_held == waits["held"]).all():
             return None
         later = waits[is_later]
         later["due"], later["held"] = release[is_later], is_held[is_later]
-        return Split(waits[~is_later & ~is_dropped], later, waits[is_later], waits[is_dropped], turns)
+        moved = waits[is_later | is_put_off]
+        return Split(waits[is_here], later, waits[is_put_off], seconds[is_put_off], moved, waits[is_dropped], turns)
 
     def took(self, split: Split) -> None:
         """What a split says was done."""

@@ -21,7 +21,7 @@ from scheduler.timer_config import DAY_SECONDS, TimerConfig
 from scheduler.timer_keys import key_of
 from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_recovery import Start
-from scheduler.timer_second import Second, due_fields, slot_second_of, waits_of
+from scheduler.timer_second import NONE, Second, due_fields, slot_second_of, waits_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -68,6 +68,8 @@ class Slots:
         """Whether all messages are in the wheel that there were when the store opened."""
         self.held_to = 0
         """No second beyond has a message whose time a policy chose."""
+        self.on_moving: Callable[[Waits], None] = lambda waits: None
+        """Called when messages are about to get other slots."""
         self.census = Census()
         """What waits, if somebody has asked how much, or for which keys."""
 
@@ -89,12 +91,16 @@ class Slots:
         after a long time without a broker, that the wheel would not reach."""
         return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
 
-    def put(self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: int = 0) -> None:
-        """Write units for messages and link them to their slots, which are those of a second or later ones. Raises
-        OSError; then nothing changed."""
+    def put(
+        self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
+    ) -> None:
+        """Write units for messages and link them to their slots, if need be of a later second than they are due in.
+        Raises OSError; then nothing changed."""
         window = self.window
         now_second = now_ms // PRECISION_MS
-        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, max(self.second, not_before))
+        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
+        if not_before is not None:
+            seconds = np.maximum(seconds, not_before)
         excess = seconds - (self._base(now_ms) + window)
         is_far = excess > 0
         if is_far.any():
@@ -262,6 +268,7 @@ class Slots:
         remaining = old.remaining()
         left = [(remaining, np.full(len(remaining), NORMAL, np.int32)), *old.again]
         waits, magic = (np.concatenate(parts) for parts in zip(*left, strict=True))
+        self.on_moving(waits[magic & _DELETED == 0])
         self.second += 1
         if len(waits):
             try:
@@ -286,8 +293,10 @@ class Slots:
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
+        moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & _DELETED == 0]
+        self.on_moving(moving)
         self.put(waits[:_ROLL_UNITS].copy(), magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
-        self.census.removed(waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & _DELETED == 0])
+        self.census.removed(moving)
         if len(waits) > _ROLL_UNITS:
             second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
         else:
@@ -421,24 +430,29 @@ class Slots:
 
     def take_census(self) -> bool:
         """Look at a bit of the log for the census; whether there was anything to do."""
-        census, end = self.census, self.log.end
+        census = self.census
         if not census.is_begun or census.is_complete:
             return False
-        start = max(census.reached, self.log.begin)
-        for position, found in self.log.scan(start, min(end, start + _CENSUS_UNITS * UNIT.itemsize)):
+        found = self.look_on(census.reached, _CENSUS_UNITS)
+        if found is None:
+            census.complete()
+            return True
+        waits, seconds, reached = found
+        for at in np.flatnonzero(waits["due"] == 0).tolist():
+            self._learn(waits, at, int(seconds[at]))
+        census.took(waits, reached)
+        return True
+
+    def look_on(self, start: int, limit: int, end: int | None = None) -> tuple[Waits, NDArray[np.int64], int] | None:
+        """As `_waiting_of`, for at most `limit` units from a position on, fewer where there are many that Apache's
+        broker wrote; and the position behind them. None at the end of the log, or at the one given."""
+        start, end = max(start, self.log.begin), self.log.end if end is None else end
+        for position, found in self.log.scan(start, min(end, start + limit * UNIT.itemsize)):
             unknown = np.flatnonzero(found["due_ms"] == 0)
             units = found[: unknown[_LOOK_UNITS]] if len(unknown) > _LOOK_UNITS else found
-            waits, seconds = self._waiting_of(position, units)
-            for at in np.flatnonzero(waits["due"] == 0).tolist():
-                self._learn(waits, at, int(seconds[at]))
-            census.took(waits, position + len(units) * UNIT.itemsize)
-            return True
+            return *self._waiting_of(position, units), position + len(units) * UNIT.itemsize
         file_end = start - start % self.log.segment_size + self.log.segment_size
-        if file_end < end:
-            census.reached = file_end
-        else:
-            census.complete()
-        return True
+        return (NONE, np.empty(0, np.int64), file_end) if file_end < end else None
 
     # --- the files
 

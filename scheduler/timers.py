@@ -37,6 +37,7 @@ from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second, store
 from scheduler import timer_files
 from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues, ReadCold
+from scheduler.timer_catch_up import CatchUp
 from scheduler.timer_census import DueCounts
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
 from scheduler.timer_files import TimerCheck, TimerNote
@@ -71,6 +72,7 @@ WARN_MS: Final = 1000
 WARN_AGAIN_SECONDS: Final = 60.0
 _ENQUEUE_UNITS: Final = 4096
 _DELIVER_UNITS: Final = 512
+_DROP_UNITS: Final = 128
 _LOOK_UNITS: Final = 32
 _MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
 _MAX_TURN_SECONDS: Final = 30.0
@@ -144,6 +146,9 @@ class Timers:
         self._slots = Slots(store, self._topics, config)
         self._records = TimerRecords(store, self.queue, self._topics)
         self.policies = Policies()
+        self._catch_up = CatchUp(store, self._slots, read_cold)
+        self.policies.judge = self._catch_up.judge
+        self._slots.on_moving = self._catch_up.passing
         self._retry_ms = 0
         self._is_reading = False
         self._is_warm = False
@@ -154,6 +159,7 @@ class Timers:
         self._trouble: str | None = None
         self.enqueued = self.dequeued = self.lost = self.dropped = 0
         """Messages put into the wheel, delivered, found missing, and cancelled by their topic's policy, since start."""
+        self._dropped_told = 0
         self._sampled = (0, 0, clock.monotonic())
         self._rates = (0.0, 0.0)
         self._warned_at: float | None = None
@@ -245,7 +251,10 @@ class Timers:
 
     def set_policy(self, topic: str, policy: TimerPolicy | None) -> None:
         """Let a topic have a policy, or none, from now on."""
-        self.policies.set(self._topics.hash_of(topic), policy)
+        topic_hash = self._topics.hash_of(topic)
+        self.policies.set(topic_hash, policy)
+        if policy is None or not policy.newest:
+            self._catch_up.forget(topic_hash)
 
     # --- enqueuing
 
@@ -321,6 +330,8 @@ class Timers:
         until = time.perf_counter() + SLICE_SECONDS
         try:
             is_counting = self._slots.take_census()
+            if self._catch_up.is_busy and not self.config.stop_dequeue and now_ms >= self._retry_ms:
+                self._catch_up.step(now_ms, self._wake)
             while time.perf_counter() < until:
                 worked = not self.config.stop_enqueue and now_ms >= self._retry_ms and self._enqueue(now_ms)
                 if not self.config.stop_dequeue:
@@ -354,7 +365,12 @@ class Timers:
             if self._slots.put_again(second, now_ms):
                 self._mark_newest(now_ms)
             return True
-        return self._deliver(second, now_ms) or self._slots.preload(now_ms)
+        if self._deliver(second, now_ms) or self._slots.preload(now_ms):
+            return True
+        return self._catch_up.is_busy and self._catch_up.step(now_ms, self._wake)
+
+    def _wake(self) -> None:
+        self.on_earlier()
 
     def _deliver(self, second: Second, now_ms: int) -> bool:
         """Deliver a batch of a second; whether there was one. Raises StoreError."""
@@ -362,7 +378,12 @@ class Timers:
         if not len(waits):
             return False
         split = self.policies.split(waits, now_ms) if self.policies else None
+        if split is not None and len(split.dropped) > _DROP_UNITS:
+            waits = waits[:_DROP_UNITS]
+            split = self.policies.split(waits, now_ms)
         if split is not None:
+            if self._is_cold(split.dropped):
+                return False
             self._apply(second, split, len(waits), now_ms)
             return True
         units = np.empty(len(waits), UNITS)
@@ -390,22 +411,44 @@ class Timers:
         first again."""
         # Where something raises all of it is tried again: a second record that deletes a message does no harm, a second
         # unit would.
-        for physical, size in split.dropped[["physical", "size"]].tolist():
-            message = self._store.message_at(physical, size)
-            if message is not None:
-                self._records.delete(message, due_of(message) or now_ms)
-        if len(split.later):
-            self._slots.held_to = max(self._slots.held_to, slot_second(int(split.later["due"].max())))
-            self._slots.put(split.later, np.full(len(split.later), NORMAL, np.int32), now_ms)
-            self._slots.census.removed(split.moved)
+        try:
+            for physical, size in split.dropped[["physical", "size"]].tolist():
+                message = self._store.message_at(physical, size)
+                if message is not None:
+                    self._records.stage_deletion(message, due_of(message) or now_ms)
+            self._store.appender.commit()
+        except BaseException:
+            self._store.appender.roll_back()
+            raise
+        slots, later, held = self._slots, split.later, split.held
+        if len(later) or len(held):
+            # In one piece: what has another unit must not be tried again.
+            slots.on_moving(held)
+            not_before = np.zeros(len(later) + len(held), np.int64)
+            not_before[len(later) :] = split.held_seconds
+            both = np.concatenate((later, held))
+            latest = np.maximum(slot_second_of(both["due"]), not_before)
+            slots.held_to = max(slots.held_to, int(latest.max()))
+            slots.put(both, np.full(len(both), NORMAL, np.int32), now_ms, not_before)
+            slots.census.removed(split.moved)
         if len(split.dropped):
             self.dropped += len(split.dropped)
-            self._slots.gone(split.dropped)
-            log.warning("overdue_messages_dropped", messages=len(split.dropped), second=second.number)
+            slots.gone(split.dropped)
         self.policies.took(split)
         second.drop(count)
         split.now["held"] = True  # their turn has come
         second.add(split.now)
+
+    def _is_cold(self, waits: Waits) -> bool:
+        """Whether a thread has to read the records of some messages, which it does then."""
+        if self._read_cold is None or self._is_warm or not len(waits):
+            return False
+        if self._store.read(waits[["physical", "size"]].tolist()) is not None:
+            return False
+        units = np.empty(len(waits), UNITS)
+        units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
+        self._warm(units)
+        return True
 
     def _warm(self, units: NDArray[Any]) -> None:
         """Have a thread read from the disk what comes next."""
@@ -426,6 +469,8 @@ class Timers:
         if now_ms < self._retry_ms:
             return self._retry_ms
         if self._slots.census.is_begun and not self._slots.census.is_complete:
+            return now_ms
+        if self._catch_up.is_busy and not config.stop_dequeue:
             return now_ms
         if not config.stop_enqueue and self._enqueued < self.queue.next_offset:
             return now_ms
@@ -617,8 +662,9 @@ class Timers:
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
                 if message is None or second < slots.second or not slots.is_waiting(second, message.physical_offset):
                     continue
-                self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
+                again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
                 self._slots.withdraw(position + at * UNIT.itemsize, second)
+                self._catch_up.repeated(message.physical_offset, again)
                 count += 1
                 yield True
             yield False
@@ -660,6 +706,7 @@ class Timers:
         seconds = max(monotonic - self._sampled[2], 0.001)
         self._rates = (self.enqueued - self._sampled[0]) / seconds, (self.dequeued - self._sampled[1]) / seconds
         self._sampled = self.enqueued, self.dequeued, monotonic
+        self._tell_dropped()
         late_ms = self.state().late_ms
         if late_ms < WARN_MS:
             self._warned_at = None
@@ -673,6 +720,12 @@ class Timers:
                 delivered_per_second=round(self._rates[1]),
                 reason=reason or "many messages are due at once",
             )
+
+    def _tell_dropped(self) -> None:
+        """Log what was cancelled by policies since the last time."""
+        if self.dropped > self._dropped_told:
+            log.warning("overdue_messages_dropped", messages=self.dropped - self._dropped_told)
+            self._dropped_told = self.dropped
 
     # --- the files
 
@@ -754,6 +807,7 @@ class Timers:
     def hand_over(self) -> None:
         """Before the store is closed for good: leave the files so that Apache's broker can go on with them. It reads
         a slot as a whole: what is left of one that is partly delivered goes into the next."""
+        self._tell_dropped()
         now_ms = self._clock.now_ms()
         if self._slots.loaded(self._slots.second).is_touched:
             self._slots.hand_on(now_ms)

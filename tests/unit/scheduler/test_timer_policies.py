@@ -160,6 +160,7 @@ def test_the_attributes() -> None:
     assert policy_of({CATCH_UP: "drop:60"}) == TimerPolicy(drop_after_ms=60_000)
     assert policy_of({CATCH_UP: "spread:5"}) == TimerPolicy(catch_up_spread_ms=5000)
     assert policy_of({CATCH_UP: "all"}) == TimerPolicy()
+    assert policy_of({CATCH_UP: "newest"}) == TimerPolicy(newest=True)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,8 @@ def test_the_attributes() -> None:
         (PAUSED, "yes"),
         (CATCH_UP, "drop"),
         (CATCH_UP, "all:1"),
-        (CATCH_UP, "newest"),
+        (CATCH_UP, "newest:5"),
+        (CATCH_UP, "oldest"),
     ],
 )
 def test_wrong_attributes_are_named(name: str, value: str) -> None:
