@@ -151,10 +151,15 @@ def open_at_rest(store_path: str) -> StoreFiles:
         raise JobError(f"{store_path}: a broker has this store open; stop it first")
     if not store.is_clean:
         raise JobError(f"{store_path}: its broker was not stopped in order; start it once and stop it, then try again")
-    for name in _NOT_UNDERSTOOD:
-        if any(store.names(f"{name}/{inner}") or inner for inner in store.names(name)):
-            raise JobError(f"{store_path}/{name}: queues of this kind are not understood; such a store stays as it is")
+    refuse_unknown_queues(store)
     return store
+
+
+def refuse_unknown_queues(store: StoreFiles) -> None:
+    """Raises JobError where a store has queues of a kind that is not understood."""
+    for name in _NOT_UNDERSTOOD:
+        if store.names(name):
+            raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
 
 
 def _root(store: StoreFiles) -> str:

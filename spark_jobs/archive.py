@@ -1,0 +1,356 @@
+"""Archiving a store as Parquet, and restoring it.
+
+    <archive>/manifest.json            what is there: see `Manifest`
+              messages/day=2026-11-21/topic=orders/part-00000.parquet ...    the records, see `archive_rows`: by the
+                                       UTC day of their store time and by topic, one file a range of the commitlog
+              damaged.parquet          stretches of the commitlog that are no record: where, why, their bytes
+              consume_queue/part-00000.parquet ...     the units of the consume queues
+              state.tar.zst            all other files of the store: config/, checkpoint, timers
+
+Anything that reads Parquet reads the messages; pyarrow, Spark and DuckDB take the directories as columns.
+zstd throughout.
+
+Restoring gives back the store: every record with the same bytes at the same physical offset, the same consume queues,
+and the other files as they were, but for index files, which are made anew. What was archived while a broker had the
+store open has only the records, up to where they are durable, and cannot be restored.
+
+Memory: three times the size of a range (64 MiB) a task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tarfile
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from protocol.record import MAGIC_END
+from spark_jobs import archive_rows
+from spark_jobs.archive_rows import Part, ReadTask, WriteTask
+from spark_jobs.compact import Progress, disk_usage, refuse_unknown_queues
+from spark_jobs.errors import JobError
+from spark_jobs.ranges import plan
+from spark_jobs.store_files import QueueFile, StoreFiles
+from spark_jobs.writers import archived_queues, index
+from spark_jobs.writers.archived_queues import QueuesTask
+from spark_jobs.writers.place import Place, held
+from spark_jobs.writers.spill import load
+from spark_jobs.writers.tasks import Runner, runner
+
+VERSION: Final = 1
+RANGE_SIZE: Final = 64 << 20
+_QUEUE_FILES_A_PART: Final = 16
+_MARKER: Final = struct.Struct(">iI")
+_NOT_STATE: Final = {"commitlog", "consumequeue", "index", "abort", "abort.bak"}
+_DAMAGED: Final = pa.schema([("physical_offset", pa.int64()), ("reason", pa.string()), ("bytes", pa.binary())])
+
+
+class Manifest(msgspec.Struct):
+    """manifest.json. Sizes in bytes, times in ms since the epoch."""
+
+    version: int
+    store: str
+    """Where the store was."""
+    written_by: str
+    """duemq or rocketmq, who had it last."""
+    archived_ms: int
+    is_restorable: bool
+    segment_size: int
+    """Of the commitlog's files."""
+    segments: list[int]
+    """Their first physical offsets."""
+    records: int
+    size: int
+    """Of all records."""
+    parts: list[Part]
+    """In the order of their physical offsets."""
+    topics: dict[str, dict[str, int]]
+    """Of each topic: records, size, first_store_ms, last_store_ms."""
+    queue_files: list[list[str]]
+    """For each part of consume_queue/, which files of the store it has."""
+
+
+@dataclass
+class ArchiveResult:
+    """What was archived. `disk_after`: of the archive, all files, in bytes."""
+
+    records: int = 0
+    size: int = 0
+    damaged: int = 0
+    files: int = 0
+    disk_before: int = 0
+    disk_after: int = 0
+    is_restorable: bool = True
+
+
+@dataclass
+class RestoreResult:
+    """What was restored."""
+
+    records: int = 0
+    size: int = 0
+    index_files: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def archive(
+    store_path: str,
+    out_path: str,
+    *,
+    spark: Any = None,
+    workers: int | None = None,
+    range_size: int = RANGE_SIZE,
+    progress: Progress | None = None,
+) -> ArchiveResult:
+    """Archive a store into a new directory of this machine. Tasks and failures as for `compact.compact`."""
+    store = StoreFiles.open(store_path)
+    refuse_unknown_queues(store)
+    is_at_rest = store.is_local and store.is_clean and not store.is_running
+    place = Place(out_path)
+    place.begin()
+    tasks = None
+    try:
+        with held(store.path.removeprefix("file://")) if is_at_rest else contextlib.nullcontext():
+            tasks = runner(spark, workers)
+            return _archive(store, place, tasks, range_size, progress or (lambda done, total: None), is_at_rest)
+    except OSError as error:
+        raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
+    finally:
+        if tasks is not None:
+            tasks.close()
+        place.give_up()
+
+
+def _archive(
+    store: StoreFiles, place: Place, tasks: Runner, range_size: int, progress: Progress, is_at_rest: bool
+) -> ArchiveResult:
+    ranges = plan(store, range_size)
+    total = sum(part.end - part.start for part in ranges)
+    place.need(total // 10)
+    done = 0
+
+    def advance(part: Part) -> None:
+        nonlocal done
+        done += part.end - part.start
+        progress(done, total)
+
+    place.join("messages", "")
+    parts = tasks.run(
+        archive_rows.write,
+        [WriteTask(store, part, number, place.path, place.scratch) for number, part in enumerate(ranges)],
+        advance,
+    )
+    result = ArchiveResult(sum(part.records for part in parts), sum(part.size for part in parts))
+    result.files = sum(len(part.files) for part in parts)
+    result.damaged = _write_damaged(place, parts)
+    queue_files: list[list[str]] = []
+    if is_at_rest:
+        queue_files = _archive_queues(store, place, tasks)
+        _archive_state(store, place)
+    result.is_restorable = is_at_rest
+    manifest = Manifest(
+        VERSION,
+        os.path.abspath(store.path) if store.is_local else store.path,
+        store.written_by,
+        time.time_ns() // 1_000_000,
+        is_at_rest,
+        store.segment_size,
+        [segment.first_offset for segment in store.segments],
+        result.records,
+        result.size,
+        [part._replace(topics={}) for part in parts],
+        _topics(parts),
+        queue_files,
+    )
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    with open(place.join("manifest.json"), "wb") as file:
+        file.write(text)
+    result.disk_before = disk_usage(store.path.removeprefix("file://")) if store.is_local else 0
+    place.finish()
+    result.disk_after = disk_usage(place.target)
+    progress(total, total)
+    return result
+
+
+def _write_damaged(place: Place, parts: list[Part]) -> int:
+    """Join what the tasks found damaged; gives how many stretches."""
+    tables = [pq.read_table(os.path.join(place.scratch, part.damaged)) for part in parts if part.damaged]
+    table = pa.concat_tables(tables) if tables else _DAMAGED.empty_table()
+    pq.write_table(table, place.join("damaged.parquet"), compression="zstd")
+    return int(table.num_rows)
+
+
+def _topics(parts: list[Part]) -> dict[str, dict[str, int]]:
+    topics: dict[str, dict[str, int]] = {}
+    for part in parts:
+        for name, (records, size, first_ms, last_ms) in part.topics.items():
+            known = topics.setdefault(
+                name, {"records": 0, "size": 0, "first_store_ms": first_ms, "last_store_ms": last_ms}
+            )
+            known["records"] += records
+            known["size"] += size
+            known["first_store_ms"] = min(known["first_store_ms"], first_ms)
+            known["last_store_ms"] = max(known["last_store_ms"], last_ms)
+    return dict(sorted(topics.items()))
+
+
+def _archive_queues(store: StoreFiles, place: Place, tasks: Runner) -> list[list[str]]:
+    files = store.queue_files()
+    groups = [files[at : at + _QUEUE_FILES_A_PART] for at in range(0, len(files), _QUEUE_FILES_A_PART)]
+    place.join("consume_queue", "")
+    tasks.run(
+        archived_queues.archive,
+        [
+            QueuesTask(store, group, place.join("consume_queue", f"part-{number:05}.parquet"))
+            for number, group in enumerate(groups)
+        ],
+    )
+    return [[file.path for file in group] for group in groups]
+
+
+def _archive_state(store: StoreFiles, place: Place) -> None:
+    """All other files. Holes in them are zeros, of which nothing is left."""
+    root = store.path.removeprefix("file://")
+    with (
+        pa.output_stream(place.join("state.tar.zst"), compression="zstd") as stream,
+        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name in store.names(""):
+            if name not in _NOT_STATE:
+                tar.add(os.path.join(root, name), name)
+
+
+def read_manifest(archive_path: str) -> Manifest:
+    """The manifest of an archive. Raises JobError where there is none, or of another make."""
+    path = os.path.join(archive_path, "manifest.json")
+    try:
+        with open(path, "rb") as file:
+            manifest = msgspec.json.decode(file.read(), type=Manifest)
+    except FileNotFoundError:
+        raise JobError(
+            f"{archive_path}: has no manifest.json, so it is no archive; give the archive's directory"
+        ) from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise JobError(f"{path}: {error}") from None
+    if manifest.version != VERSION:
+        raise JobError(f"{path}: is of version {manifest.version}; this program reads version {VERSION}")
+    return manifest
+
+
+def restore(
+    archive_path: str,
+    out_path: str,
+    *,
+    spark: Any = None,
+    workers: int | None = None,
+    with_index: bool = True,
+    progress: Progress | None = None,
+) -> RestoreResult:
+    """Restore an archive as a store in a new directory. Tasks and failures as for `compact.compact`; JobError as well
+    where a file of the archive is missing, or does not hold what the manifest says."""
+    manifest = read_manifest(archive_path)
+    if not manifest.is_restorable:
+        raise JobError(
+            f"{archive_path}: was made while a broker had the store open, or after a crash: it has the records, not "
+            "what else a store is"
+        )
+    place = Place(out_path)
+    place.begin()
+    tasks = None
+    try:
+        tasks = runner(spark, workers)
+        return _restore(archive_path, manifest, place, tasks, with_index, progress or (lambda done, total: None))
+    except (OSError, pa.ArrowException, tarfile.TarError) as error:
+        raise JobError(f"{archive_path}: cannot be restored: {str(error).splitlines()[0]}") from None
+    finally:
+        if tasks is not None:
+            tasks.close()
+        place.give_up()
+
+
+class _Marker(NamedTuple):
+    offset: int
+    left: int
+
+
+def _restore(
+    archive_path: str, manifest: Manifest, place: Place, tasks: Runner, with_index: bool, progress: Progress
+) -> RestoreResult:
+    result = RestoreResult(manifest.records, manifest.size)
+    began = time.perf_counter()
+
+    def step(name: str) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        result.seconds[name] = round(now - began, 3)
+        began = now
+
+    place.need(manifest.size + manifest.size // 20)
+    size = manifest.segment_size
+    directory = place.join("commitlog", "")
+    for first in manifest.segments:
+        with open(os.path.join(directory, f"{first:020}"), "wb") as file:
+            file.truncate(size)
+    done = 0
+
+    def advance(restored: int) -> None:
+        nonlocal done
+        done += restored
+        progress(done, manifest.size)
+
+    requests = [
+        ReadTask(archive_path, part, number, directory, size, place.scratch, with_index)
+        for number, part in enumerate(manifest.parts)
+    ]
+    tasks.run(archive_rows.read, requests, advance)
+    _restore_damaged(archive_path, directory, size)
+    for part in manifest.parts:
+        if part.marker >= 0:
+            _write_at(directory, size, part.marker, _MARKER.pack(size - part.marker % size, MAGIC_END))
+    step("commitlog")
+    queue_directory = place.join("consumequeue", "")
+    tasks.run(
+        archived_queues.restore,
+        [
+            (os.path.join(archive_path, "consume_queue", f"part-{number:05}.parquet"), queue_directory)
+            for number in range(len(manifest.queue_files))
+        ],
+    )
+    step("consume queues")
+    with (
+        pa.input_stream(os.path.join(archive_path, "state.tar.zst"), compression="zstd") as stream,
+        tarfile.open(fileobj=stream, mode="r|") as tar,
+    ):
+        tar.extractall(place.path, filter="data")
+    if with_index:
+        counts = [len(load(place.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
+        for task in index.plan(place.scratch, place.join("index", ""), counts, time.time()):
+            tasks.run(index.write, [task])
+            result.index_files += 1
+    step("other files")
+    place.finish()
+    step("finish")
+    return result
+
+
+def _restore_damaged(archive_path: str, directory: str, segment_size: int) -> None:
+    table = pq.read_table(os.path.join(archive_path, "damaged.parquet"))
+    for row in table.to_pylist():
+        _write_at(directory, segment_size, row["physical_offset"], row["bytes"])
+
+
+def _write_at(directory: str, segment_size: int, offset: int, data: bytes) -> None:
+    first = offset - offset % segment_size
+    with open(os.path.join(directory, f"{first:020}"), "r+b") as file:
+        file.seek(offset - first)
+        file.write(data)
+
+
+__all__ = ["ArchiveResult", "Manifest", "QueueFile", "RestoreResult", "archive", "read_manifest", "restore"]

@@ -1,0 +1,353 @@
+"""Records as rows of Parquet, and back. A task a range of the commitlog.
+
+topic, day (in the directory)   string; `day` is the UTC day of store_time
+queue_id, queue_offset          int32, int64
+physical_offset, size           int64, int32: where the record lies, and its bytes
+store_time, born_time           timestamp[ms, UTC]
+store_host, born_host           binary: the address, 4 or 16 bytes, and the port, 4 bytes
+keys, tags, unique_key          string: properties of that name
+properties                      map<string, string>
+body                            binary, as stored: sys_flag says whether it is compressed
+flag, sys_flag, reconsume_times int32
+prepared_offset                 int64
+body_crc, magic                 int64
+properties_text                 binary: the properties as the record has them, byte for byte
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from protocol.properties import KEYS, TAGS, UNIQ_KEY
+from protocol.record import TRANSACTION_ROLLBACK
+from spark_jobs.errors import JobError
+from spark_jobs.ranges import Range, walks
+from spark_jobs.records import HEAD, MAGIC_V1, PADDING, Records
+from spark_jobs.slices import gather
+from spark_jobs.writers.index import ITEM, items_of
+from spark_jobs.writers.spill import save
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from spark_jobs.records import Damage
+    from spark_jobs.store_files import StoreFiles
+
+    Integers = NDArray[np.int64]
+
+_BORN_IPV6: Final = 1 << 4
+_STORE_IPV6: Final = 1 << 5
+_DAY_MS: Final = 86_400_000
+_TIME: Final = pa.timestamp("ms", "UTC")
+SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("physical_offset", pa.int64()),
+        ("size", pa.int32()),
+        ("store_time", _TIME),
+        ("born_time", _TIME),
+        ("store_host", pa.binary()),
+        ("born_host", pa.binary()),
+        ("keys", pa.string()),
+        ("tags", pa.string()),
+        ("unique_key", pa.string()),
+        ("properties", pa.map_(pa.string(), pa.string())),
+        ("body", pa.binary()),
+        ("flag", pa.int32()),
+        ("sys_flag", pa.int32()),
+        ("reconsume_times", pa.int32()),
+        ("prepared_offset", pa.int64()),
+        ("body_crc", pa.int64()),
+        ("magic", pa.int64()),
+        ("properties_text", pa.binary()),
+    ]
+)
+_RESTORED: Final = [name for name in SCHEMA.names if name not in ("keys", "tags", "unique_key", "properties")]
+
+
+class Part(NamedTuple):
+    """A range as the manifest has it. `files`: names below messages/, with their rows. `marker`: physical offset of the
+    end marker that closes the file behind the range, -1 without one. `damaged`: what the task left of damaged
+    stretches. `topics`: records, bytes, first and last store time."""
+
+    start: int
+    end: int
+    records: int
+    size: int
+    marker: int
+    files: dict[str, int]
+    damaged: str
+    topics: dict[str, tuple[int, int, int, int]]
+
+
+class WriteTask(NamedTuple):
+    """A range to archive into a directory."""
+
+    store: StoreFiles
+    part: Range
+    number: int
+    directory: str
+    scratch: str
+
+
+def write(task: WriteTask) -> Part:
+    """Archive a range. Raises OSError."""
+    tables, damages, marker = [], [], -1
+    topics: dict[str, tuple[int, int, int, int]] = {}
+    days: list[Integers] = []
+    last_end = task.part.start
+    at = task.part.start
+    for found in walks(task.store, task.part, check_crc=False):
+        damages += found.damages
+        records = found.records
+        if len(records):
+            tables.append(_table(records))
+            days.append(records.store_ms // _DAY_MS)
+            _count(topics, records)
+            last_end = int(records.physical_offset[-1] + records.sizes[-1])
+        if found.at_end_marker:
+            damaged_end = max((d.physical_offset + d.size for d in damages), default=0)
+            marker = max(last_end, damaged_end)
+        at += found.end
+    files = {}
+    size = count = 0
+    if tables:
+        table = pa.concat_tables(tables).combine_chunks()
+        count, size = table.num_rows, int(table["size"].to_numpy().astype(np.int64).sum())
+        files = _write_files(task, table, np.concatenate(days))
+    damaged = _write_damages(task, damages)
+    return Part(task.part.start, task.part.end, count, size, marker, files, damaged, topics)
+
+
+def _table(records: Records) -> pa.Table:
+    """The rows of some records; they are copied."""
+    data, flags = records.data, records.sys_flag
+    codes, names = records.topics()
+    topic = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string())).cast(pa.string())
+    born_size = np.where(flags & _BORN_IPV6, 20, 8).astype(np.int64)
+    store_size = np.where(flags & _STORE_IPV6, 20, 8).astype(np.int64)
+    columns = {
+        "topic": topic,
+        "queue_id": _ints(records.queue_id),
+        "queue_offset": pa.array(records.queue_offset),
+        "physical_offset": pa.array(records.physical_offset),
+        "size": _ints(records.sizes),
+        "store_time": pa.array(records.store_ms).cast(_TIME),
+        "born_time": pa.array(records.born_ms).cast(_TIME),
+        "store_host": gather(data, records.starts + 48 + born_size + 8, store_size),
+        "born_host": gather(data, records.starts + 48, born_size),
+        "keys": records.property_strings(KEYS),
+        "tags": records.property_strings(TAGS),
+        "unique_key": records.property_strings(UNIQ_KEY),
+        "properties": records.texts.maps(),
+        "body": gather(data, records.body_at, records.body_size),
+        "flag": _ints(records.flag),
+        "sys_flag": _ints(flags),
+        "reconsume_times": _ints(records.reconsume_times),
+        "prepared_offset": pa.array(records.prepared_offset),
+        "body_crc": pa.array(records.body_crc),
+        "magic": pa.array(records.magic),
+        "properties_text": gather(data, records.properties_at, records.properties_size),
+    }
+    return pa.table([columns[name] for name in SCHEMA.names], SCHEMA)
+
+
+def _ints(values: Integers) -> pa.Array:
+    return pa.array(values.astype(np.int32))
+
+
+def _count(topics: dict[str, tuple[int, int, int, int]], records: Records) -> None:
+    codes, names = records.topics()
+    stored = records.store_ms
+    for code, name in enumerate(names):
+        mine = codes == code
+        times = stored[mine]
+        known = topics.get(name, (0, 0, int(times.min()), int(times.max())))
+        topics[name] = (
+            known[0] + int(mine.sum()),
+            known[1] + int(records.sizes[mine].sum()),
+            min(known[2], int(times.min())),
+            max(known[3], int(times.max())),
+        )
+
+
+def _write_files(task: WriteTask, table: pa.Table, days: Integers) -> dict[str, int]:
+    codes = table["topic"].combine_chunks().dictionary_encode()
+    names = codes.dictionary.to_pylist()
+    keys = days * len(names) + codes.indices.to_numpy()
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    files = {}
+    for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(ordered)], strict=True):
+        day, code = divmod(int(ordered[first]), len(names))
+        text = (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
+        name = f"day={text}/topic={quote(names[code], safe='')}/part-{task.number:05}.parquet"
+        path = os.path.join(task.directory, "messages", name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        rows = table if end - first == table.num_rows else table.take(pa.array(order[first:end]))
+        pq.write_table(rows, path, compression="zstd", compression_level=1, use_dictionary=["topic", "tags"])
+        files[name] = end - first
+    return files
+
+
+def _write_damages(task: WriteTask, damages: list[Damage]) -> str:
+    if not damages:
+        return ""
+    segment = task.store.segment_of(task.part.start)
+    assert segment is not None
+    rows = [
+        (d.physical_offset, d.reason, task.store.read(segment.path, d.physical_offset - segment.first_offset, d.size))
+        for d in damages
+    ]
+    name = f"{task.number}.damaged.parquet"
+    offsets, reasons, data = zip(*rows, strict=True)
+    table = pa.table(
+        {
+            "physical_offset": pa.array(offsets, pa.int64()),
+            "reason": pa.array(reasons, pa.string()),
+            "bytes": pa.array(data, pa.binary()),
+        }
+    )
+    pq.write_table(table, os.path.join(task.scratch, name), compression="zstd")
+    return name
+
+
+# --- back
+
+
+class ReadTask(NamedTuple):
+    """A range to restore. `directory`: of the new commitlog, whose files are there; `with_index`: also leave what the
+    index files will have."""
+
+    archive: str
+    part: Part
+    number: int
+    directory: str
+    segment_size: int
+    scratch: str
+    with_index: bool
+
+
+def read(task: ReadTask) -> int:
+    """Restore a range; gives the bytes. Raises JobError, OSError."""
+    part = task.part
+    items: NDArray[Any] = np.empty(0, ITEM)
+    if part.records:
+        tables = []
+        for name, rows in part.files.items():
+            path = os.path.join(task.archive, "messages", name)
+            table = pq.ParquetFile(path).read(columns=_RESTORED)
+            if table.num_rows != rows:
+                raise JobError(f"{path}: has {table.num_rows} rows, the manifest says {rows}")
+            tables.append(table)
+        table = pa.concat_tables(tables).sort_by("physical_offset").combine_chunks()
+        offsets = table["physical_offset"].to_numpy()
+        sizes = table["size"].to_numpy().astype(np.int64)
+        if int(sizes.sum()) != part.size or (offsets[1:] < offsets[:-1] + sizes[:-1]).any():
+            raise JobError(f"{task.archive}: the records from {part.start} on are not those of the manifest")
+        data = b"".join(_parts(table, task.archive))
+        if len(data) != part.size:
+            raise JobError(f"{task.archive}: the records from {part.start} on have other sizes than they say")
+        _write(task, data, offsets, sizes)
+        if task.with_index:
+            items = _items(data, offsets, sizes)
+    if task.with_index:
+        save(task.scratch, f"{task.number}.items", items)
+    return part.size
+
+
+def _write(task: ReadTask, data: bytes, offsets: Integers, sizes: Integers) -> None:
+    first = int(offsets[0]) - int(offsets[0]) % task.segment_size
+    breaks = np.flatnonzero(offsets[1:] != offsets[:-1] + sizes[:-1]) + 1
+    starts = np.cumsum(sizes) - sizes
+    view = memoryview(data)
+    fd = os.open(os.path.join(task.directory, f"{first:020}"), os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(offsets)], strict=True):
+            at, stop = int(starts[begin]), int(starts[end - 1] + sizes[end - 1])
+            position = int(offsets[begin]) - first
+            while at < stop:
+                count = os.pwrite(fd, view[at:stop], position)
+                at += count
+                position += count
+    finally:
+        os.close(fd)
+
+
+def _items(data: bytes, offsets: Integers, sizes: Integers) -> NDArray[Any]:
+    buffer = np.zeros(len(data) + PADDING, np.uint8)
+    buffer[: len(data)] = np.frombuffer(data, np.uint8)
+    records = Records(buffer, 0, np.cumsum(sizes) - sizes)
+    return items_of(records, offsets, TRANSACTION_ROLLBACK)
+
+
+def _parts(table: pa.Table, archive: str) -> list[Any]:
+    """The records of a table as parts to be joined."""
+    count = table.num_rows
+    columns = {name: table[name].to_numpy() for name in _RESTORED if pa.types.is_integer(table.schema.field(name).type)}
+    born_ms, store_ms = (table[name].cast(pa.int64()).to_numpy() for name in ("born_time", "store_time"))
+    body, body_at = _slices(table["body"])
+    topic, topic_at = _slices(table["topic"].cast(pa.binary()))
+    text, text_at = _slices(table["properties_text"])
+    born_host, born_at = _slices(table["born_host"])
+    store_host, store_at = _slices(table["store_host"])
+    flags = columns["sys_flag"]
+    parts: list[Any] = []
+    is_usual = (flags & (_BORN_IPV6 | _STORE_IPV6) == 0) & (columns["magic"] == MAGIC_V1)
+    heads = np.zeros(count, HEAD)
+    for name in ("size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag"):
+        heads[name] = columns[name]
+    heads["born_ms"], heads["store_ms"] = born_ms, store_ms
+    heads["reconsume_times"], heads["prepared_offset"] = columns["reconsume_times"], columns["prepared_offset"]
+    heads["body_size"] = body_at[1:] - body_at[:-1]
+    if is_usual.all():
+        heads["born_host"] = np.frombuffer(born_host, "V8", count)
+        heads["store_host"] = np.frombuffer(store_host, "V8", count)
+    packed = memoryview(heads.tobytes())
+    bodies, topics, texts = body_at.tolist(), topic_at.tolist(), text_at.tolist()
+    all_usual = bool(is_usual.all())
+    for i in range(count):
+        length_size = 1
+        if all_usual:
+            head: Any = packed[i * HEAD.itemsize : (i + 1) * HEAD.itemsize]
+        else:
+            length_size = 1 if columns["magic"][i] == MAGIC_V1 else 2
+            head = _head(
+                packed[i * HEAD.itemsize : (i + 1) * HEAD.itemsize],
+                born_host[born_at[i] : born_at[i + 1]],
+                store_host[store_at[i] : store_at[i + 1]],
+            )
+        parts += (
+            head,
+            body[bodies[i] : bodies[i + 1]],
+            (topics[i + 1] - topics[i]).to_bytes(length_size, "big"),
+            topic[topics[i] : topics[i + 1]],
+            (texts[i + 1] - texts[i]).to_bytes(2, "big"),
+            text[texts[i] : texts[i + 1]],
+        )
+    return parts
+
+
+def _head(packed: memoryview, born_host: memoryview, store_host: memoryview) -> bytes:
+    """A head with hosts of any length, of one with IPv4 hosts."""
+    return b"".join((packed[:48], born_host, packed[56:64], store_host, packed[72:]))
+
+
+def _slices(column: pa.ChunkedArray) -> tuple[memoryview, Integers]:
+    """The bytes of a binary column, and where each value begins in them, and the last ends."""
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    data = memoryview(array.buffers()[2]) if array.buffers()[2] is not None else memoryview(b"")
+    return data[int(offsets[0]) :], (offsets - offsets[0]).astype(np.int64)

@@ -1,0 +1,80 @@
+"""Consume queues in an archive: their units as rows, and files from these.
+
+file                                       string, of the store: consumequeue/<topic>/<queue>/<name>
+file_size                                  int64, in bytes
+topic, queue_id, queue_offset              string, int32, int64
+physical_offset, record_size, tags_code    int64, int32, int64
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_jobs.errors import JobError
+from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
+
+
+class QueuesTask(NamedTuple):
+    """Files of consume queues that go into one file of the archive."""
+
+    store: StoreFiles
+    files: list[QueueFile]
+    path: str
+
+
+def archive(task: QueuesTask) -> int:
+    """Archive some files; gives the units. Raises OSError."""
+    tables = []
+    for file in task.files:
+        units = task.store.units(file)
+        count = len(units)
+        columns = {
+            "file": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([file.path])),
+            "file_size": pa.array(np.full(count, file.size, np.int64)),
+            "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([file.topic])),
+            "queue_id": pa.array(np.full(count, file.queue_id, np.int32)),
+            "queue_offset": pa.array(file.first_unit + np.arange(count)),
+            "physical_offset": pa.array(units["physical_offset"].astype(np.int64)),
+            "record_size": pa.array(units["size"].astype(np.int32)),
+            "tags_code": pa.array(units["tags_code"].astype(np.int64)),
+        }
+        tables.append(pa.table({name: _plain(column) for name, column in columns.items()}))
+    table = pa.concat_tables(tables)
+    pq.write_table(table, task.path, compression="zstd")
+    return int(table.num_rows)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def restore(task: tuple[str, str]) -> int:
+    """Make the files of which the units lie in a file of the archive, below a directory; gives the units. Raises
+    JobError, OSError."""
+    path, directory = task
+    table = pq.read_table(path)
+    codes = table["file"].combine_chunks().dictionary_encode()
+    indices = codes.indices.to_numpy()
+    for code, name in enumerate(codes.dictionary.to_pylist()):
+        rows = table.filter(pa.array(indices == code))
+        target = os.path.normpath(os.path.join(directory, os.path.relpath(name, "consumequeue")))
+        if not target.startswith(os.path.join(os.path.normpath(directory), "")):
+            raise JobError(f"{path}: names the file {name}, which is no consume queue's")
+        units = np.zeros(rows.num_rows, UNIT)
+        units["physical_offset"] = rows["physical_offset"].to_numpy()
+        units["size"] = rows["record_size"].to_numpy()
+        units["tags_code"] = rows["tags_code"].to_numpy()
+        offsets = rows["queue_offset"].to_numpy()
+        first = int(os.path.basename(name)) // UNIT.itemsize
+        if len(offsets) and (offsets != first + np.arange(len(offsets))).any():
+            raise JobError(f"{path}: units of {name} are missing")
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "wb") as file:
+            file.write(units.view(np.uint8).data)
+            file.truncate(int(rows["file_size"][0].as_py()))
+    return int(table.num_rows)
