@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED: Final = 100
 """Offending messages that the summary names; offenders.parquet has all."""
+PARTITION_BYTES: Final = 128 << 20
 PERCENTILES: Final = (50, 90, 99, 99.9, 100)
 
 
@@ -117,8 +118,10 @@ class Summary(msgspec.Struct, kw_only=True):
 class Audit:
     """An audit at work: what was read of a store, and the cases made of it. Close it, or use it with `with`."""
 
-    def __init__(self, session: SparkSession, path: str, *, delay_levels: str | None = None) -> None:
-        """Reads the whole store. Raises JobError where there is none."""
+    def __init__(
+        self, session: SparkSession, path: str, *, delay_levels: str | None = None, with_usage: bool = False
+    ) -> None:
+        """Reads the whole store; `with_usage`: looks at more of it. Raises JobError where there is none."""
         from pyspark import StorageLevel
 
         self.store = StoreFiles.open(path, unflushed=True)
@@ -129,7 +132,11 @@ class Audit:
         if self.store.is_running:
             # What was done by then is in the commitlog, if one looks for its end after that.
             self.store = StoreFiles.open(path, unflushed=True)
-        found = cases_of(session, self.store, self.progress, plan(self.store))
+        # A partition of a shuffle is one bucket of matching, or few.
+        partitions = max(4, (self.store.readable_end - self.store.segments[0].first_offset) // PARTITION_BYTES)
+        session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        found = cases_of(session, self.store, self.progress, plan(self.store), with_usage=with_usage)
+        self.found = found
         self._kept = [found.parts, found.cases.persist(StorageLevel.MEMORY_AND_DISK)]
         self.cases: DataFrame = found.cases
         """See `cases.Cases`."""

@@ -25,6 +25,7 @@ from spark_jobs.events import CANCELLED as WAS_CANCELLED
 from spark_jobs.events import CONTINUED, DONE, WAITS, RangeEvents
 from spark_jobs.events import DELIVERED as WAS_DELIVERED
 from spark_jobs.hashes import hash_ints
+from spark_jobs.usage import RangeUsage, UsageObserver
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,14 +73,16 @@ _K_WAITS: Final = 0
 _K_DONE: Final = 1
 _K_CASES: Final = 2
 _K_READ: Final = 3
+_K_USAGE: Final = 4
+_K_UNIQUE: Final = 5
 _BUCKET_BYTES: Final = 256 << 20
 """Of the commitlog, in a bucket."""
 _READ_BUCKET: Final = -1
 
 
 class Cases(NamedTuple):
-    """`cases`: a row a scheduled message and one an unclaimed delivery, columns as CASE, `status` by name. `parts`: what
-    the scan found, which Spark keeps. Lazy both."""
+    """`cases`: a row a scheduled message and one an unclaimed delivery, columns as CASE, `status` by name. `parts`:
+    what the scan found, which Spark keeps. Lazy both."""
 
     parts: DataFrame
     cases: DataFrame
@@ -90,9 +93,26 @@ class Cases(NamedTuple):
         rows = self.parts.where(f"kind = {_K_READ}").select("data").collect()
         return sorted((json.loads(bytes(row.data)) for row in rows), key=lambda read: int(read["start"]))
 
+    def usage(self) -> list[RangeUsage]:
+        """What the ranges are used for, where that was asked for."""
+        rows = self.parts.where(f"kind = {_K_USAGE}").select("data").collect()
+        return [RangeUsage.decode(bytes(row.data)) for row in rows]
 
-def cases_of(session: SparkSession, store: StoreFiles, progress: Progress, ranges: list[Range]) -> Cases:
-    """The cases of some ranges of a store, all of them as a rule."""
+    def duplicates(self) -> int:
+        """How many messages producers sent once more, by topic and unique key; where usage was asked for."""
+
+        def count(table: pa.Table) -> pa.Table:
+            hashes = _of_kind(table, _K_UNIQUE, np.dtype("<i8"))
+            return pa.table({"more": pa.array([len(hashes) - len(np.unique(hashes))], pa.int64())})
+
+        unique = self.parts.where(f"kind = {_K_UNIQUE}").groupBy("bucket").applyInArrow(count, "more bigint")
+        return sum(row.more for row in unique.collect())
+
+
+def cases_of(
+    session: SparkSession, store: StoreFiles, progress: Progress, ranges: list[Range], *, with_usage: bool = False
+) -> Cases:
+    """The cases of some ranges of a store, all of them as a rule. `with_usage`: also look at what it is used for."""
     from pyspark import StorageLevel
 
     count = max(1, len(ranges))
@@ -102,7 +122,7 @@ def cases_of(session: SparkSession, store: StoreFiles, progress: Progress, range
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 if number < len(ranges):
-                    yield from _scan(store, ranges[number], progress)
+                    yield from _scan(store, ranges[number], progress, buckets if with_usage else 0)
 
     def by_origin(table: pa.Table) -> pa.Table:
         return _to_parts(match_by_origin(*_parts_of(table)), buckets)
@@ -111,16 +131,17 @@ def cases_of(session: SparkSession, store: StoreFiles, progress: Progress, range
         return _rows(_of_kind(table, _K_CASES, CASE), match_by_key(*_parts_of(table)))
 
     parts = session.range(0, count, 1, count).mapInArrow(scan, _PART_DDL).persist(StorageLevel.MEMORY_AND_DISK)
-    first = parts.where(f"kind != {_K_READ}").groupBy("bucket").applyInArrow(by_origin, _PART_DDL)
+    first = parts.where(f"kind in ({_K_WAITS}, {_K_DONE})").groupBy("bucket").applyInArrow(by_origin, _PART_DDL)
     return Cases(parts, first.groupBy("bucket").applyInArrow(by_key, _DDL))
 
 
 # --- the scan
 
 
-def _scan(store: StoreFiles, part: Range, progress: Progress) -> Iterator[pa.RecordBatch]:
-    """The events of a range: a row for each bucket that some belong to."""
-    events = RangeEvents(store, part, progress)
+def _scan(store: StoreFiles, part: Range, progress: Progress, buckets: int) -> Iterator[pa.RecordBatch]:
+    """The events of a range: a row for each bucket that some belong to. With a number of buckets also its usage."""
+    observer = UsageObserver() if buckets else None
+    events = RangeEvents(store, part, progress, observer)
     waits, done = [np.empty(0, WAITS)], [np.empty(0, DONE)]
     topics: dict[int, str] = {}
     for found in events:
@@ -132,6 +153,10 @@ def _scan(store: StoreFiles, part: Range, progress: Progress) -> Iterator[pa.Rec
     # What names no origin takes no part in the first round, wherever it goes.
     where = np.where(all_done["origin"] >= 0, all_done["origin"], all_done["offset"]) // _BUCKET_BYTES
     yield from _bucketed(_K_DONE, all_done, where)
+    if observer is not None:
+        unique = observer.unique_hashes()
+        yield from _bucketed(_K_UNIQUE, unique, unique % buckets)
+        yield _batch([_READ_BUCKET], [_K_USAGE], [observer.usage()])
     assert events.read is not None
     text = json.dumps(events.read._asdict() | {"topics": {str(key): name for key, name in topics.items()}})
     yield _batch([_READ_BUCKET], [_K_READ], [text.encode()])

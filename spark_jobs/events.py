@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spark_jobs.progress import Progress
     from spark_jobs.records import Records
     from spark_jobs.store_files import StoreFiles
+    from spark_jobs.usage import UsageObserver
 
     Integers = NDArray[np.int64]
 
@@ -91,12 +92,15 @@ class RangeRead(NamedTuple):
 
 
 class RangeEvents:
-    """The events of a range; iterate, then look at `read`."""
+    """The events of a range; iterate, then look at `read`. An observer sees its records as well."""
 
-    def __init__(self, store: StoreFiles, part: Range, progress: Progress) -> None:
+    def __init__(
+        self, store: StoreFiles, part: Range, progress: Progress, observer: UsageObserver | None = None
+    ) -> None:
         self._store = store
         self._part = part
         self._progress = progress
+        self._observer = observer
         self.read: RangeRead | None = None
 
     def __iter__(self) -> Iterator[Events]:
@@ -108,14 +112,16 @@ class RangeEvents:
             count += len(records)
             if len(records):
                 last_ms = int(records.store_ms[-1])
-                yield events_of(records, self._progress)
+                roles = Roles(records)
+                if self._observer is not None:
+                    self._observer.look(records, roles)
+                yield events_of(records, roles, self._progress)
         damages = joined_damages(damages)
         self.read = RangeRead(*self._part, digest.hexdigest(), count, len(damages), damages[:MAX_DAMAGES], last_ms)
 
 
-def events_of(records: Records, progress: Progress) -> Events:
+def events_of(records: Records, roles: Roles, progress: Progress) -> Events:
     """The events of some records."""
-    roles = Roles(records)
     role = roles.role
     topics: dict[int, str] = {}
     waits = _waits(records.take(np.flatnonzero((role == LEVEL) | (role == TIMER))), progress, topics)

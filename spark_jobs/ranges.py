@@ -17,7 +17,11 @@ from spark_jobs.errors import JobError
 from spark_jobs.records import MIN_SIZE, PADDING, Damage, Records, Walk, joined_damages, starts_in, walk
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from spark_jobs.store_files import Segment, StoreFiles
+
+    Integers = NDArray[np.int64]
 
 RANGE_SIZE: Final = 128 << 20
 CHUNK_SIZE: Final = 4 << 20
@@ -114,7 +118,7 @@ def damages_of(store: StoreFiles, part: Range, *, check_crc: bool) -> list[Damag
     return joined_damages([damage for found in walks(store, part, check_crc=check_crc) for damage in found.damages])
 
 
-def at_offsets(store: StoreFiles, offsets: np.ndarray, sizes: np.ndarray, *, gap: int = 64 << 10) -> Iterator[Records]:  # type: ignore[type-arg]
+def at_offsets(store: StoreFiles, offsets: Integers, sizes: Integers, *, gap: int = 64 << 10) -> Iterator[Records]:
     """The records at given physical offsets, ascending, with their sizes; those near each other are read together.
     Offsets at which no record lies are left out."""
     at = 0
@@ -142,7 +146,7 @@ def at_offsets(store: StoreFiles, offsets: np.ndarray, sizes: np.ndarray, *, gap
         at = last + 1
 
 
-def records_at(store: StoreFiles, offsets: np.ndarray) -> Iterator[Records]:  # type: ignore[type-arg]
+def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
     """The records at given physical offsets, ascending, one by one: for a few. Offsets at which no record lies are left
     out."""
     for offset in offsets.tolist():

@@ -1,0 +1,248 @@
+"""What a store is used for: traffic, sizes, producers, keys, retries, duplicates; counted in the tasks that read it.
+
+A task looks at the records of its range as arrays and leaves one small summary; the driver adds these up. Keys are
+counted exactly within a range, of which the KEYS_KEPT most frequent go on: a key's total is right to within `key_error`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+
+from spark_jobs.hashes import hash_ints, hash_slices
+from spark_jobs.roles import MESSAGE, NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from spark_jobs.records import Records
+    from spark_jobs.roles import Roles
+
+    Integers = NDArray[np.int64]
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+KEYS_KEPT: Final = 1000
+SIZE_BINS: Final = 28
+"""Of body sizes, by powers of two: bin 0 is no body, bin n has sizes below 2^n."""
+_RETRY: Final = "%RETRY%"
+_DLQ: Final = "%DLQ%"
+_BORN_IPV6: Final = 1 << 4
+
+
+class RangeUsage(msgspec.Struct):
+    """Of a range. Counts and bytes of records."""
+
+    minutes: dict[int, list[int]]
+    """By minute since the epoch: of each role the count, then of each the bytes."""
+    topics: dict[str, dict[int, list[int]]]
+    """By topic and hour since the epoch: of each role the count, then of each the bytes."""
+    sizes: dict[str, list[int]]
+    """By topic: how many bodies in each of SIZE_BINS."""
+    producers: dict[str, list[int]]
+    """By address: count and bytes of what producers sent."""
+    keys: dict[int, tuple[int, int]]
+    """By hash of topic and keys: count, and the physical offset of a record that has them."""
+    key_error: int
+    """How often a key that is not in `keys` may have come."""
+    retries: dict[str, int]
+    """By topic, original topic and number of retries, with tabs between."""
+
+    @staticmethod
+    def decode(data: bytes) -> RangeUsage:
+        """From the bytes that a task left."""
+        return msgspec.msgpack.decode(data, type=RangeUsage)
+
+
+class UsageObserver:
+    """Looks at the records of a range."""
+
+    def __init__(self) -> None:
+        self._minutes: dict[int, Integers] = {}
+        self._topics: dict[tuple[str, int], Integers] = {}
+        self._sizes: dict[str, Integers] = {}
+        self._producers: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._keys: list[tuple[Integers, Integers]] = []
+        self._retries: defaultdict[str, int] = defaultdict(int)
+        self._unique: list[Integers] = []
+
+    def look(self, records: Records, roles: Roles) -> None:
+        """Count some records."""
+        role = roles.role.astype(np.int64)
+        codes, names = records.topics()
+        topic = codes.astype(np.int64)
+        self._traffic(records, role, topic, names)
+        self._body_sizes(records, topic, names)
+        self._producers_of(records, role)
+        self._keys_of(records)
+        self._retries_of(records, topic, names)
+        at, size = records.property("UNIQ_KEY")
+        sent = np.flatnonzero((role == MESSAGE) & (at >= 0))
+        if len(sent):
+            own = hash_slices(records.data, records.topic_at[sent], records.topic_size[sent])
+            self._unique.append(hash_ints(own, hash_slices(records.texts.data, at[sent], size[sent])))
+
+    def _traffic(self, records: Records, role: Integers, topic: Integers, names: list[str]) -> None:
+        roles = len(NAMES)
+        for columns, counts, size in _grouped(records.sizes, records.store_ms // MINUTE_MS, role):
+            row = self._minutes.setdefault(columns[0], np.zeros(2 * roles, np.int64))
+            row[columns[1]] += counts
+            row[roles + columns[1]] += size
+        for columns, counts, size in _grouped(records.sizes, topic, records.store_ms // HOUR_MS, role):
+            key = (names[columns[0]], columns[1])
+            row = self._topics.setdefault(key, np.zeros(2 * roles, np.int64))
+            row[columns[2]] += counts
+            row[roles + columns[2]] += size
+
+    def _body_sizes(self, records: Records, topic: Integers, names: list[str]) -> None:
+        size = np.clip(records.body_size, 0, (1 << SIZE_BINS - 1) - 1)
+        bins = np.where(size > 0, np.frexp(size.astype(np.float64))[1], 0)
+        for columns, counts, _ in _grouped(size, topic, bins.astype(np.int64)):
+            self._sizes.setdefault(names[columns[0]], np.zeros(SIZE_BINS, np.int64))[columns[1]] += counts
+
+    def _producers_of(self, records: Records, role: Integers) -> None:
+        sent = records.take(np.flatnonzero(role < 3))  # what waits, and messages; neither deliveries nor marks
+        if not len(sent):
+            return
+        long = sent.sys_flag & _BORN_IPV6 != 0
+        if long.any():
+            import ipaddress
+
+            for i in np.flatnonzero(long).tolist():
+                at = int(sent.starts[i]) + 48
+                counts = self._producers[str(ipaddress.ip_address(bytes(sent.data[at : at + 16])))]
+                counts[0] += 1
+                counts[1] += int(sent.sizes[i])
+            sent = sent.take(~long)
+        if len(sent):
+            raw = sent.data[(sent.starts + 48)[:, None] + np.arange(4)].view(">u4").ravel().astype(np.int64)
+            for columns, count, size in _grouped(sent.sizes, raw):
+                counts = self._producers[".".join(str(columns[0] >> shift & 255) for shift in (24, 16, 8, 0))]
+                counts[0] += count
+                counts[1] += size
+
+    def _keys_of(self, records: Records) -> None:
+        at, size = records.property("KEYS")
+        rows = np.flatnonzero(at >= 0)
+        if len(rows):
+            topic = hash_slices(records.data, records.topic_at[rows], records.topic_size[rows])
+            keys = hash_slices(records.texts.data, at[rows], size[rows])
+            self._keys.append((hash_ints(topic, keys), records.physical_offset[rows]))
+
+    def _retries_of(self, records: Records, topic: Integers, names: list[str]) -> None:
+        special = np.array([name.startswith((_RETRY, _DLQ)) for name in names] or [False])
+        rows = np.flatnonzero(special[topic])
+        if not len(rows):
+            return
+        some = records.take(rows)
+        origins = some.property_strings("RETRY_TOPIC").to_pylist()
+        for code, origin, times in zip(topic[rows].tolist(), origins, some.reconsume_times.tolist(), strict=True):
+            self._retries[f"{names[code]}\t{origin or ''}\t{times}"] += 1
+
+    def usage(self) -> bytes:
+        """The summary, as RangeUsage reads it."""
+        topics: dict[str, dict[int, list[int]]] = {}
+        for (name, hour), row in self._topics.items():
+            topics.setdefault(name, {})[hour] = row.tolist()
+        keys, error = self._frequent()
+        return msgspec.msgpack.encode(
+            RangeUsage(
+                {minute: row.tolist() for minute, row in self._minutes.items()},
+                topics,
+                {name: row.tolist() for name, row in self._sizes.items()},
+                dict(self._producers),
+                keys,
+                error,
+                dict(self._retries),
+            )
+        )
+
+    def _frequent(self) -> tuple[dict[int, tuple[int, int]], int]:
+        if not self._keys:
+            return {}, 0
+        hashes = np.concatenate([part[0] for part in self._keys])
+        offsets = np.concatenate([part[1] for part in self._keys])
+        distinct, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+        error = 0
+        if len(distinct) > KEYS_KEPT:
+            chosen = np.argpartition(counts, -KEYS_KEPT)[-KEYS_KEPT:]
+            error = int(counts[chosen].min())
+            distinct, first, counts = distinct[chosen], first[chosen], counts[chosen]
+        found = zip(counts.tolist(), offsets[first].tolist(), strict=True)
+        return dict(zip(distinct.tolist(), found, strict=True)), error
+
+    def unique_hashes(self) -> Integers:
+        """Hashes of topic and unique key of what producers sent."""
+        return np.concatenate(self._unique) if self._unique else np.empty(0, np.int64)
+
+
+def _grouped(amounts: Integers, *columns: Integers) -> Iterable[tuple[tuple[int, ...], int, int]]:
+    """The distinct rows of some columns, each with how often it comes and the sum of its amounts."""
+    if not len(amounts):
+        return
+    lows = [int(column.min()) for column in columns]
+    spans = [int(column.max()) - low + 1 for column, low in zip(columns, lows, strict=True)]
+    combined = np.zeros(len(amounts), np.int64)
+    for column, low, span in zip(columns, lows, spans, strict=True):
+        combined = combined * span + (column - low)
+    distinct, inverse, counts = np.unique(combined, return_inverse=True, return_counts=True)
+    sums = np.bincount(inverse, amounts, len(distinct))
+    for value, count, total in zip(distinct.tolist(), counts.tolist(), sums.tolist(), strict=True):
+        row = []
+        for low, span in zip(reversed(lows), reversed(spans), strict=True):
+            value, part = divmod(value, span)  # noqa: PLW2901
+            row.append(part + low)
+        yield tuple(reversed(row)), count, int(total)
+
+
+class Usage:
+    """Of a store: the sum of its ranges'. Attributes as in RangeUsage."""
+
+    def __init__(self, parts: Sequence[RangeUsage]) -> None:
+        width = 2 * len(NAMES)
+        self.minutes: dict[int, Integers] = defaultdict(lambda: np.zeros(width, np.int64))
+        self.topics: dict[str, dict[int, Integers]] = defaultdict(
+            lambda: defaultdict(lambda: np.zeros(width, np.int64))
+        )
+        self.sizes: dict[str, Integers] = defaultdict(lambda: np.zeros(SIZE_BINS, np.int64))
+        self.producers: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.keys: dict[int, list[int]] = {}
+        self.retries: dict[str, int] = defaultdict(int)
+        self.key_error = sum(part.key_error for part in parts)
+        for part in parts:
+            self._add(part)
+
+    def _add(self, part: RangeUsage) -> None:
+        for minute, row in part.minutes.items():
+            self.minutes[minute] += row
+        for name, hours in part.topics.items():
+            for hour, row in hours.items():
+                self.topics[name][hour] += row
+        for name, row in part.sizes.items():
+            self.sizes[name] += row
+        for name, (count, size) in part.producers.items():
+            self.producers[name][0] += count
+            self.producers[name][1] += size
+        for key, (count, offset) in part.keys.items():
+            self.keys.setdefault(key, [0, offset])[0] += count
+        for name, count in part.retries.items():
+            self.retries[name] += count
+
+    def frequent_keys(self, count: int) -> list[tuple[int, int]]:
+        """The most frequent keys: how often each comes at least, and where a record has it."""
+        found: list[Any] = sorted(self.keys.values(), key=lambda pair: -pair[0])[:count]
+        return [(int(times), int(offset)) for times, offset in found]
+
+
+def body_percentile(bins: Integers, percent: float) -> int:
+    """The least power of two that this many percent of the bodies are smaller than; 0 where they are empty."""
+    total = int(bins.sum())
+    if not total:
+        return 0
+    at = int(np.searchsorted(np.cumsum(bins), total * percent / 100))
+    return 1 << at if at else 0
