@@ -17,8 +17,11 @@ TIMER_DELIVER_MS. Late is the store time of the delivery minus that.
 
 **The verdict**: twice, or delivered, by the number of deliveries. Without one: cancelled, if something deletes it (by
 origin; RocketMQ's by topic and key and the same TIMER_OUT_MS), or its level's unit is withdrawn (size 1). Lost, if the
-broker has passed it: its checkpoint's note if that is valid, else delayOffset.json and timercheck. Else it is pending.
-Not covered: messages that a topic's policy (timer.release.rate and such) holds beyond their time.
+broker has passed it, else pending. A level passes a queue offset: by the checkpoint's note if that is valid, else by
+delayOffset.json. The wheel passes what it has no unit for in the slot of that note's second or a later one (RocketMQ:
+timercheck's read time), unless it has not come to it in the timer topic's queue. The time when a message is due does
+not tell: duemq, stopped in the middle of a second, gives what is left of it units in the next one, and a topic's policy
+may hold messages beyond their time.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from typing import Literal
 
 from tests.spark import oracle
 from tests.spark.oracle import COMMIT, SCHEDULE_TOPIC, TIMER_TOPIC, TRANSACTION, Contents, Record, Unit
+
+_WITHDRAWN = 8
 
 Verdict = Literal["delivered", "twice", "cancelled", "pending", "lost"]
 Key = tuple[str, str, str, int]
@@ -95,10 +100,12 @@ class _Progress:
     runs: dict[int, list[tuple[int, int]]] | None
     """duemq's note: for each level, where its runs begin and how far each is."""
     delay_offsets: dict[int, int]
-    second: int | None
-    """duemq's note: all before this second is delivered."""
+    second: int
+    """Slots before that of this second mean nothing any more."""
     timer_queue: int
-    read_ms: int
+    """The next of the timer topic's queue to be put into the wheel."""
+    in_wheel: set[int]
+    """Physical offsets that have a unit in a slot that counts."""
 
     def has_passed(self, message: Scheduled) -> bool:
         record = message.last
@@ -108,11 +115,7 @@ class _Progress:
                 return record.queue_offset < self.delay_offsets.get(level, 0)
             before = [cursor for start, cursor in self.runs.get(level, []) if start <= record.queue_offset]
             return bool(before) and record.queue_offset < before[-1]
-        if record.queue_offset >= self.timer_queue:
-            return False
-        if self.second is not None:
-            return message.due_ms is not None and message.due_ms // 1000 < self.second
-        return int(record.properties["TIMER_OUT_MS"]) < self.read_ms
+        return record.queue_offset < self.timer_queue and record.physical_offset not in self.in_wheel
 
 
 def audit(store: Path, contents: Contents | None = None) -> Audit:
@@ -223,12 +226,14 @@ def _delete(record: Record, scheduled: list[Scheduled]) -> None:
 def _progress(store: Path) -> _Progress:
     read_ms, _, timer_queue = oracle.timer_check(store)
     notes = oracle.checkpoint(store).notes
-    second = None
+    second = read_ms // 1000
     if notes.get("timers"):
         # | version 1 | second | since | log since | log end | log crc | queue offset | ... (scheduler/timer_files.py)
         _, second, _, _, _, _, timer_queue = struct.unpack_from(">BqqqqIq", notes["timers"])
     runs = _runs(notes["levels"]) if notes.get("levels") else None
-    return _Progress(runs, oracle.delay_offsets(store), second, timer_queue, read_ms)
+    units = [unit for unit in oracle.timer_units(store) if not unit.magic & _WITHDRAWN]
+    in_wheel = {unit.physical_offset for unit in units if (unit.write_ms + unit.delay_ms) // 1000 >= second}
+    return _Progress(runs, oracle.delay_offsets(store), second, timer_queue, in_wheel)
 
 
 def _runs(note: bytes) -> dict[int, list[tuple[int, int]]]:

@@ -1,0 +1,531 @@
+"""Large stores for the benchmarks of the Spark jobs, written as files, without a broker, as fast as files are written.
+
+    python -m tests.bench.spark_stores PATH --gb N [--seed 1]
+
+What is in one is what a broker with delayed messages leaves after some hours: bodies of 1 KiB; of what was sent 30% are
+plain, 50% have a delay level and 20% a timer; each of those is there twice, once waiting and once delivered, a few ms
+late, but for what is due after the end. All of it lies as it would have come, 1000 messages a second; the end is now.
+Delivered records name their origins, as duemq's do. Consume queues, timer log and wheel, the JSON tables and the
+checkpoint fit. Our broker and Apache's open such a store and go on with it: see tests/spark/test_generated.py.
+
+Records are made as the rows of matrices, all records of one layout (`_Template`) at a time, and then put in order.
+Bodies are taken from a pool with their checksums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.spark.oracle import SCHEDULE_TOPIC, TIMER_TOPIC, java_hash
+
+Integers = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+SEGMENT: Final = 1 << 30
+QUEUE_SEGMENT: Final = 300_000 * 20
+TIMER_SEGMENT: Final = 100 << 20
+BODY: Final = 1024
+TICK_MS: Final = 10_000
+"""Records are made by so much time; no delay is shorter."""
+SENDS: Final = 10_000
+"""Messages sent in a tick."""
+TOPICS: Final = {"orders": 4, "payments": 4, "mail": 2, "reminders_of_customers": 8}
+"""With their numbers of queues."""
+TAGS: Final = ("new", "changed", "cancelled")
+LEVELS: Final = {3: 10, 4: 30, 5: 60, 6: 120, 9: 300, 16: 1800}
+"""Of RocketMQ's own table, with seconds."""
+TIMER_MS: Final = 600_000
+"""Timers are due up to so much ahead, one in a thousand days ahead."""
+GROUPS: Final = ("billing", "notifications", "search")
+_POOL: Final = 4096
+_RECORD: Final = 1280
+"""About the size of one."""
+_HEAD: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_ms", ">i8"),
+        ("born_host", "V8"),
+        ("store_ms", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume_times", ">i4"),
+        ("prepared", ">i8"),
+        ("body_size", ">i4"),
+    ]
+)
+_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_TIMER_UNIT: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("write_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("physical_offset", ">i8"),
+        ("record_size", ">i4"),
+        ("topic_hash", ">i4"),
+        ("due_ms", ">i8"),
+    ]
+)
+_SLOT: Final = np.dtype([("second", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("zero", ">i4")])
+_SLOTS: Final = 14 * 86_400
+_MAGIC: Final = 0xDAA320A7
+_END_MAGIC: Final = 0xCBD43194
+_HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
+_TEXT_AT: Final = _HEAD.itemsize + BODY
+_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_HEXES: Final = _HEX[np.arange(1 << 16)[:, None] >> np.array([12, 8, 4, 0]) & 15]
+_DECIMALS: Final = (48 + np.arange(10_000)[:, None] // np.array([1000, 100, 10, 1]) % 10).astype(np.uint8)
+_MAX_PARTS: Final = 1024
+"""Linux's limit for one writev."""
+
+
+@dataclass
+class Generated:
+    """A store that was written, and what any job must find in it."""
+
+    path: Path
+    size: int = 0
+    """Bytes of the commitlog up to its end."""
+    begun_ms: int = 0
+    ended_ms: int = 0
+    records: int = 0
+    plain: int = 0
+    levels: int = 0
+    timers: int = 0
+    """Scheduled, delivered or not."""
+    delivered: int = 0
+    late_ms: int = 0
+    """Of all delivered messages together."""
+    offsets: dict[str, int] = field(default_factory=dict)
+    """The end of each queue, by `topic@queue`."""
+
+    @property
+    def scheduled(self) -> int:
+        return self.levels + self.timers
+
+    @property
+    def pending(self) -> int:
+        return self.scheduled - self.delivered
+
+
+class _Kind(NamedTuple):
+    """What all messages of one kind have alike."""
+
+    topic: str
+    tag: str
+    level: int
+    """0 for plain ones, -1 for timers."""
+
+
+_KINDS: Final = [_Kind(topic, tag, level) for topic in TOPICS for tag in TAGS for level in (0, -1, *LEVELS)]
+
+
+class _Messages(NamedTuple):
+    """Messages, or their deliveries, one a row of each array."""
+
+    store_ms: Integers
+    born_ms: Integers
+    kind: Integers
+    """Index in _KINDS."""
+    number: Integers
+    body: Integers
+    """Index in the pool."""
+    queue_id: Integers
+    """Of the real topic."""
+    due_ms: Integers
+    """0 for plain ones."""
+    origin: Integers
+    """Of deliveries the physical offset of what scheduled them, else -1."""
+
+    def part(self, which: Any) -> _Messages:
+        return _Messages(*(column[which] for column in self))
+
+    @staticmethod
+    def joined(parts: Sequence[_Messages]) -> _Messages:
+        return _Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+class _Template:
+    """The layout of the records of one kind, in their own topic or where they wait, with what changes left open."""
+
+    def __init__(self, kind: _Kind, topic: str) -> None:
+        key, number = b"7F000001" * 3 + b"\0" * 8, b"\0" * 10
+        parts: list[bytes] = [b"UNIQ_KEY\x01", key, f"\x02TAGS\x01{kind.tag}\x02KEYS\x01order-".encode(), number]
+        parts.append(b"\x02CLUSTER\x01DefaultCluster\x02WAIT\x01true")
+        self.due_at = self.out_at = self.queue_at = -1
+        topic_field = bytes((len(topic),)) + topic.encode()
+        start = _HEAD.itemsize + BODY + len(topic_field) + 2
+        if kind.level > 0:
+            parts.append(f"\x02DELAY\x01{kind.level}".encode())
+        elif kind.level < 0:
+            parts.append(b"\x02TIMER_DELIVER_MS\x01")
+            self.due_at = start + len(b"".join(parts))
+            parts += [b"\0" * 13, b"\x02TIMER_OUT_MS\x01"]
+            self.out_at = start + len(b"".join(parts))
+            parts.append(b"\0" * 13)
+        if kind.level:
+            parts.append(f"\x02REAL_TOPIC\x01{kind.topic}\x02REAL_QID\x01".encode())
+            self.queue_at = start + len(b"".join(parts))
+            parts.append(b"\0")
+        text = b"".join(parts)
+        self.key_at = start + text.index(key)
+        self.number_at = start + text.index(b"order-") + 6
+        row = bytes(_HEAD.itemsize + BODY) + topic_field + len(text).to_bytes(2, "big") + text
+        self.size = len(row)
+        self.row = np.frombuffer(row, np.uint8).copy()
+        head = self.row[: _HEAD.itemsize].view(_HEAD)
+        head["size"], head["magic"], head["body_size"] = self.size, _MAGIC, BODY
+        head["born_host"] = head["store_host"] = np.void(_HOST)
+
+    def rows(self, messages: _Messages) -> tuple[Bytes, NDArray[Any]]:
+        """Records without what their place says, and a view of their heads."""
+        rows = np.empty((len(messages.kind), self.size), np.uint8)
+        rows[:, : _HEAD.itemsize] = self.row[: _HEAD.itemsize]
+        rows[:, _TEXT_AT:] = self.row[_TEXT_AT:]
+        head = rows[:, : _HEAD.itemsize].view(_HEAD)[:, 0]
+        head["born_ms"], head["store_ms"] = messages.born_ms, messages.store_ms
+        _digits(rows, self.number_at, 10, messages.number)
+        rows[:, self.key_at + 24 : self.key_at + 28] = _HEXES[messages.number >> 16]
+        rows[:, self.key_at + 28 : self.key_at + 32] = _HEXES[messages.number & 0xFFFF]
+        if self.due_at >= 0:
+            _digits(rows, self.due_at, 13, messages.due_ms)
+            _digits(rows, self.out_at, 13, _out_ms(messages.due_ms))
+        if self.queue_at >= 0:
+            rows[:, self.queue_at] = 48 + messages.queue_id
+        return rows, head
+
+
+def _digits(rows: Bytes, at: int, count: int, numbers: Integers) -> None:
+    """Write numbers as so many decimal digits, four at a time."""
+    for end in range(at + count, at, -4):
+        width = min(4, end - at)
+        numbers, low = np.divmod(numbers, 10_000)
+        rows[:, end - width : end] = _DECIMALS[low, 4 - width :]
+
+
+def _out_ms(due_ms: Integers) -> Integers:
+    """RocketMQ's TIMER_OUT_MS, the start of the second in whose slot a message waits."""
+    result: Integers = (due_ms - 1) // 1000 * 1000
+    return result
+
+
+class _Writer:
+    """The commitlog and, at the end, everything that is made of it."""
+
+    def __init__(self, path: Path, seed: int, segment: int) -> None:
+        self.result = Generated(path)
+        self._segment = segment
+        self._file: BinaryIO | None = None
+        self._end = 0
+        chance = np.random.default_rng(seed)
+        # Hexadecimal digits: of twice the size that they need, as texts are.
+        self._pool = _HEX[chance.integers(0, 16, (_POOL, BODY), np.uint8)]
+        self._crcs = np.array([zlib.crc32(body.tobytes()) & 0x7FFFFFFF for body in self._pool], np.int64)
+        self._queues = [(SCHEDULE_TOPIC, level - 1) for level in LEVELS] + [(TIMER_TOPIC, 0)]
+        self._queues += [(topic, queue) for topic, count in TOPICS.items() for queue in range(count)]
+        numbers = {queue: number for number, queue in enumerate(self._queues)}
+        self._waiting = np.array([numbers.get((SCHEDULE_TOPIC, k.level - 1), numbers[TIMER_TOPIC, 0]) for k in _KINDS])
+        self._first_queue = np.array([numbers[kind.topic, 0] for kind in _KINDS])
+        self._queue_ids = np.array([queue for _, queue in self._queues])
+        self._ends = np.zeros(len(self._queues), np.int64)
+        self._units: list[list[NDArray[Any]]] = [[] for _ in self._queues]
+        self._timer_units: list[NDArray[Any]] = []
+        self._delivered = defaultdict[int, int](int)
+        self._templates = [_Template(kind, kind.topic) for kind in _KINDS]
+        self._templates += [_Template(kind, TIMER_TOPIC if kind.level < 0 else SCHEDULE_TOPIC) for kind in _KINDS]
+        self._sizes = np.array([template.size for template in self._templates])
+        self._is_plain = np.array([kind.level == 0 for kind in _KINDS])
+        self._is_timer = np.array([kind.level < 0 for kind in _KINDS])
+        self._tags = np.array([java_hash(kind.tag) for kind in _KINDS])
+        self._topics = np.array([java_hash(kind.topic) for kind in _KINDS])
+        (path / "commitlog").mkdir(parents=True)
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    def append(self, messages: _Messages) -> Integers:
+        """Append messages in the order of their store times; gives their physical offsets."""
+        count = len(messages.kind)
+        waits = (messages.origin < 0) & ~self._is_plain[messages.kind]
+        template = messages.kind + len(_KINDS) * waits
+        sizes = self._sizes[template]
+        queue = np.where(waits, self._waiting[messages.kind], self._first_queue[messages.kind] + messages.queue_id)
+        ends = self._end + np.cumsum(sizes)
+        starts: Integers = ends - sizes
+        limit = self._end - self._end % self._segment + self._segment
+        split = int(np.searchsorted(ends, limit - 8, "right"))
+        if split < count:
+            starts[split:] += limit - starts[split]
+        # Queue offsets: the place of a record among those of its queue.
+        order = np.argsort(queue, kind="stable")
+        bounds = np.searchsorted(queue[order], np.arange(len(self._queues) + 1))
+        queue_offset = np.empty(count, np.int64)
+        tags = np.where(waits, messages.due_ms, self._tags[messages.kind])
+        for number in range(len(self._queues)):
+            which = order[bounds[number] : bounds[number + 1]]
+            queue_offset[which] = self._ends[number] + np.arange(len(which))
+            self._ends[number] += len(which)
+            units = np.empty(len(which), _UNIT)
+            units["physical_offset"], units["size"], units["tags_code"] = starts[which], sizes[which], tags[which]
+            self._units[number].append(units)
+        prepared = np.where(waits, messages.due_ms, np.where(messages.origin == 0, -1, messages.origin))
+        prepared[self._is_plain[messages.kind]] = 0
+        parts: list[memoryview] = [memoryview(b"")] * count
+        by_template = np.argsort(template, kind="stable")
+        bounds = np.searchsorted(template[by_template], np.arange(len(self._templates) + 1))
+        sorted_messages = messages.part(by_template)
+        head_fields = {
+            "queue_id": self._queue_ids[queue],
+            "queue_offset": queue_offset,
+            "physical_offset": starts,
+            "prepared": prepared,
+            "crc": self._crcs[messages.body],
+        }
+        head_fields = {name: values[by_template] for name, values in head_fields.items()}
+        places = by_template.tolist()
+        for number in np.flatnonzero(np.diff(bounds)).tolist():
+            begin, end = bounds[number : number + 2].tolist()
+            part = slice(begin, end)
+            rows, head = self._templates[number].rows(sorted_messages.part(part))
+            for name, values in head_fields.items():
+                head[name] = values[part]
+            rows[:, _HEAD.itemsize : _TEXT_AT] = self._pool[sorted_messages.body[part]]
+            view, size = memoryview(rows.reshape(-1)), rows.shape[1]  # type: ignore[arg-type]
+            for at, place in enumerate(places[part]):
+                parts[place] = view[at * size : (at + 1) * size]
+        self._write(parts[:split])
+        if split < count:
+            left = limit - self._end
+            self._write([memoryview(left.to_bytes(4, "big") + _END_MAGIC.to_bytes(4, "big"))])
+            self._end = limit
+            self._write(parts[split:])
+        self._keep_timers(messages, waits, starts, sizes)
+        self._count(messages, waits)
+        return starts
+
+    def _write(self, parts: Sequence[memoryview]) -> None:
+        if self._end % self._segment == 0:
+            if self._file is not None:
+                self._file.close()
+            self._file = (self.result.path / "commitlog" / f"{self._end:020d}").open("wb", buffering=0)
+            self._file.truncate(self._segment)
+        assert self._file is not None
+        for first in range(0, len(parts), _MAX_PARTS):
+            some = parts[first : first + _MAX_PARTS]
+            size = sum(map(len, some))
+            if os.writev(self._file.fileno(), some) != size:
+                raise OSError(errno.ENOSPC, "not all was written", str(self.result.path))
+            self._end += size
+
+    def _keep_timers(self, messages: _Messages, waits: NDArray[np.bool_], starts: Integers, sizes: Integers) -> None:
+        which = np.flatnonzero(waits & self._is_timer[messages.kind])
+        units = np.zeros(len(which), _TIMER_UNIT)
+        write_ms = messages.store_ms[which] // 1000 * 1000
+        units["size"], units["magic"], units["write_ms"] = 52, 1, write_ms
+        slot_ms = _out_ms(messages.due_ms[which])
+        # Beyond a window of two days a unit is put into an earlier slot, to be put in again then.
+        is_far = slot_ms - write_ms >= 172_800_000
+        units["magic"] += 2 * is_far
+        units["delay_ms"] = np.where(is_far, 172_800_000, slot_ms - write_ms)
+        units["physical_offset"], units["record_size"] = starts[which], sizes[which]
+        units["topic_hash"], units["due_ms"] = self._topics[messages.kind[which]], messages.due_ms[which]
+        self._timer_units.append(units)
+
+    def _count(self, messages: _Messages, waits: NDArray[np.bool_]) -> None:
+        result, is_timer = self.result, self._is_timer[messages.kind]
+        is_delivery = messages.origin >= 0
+        result.records += len(messages.kind)
+        result.plain += int(self._is_plain[messages.kind].sum())
+        result.timers += int((waits & is_timer).sum())
+        result.levels += int((waits & ~is_timer).sum())
+        result.delivered += int(is_delivery.sum())
+        result.late_ms += int((messages.store_ms - messages.due_ms)[is_delivery].sum())
+        for number in np.unique(messages.kind[is_delivery & ~is_timer]).tolist():
+            self._delivered[_KINDS[number].level] += int((is_delivery & (messages.kind == number)).sum())
+
+    # --- what is made of it
+
+    def finish(self, begun_ms: int, ended_ms: int) -> Generated:
+        """Write all other files. `ended_ms`: timers due before it are delivered."""
+        assert self._file is not None
+        self._file.close()
+        result, path = self.result, self.result.path
+        result.size, result.begun_ms, result.ended_ms = self._end, begun_ms, ended_ms
+        for number, (topic, queue_id) in enumerate(self._queues):
+            result.offsets[f"{topic}@{queue_id}"] = int(self._ends[number])
+            data = b"".join(units.tobytes() for units in self._units[number])
+            _write_files(path / "consumequeue" / topic / str(queue_id), data, QUEUE_SEGMENT)
+        self._write_timers(ended_ms)
+        _write_config(result, dict(self._delivered))
+        times = np.array([ended_ms, ended_ms, 0], ">i8").tobytes()
+        (path / "checkpoint").write_bytes(times.ljust(4096, b"\0"))
+        (path / "lock").write_text("duemq")
+        return result
+
+    def _write_timers(self, ended_ms: int) -> None:
+        units = np.concatenate(self._timer_units).astype(_TIMER_UNIT)  # as concatenate changes the order of bytes
+        per_file = (TIMER_SEGMENT - 68) // 52 + 1
+        numbers = np.arange(len(units))
+        positions = numbers // per_file * TIMER_SEGMENT + numbers % per_file * 52
+        seconds = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // 1000
+        order = np.argsort(seconds, kind="stable")
+        is_first = np.concatenate(([True], np.diff(seconds[order]) != 0))
+        placed = positions[order]
+        units["previous"][order] = np.where(is_first, -1, np.concatenate(([-1], placed[:-1])))
+        slots = np.zeros(_SLOTS, _SLOT)
+        firsts = np.flatnonzero(is_first)
+        lasts = np.concatenate((firsts[1:], [len(units)])) - 1
+        unique = seconds[order][firsts]
+        at = unique % _SLOTS
+        slots["second"][at], slots["first"][at], slots["last"][at] = unique, placed[firsts], placed[lasts]
+        slots["count"][at] = lasts - firsts + 1
+        path = self.result.path
+        (path / "timerwheel").write_bytes(slots.tobytes())
+        (path / "timerlog").mkdir()
+        for base in range(0, max(1, len(units)), per_file):
+            data = units[base : base + per_file].tobytes()
+            if base + per_file < len(units):
+                left = TIMER_SEGMENT - len(data)
+                data += left.to_bytes(4, "big") + bytes(8) + _END_MAGIC.to_bytes(4, "big")
+            with (path / "timerlog" / f"{base // per_file * TIMER_SEGMENT:020d}").open("wb") as file:
+                file.truncate(TIMER_SEGMENT)
+                file.write(data)
+        end = int(positions[-1]) + 52 if len(units) else 0
+        count = self.result.timers
+        check = np.array([ended_ms // 1000 * 1000, end, count, count, 0, ended_ms, 1], ">i8").tobytes()
+        (path / "config").mkdir()
+        (path / "config" / "timercheck").write_bytes(check.ljust(4096, b"\0"))
+
+
+def _write_files(directory: Path, data: bytes, size: int) -> None:
+    """Write data as files of a size, the last of them filled with a hole."""
+    directory.mkdir(parents=True)
+    for base in range(0, max(1, len(data)), size):
+        with (directory / f"{base:020d}").open("wb") as file:
+            file.truncate(size)
+            file.write(data[base : base + size])
+
+
+def _write_config(result: Generated, delivered: dict[int, int]) -> None:
+    """The JSON tables. Groups are at the ends of their queues, but for the last one, which is halfway."""
+    version = {"counter": 1, "timestamp": result.begun_ms}
+    topics = {**TOPICS, SCHEDULE_TOPIC: 18, TIMER_TOPIC: 1}
+    config = {"order": False, "perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
+    table = {
+        name: {**config, "readQueueNums": queues, "topicName": name, "writeQueueNums": queues}
+        for name, queues in topics.items()
+    }
+    offsets: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, end in result.offsets.items():
+        topic, queue_id = name.split("@")
+        for group in GROUPS if topic in TOPICS else ():
+            offsets[f"{topic}@{group}"][queue_id] = end if group != GROUPS[-1] else end // 2
+    files = {
+        "topics": {"dataVersion": version, "topicConfigTable": table},
+        "consumerOffset": {"dataVersion": version, "offsetTable": offsets},
+        "delayOffset": {"dataVersion": version, "offsetTable": delivered},
+    }
+    for name, content in files.items():
+        (result.path / "config" / f"{name}.json").write_text(json.dumps(content, indent="\t"))
+
+
+def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT) -> Generated:
+    """Write a store of about so many GiB into a new or empty directory; its time ends now. `segment` is the size of a
+    commitlog file, which a broker has to be told if it is another than RocketMQ's. Raises OSError."""
+    wanted = int(gigabytes * (1 << 30))
+    writer = _Writer(path, seed, segment)
+    chance = np.random.default_rng(seed)
+    delays = np.array([LEVELS.get(kind.level, 0) * 1000 for kind in _KINDS])
+    queues = np.array([TOPICS[kind.topic] for kind in _KINDS])
+    levels = np.array([kind.level for kind in _KINDS])
+    share = np.where(levels == 0, 0.3, np.where(levels < 0, 0.2, 0.5 / len(LEVELS)))
+    share /= share.sum()
+    ticks = _ticks(wanted)
+    begun = (time.time_ns() // 1_000_000) // TICK_MS * TICK_MS - ticks * TICK_MS
+    waiting: dict[int, list[_Messages]] = defaultdict(list)
+    number = 0
+    for now in range(begun, begun + ticks * TICK_MS, TICK_MS):
+        kind = chance.choice(len(_KINDS), SENDS, p=share)
+        store_ms = now + np.sort(chance.integers(0, TICK_MS, SENDS))
+        ahead = TICK_MS + chance.integers(0, TIMER_MS, SENDS)
+        ahead += (chance.random(SENDS) < 0.001) * chance.integers(1, 30, SENDS) * 86_400_000
+        due = store_ms + np.where(levels[kind] < 0, ahead, delays[kind])
+        sent = _Messages(
+            store_ms=store_ms,
+            born_ms=store_ms - chance.integers(0, 5, SENDS),
+            kind=kind,
+            number=np.arange(number, number + SENDS),
+            body=chance.integers(0, _POOL, SENDS),
+            queue_id=chance.integers(0, queues[kind]),
+            due_ms=np.where(levels[kind] == 0, 0, due),
+            origin=np.full(SENDS, -1),
+        )
+        number += SENDS
+        is_sent = np.ones(SENDS, bool)
+        everything = sent
+        if due_now := waiting.pop(now // TICK_MS, None):
+            found = _Messages.joined(due_now)
+            found = found.part(np.argsort(found.due_ms, kind="stable"))
+            # A few ms late, in the order of their times, all before the tick ends.
+            stored = np.maximum.accumulate(found.due_ms + np.minimum(chance.geometric(0.5, len(found.kind)) - 1, 20))
+            found = found._replace(store_ms=np.minimum(stored, now + TICK_MS - 1))
+            everything = _Messages.joined([sent, found])
+            order = np.argsort(everything.store_ms, kind="stable")
+            everything = everything.part(order)
+            is_sent = order < SENDS
+        offsets = writer.append(everything)
+        waits = is_sent & (everything.due_ms > 0)
+        later = everything.part(waits)._replace(origin=offsets[waits])
+        ticks_due = later.due_ms // TICK_MS
+        for tick in np.unique(ticks_due).tolist():
+            waiting[tick].append(later.part(ticks_due == tick))
+    return writer.finish(begun, begun + ticks * TICK_MS)
+
+
+def _ticks(wanted: int) -> int:
+    """How many ticks make so many bytes: each SENDS messages, and the deliveries of what was sent before."""
+    size, ticks = 0.0, 0
+    while size < wanted:
+        due = [ticks * TICK_MS >= seconds * 1000 for seconds in LEVELS.values()]
+        delivered = 0.5 * sum(due) / len(LEVELS) + 0.2 * min(1.0, ticks * TICK_MS / TIMER_MS)
+        size += SENDS * (1 + delivered) * _RECORD
+        ticks += 1
+    return ticks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.spark_stores", description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--gb", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    made = write(arguments.path, arguments.gb, seed=arguments.seed)
+    seconds = time.perf_counter() - start
+    print(f"{made.records} records, {made.size / 1e6:.0f} MB in {seconds:.1f} s, {made.size / 1e6 / seconds:.0f} MB/s")
+    print(f"{made.plain} plain, {made.levels} levels, {made.timers} timers, {made.pending} of them pending")
+
+
+if __name__ == "__main__":
+    main()
