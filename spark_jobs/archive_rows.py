@@ -250,12 +250,14 @@ def read(task: ReadTask) -> int:
             if table.num_rows != rows:
                 raise JobError(f"{path}: has {table.num_rows} rows, the manifest says {rows}")
             tables.append(table)
-        table = pa.concat_tables(tables).sort_by("physical_offset").combine_chunks()
-        offsets = table["physical_offset"].to_numpy()
-        sizes = table["size"].to_numpy().astype(np.int64)
+        offsets = np.concatenate([table["physical_offset"].to_numpy() for table in tables])
+        sizes = np.concatenate([table["size"].to_numpy() for table in tables]).astype(np.int64)
+        order = np.argsort(offsets, kind="stable")
+        offsets, sizes = offsets[order], sizes[order]
         if int(sizes.sum()) != part.size or (offsets[1:] < offsets[:-1] + sizes[:-1]).any():
             raise JobError(f"{task.archive}: the records from {part.start} on are not those of the manifest")
-        data = b"".join(_parts(table, task.archive))
+        records = [record for table in tables for record in _records(table)]
+        data = b"".join([records[at] for at in order.tolist()])
         if len(data) != part.size:
             raise JobError(f"{task.archive}: the records from {part.start} on have other sizes than they say")
         _write(task, data, offsets, sizes)
@@ -291,8 +293,8 @@ def _items(data: bytes, offsets: Integers, sizes: Integers) -> NDArray[Any]:
     return items_of(records, offsets, TRANSACTION_ROLLBACK)
 
 
-def _parts(table: pa.Table, archive: str) -> list[Any]:
-    """The records of a table as parts to be joined."""
+def _records(table: pa.Table) -> list[bytes]:
+    """The records of a table."""
     count = table.num_rows
     columns = {name: table[name].to_numpy() for name in _RESTORED if pa.types.is_integer(table.schema.field(name).type)}
     born_ms, store_ms = (table[name].cast(pa.int64()).to_numpy() for name in ("born_time", "store_time"))
@@ -302,7 +304,7 @@ def _parts(table: pa.Table, archive: str) -> list[Any]:
     born_host, born_at = _slices(table["born_host"])
     store_host, store_at = _slices(table["store_host"])
     flags = columns["sys_flag"]
-    parts: list[Any] = []
+    records: list[bytes] = []
     is_usual = (flags & (_BORN_IPV6 | _STORE_IPV6) == 0) & (columns["magic"] == MAGIC_V1)
     heads = np.zeros(count, HEAD)
     for name in ("size", "magic", "body_crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag"):
@@ -327,15 +329,19 @@ def _parts(table: pa.Table, archive: str) -> list[Any]:
                 born_host[born_at[i] : born_at[i + 1]],
                 store_host[store_at[i] : store_at[i + 1]],
             )
-        parts += (
-            head,
-            body[bodies[i] : bodies[i + 1]],
-            (topics[i + 1] - topics[i]).to_bytes(length_size, "big"),
-            topic[topics[i] : topics[i + 1]],
-            (texts[i + 1] - texts[i]).to_bytes(2, "big"),
-            text[texts[i] : texts[i + 1]],
+        records.append(
+            b"".join(
+                (
+                    head,
+                    body[bodies[i] : bodies[i + 1]],
+                    (topics[i + 1] - topics[i]).to_bytes(length_size, "big"),
+                    topic[topics[i] : topics[i + 1]],
+                    (texts[i + 1] - texts[i]).to_bytes(2, "big"),
+                    text[texts[i] : texts[i + 1]],
+                )
+            )
         )
-    return parts
+    return records
 
 
 def _head(packed: memoryview, born_host: memoryview, store_host: memoryview) -> bytes:

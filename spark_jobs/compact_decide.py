@@ -132,7 +132,7 @@ def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_
     if not len(rows):
         save(scratch, "superseded", np.empty(0, np.int64))
         return 0
-    identity = ("hash1", "hash2", "queue_id", "topic")
+    identity = ("hash1", "hash2", "has_key", "queue_id", "topic")
     order = np.lexsort((rows["queue_offset"], *(rows[name] for name in identity)))
     ordered = rows[order]
     is_same = np.ones(len(rows) - 1, np.bool_)
