@@ -12,6 +12,8 @@ own; a record that is gone leaves a unit that stands for nothing. A task some qu
                                       code): a pull finds no so many bytes there, and goes on with the records of the
                                       next file, which has the next record. There is a file before all that hold
                                       records, so that these units do not lie before the commitlog: see `compact`
+    behind the last record, where     (the record's last byte, 1, tags code): likewise
+    messages were cancelled
     a queue without any record        its last file, all units (the last byte before the commitlog, 1, 0): nothing
                                       there any more, as after retention
 """
@@ -85,10 +87,13 @@ def _write_queue(task: QueueTask, files: list[QueueFile], offsets: OffsetMap) ->
         units["physical_offset"], units["size"] = task.begin - 1, WITHDRAWN_SIZE
         _write_file(folder, files[last], units)
         return 0, 0
+    last = max(at for at in with_units if (new[at] >= 0).any())
+    row = int(np.flatnonzero(new[last] >= 0)[-1])
+    end = int(new[last][row] + task.store.units(files[last])["size"][row])
     units_written = holes = 0
     following = -1
     for at in range(with_units[-1], first - 1, -1):
-        units, more, empty, following = _file_of(task, files[at], new[at], following, is_first=at == first)
+        units, more, empty, following = _file_of(task, files[at], new[at], following, end, is_first=at == first)
         units_written += more
         holes += empty
         _write_file(folder, files[at], units)
@@ -96,10 +101,10 @@ def _write_queue(task: QueueTask, files: list[QueueFile], offsets: OffsetMap) ->
 
 
 def _file_of(
-    task: QueueTask, file: QueueFile, new: Integers, following: int, *, is_first: bool
+    task: QueueTask, file: QueueFile, new: Integers, following: int, end: int, *, is_first: bool
 ) -> tuple[NDArray[Any], int, int, int]:
     """The units of one file; how many stand for records, how many for none; and where the first record lies, or
-    `following`, where the first one of the files behind does."""
+    `following`, where the first one of the files behind does. `end`: of the queue's last record."""
     old = task.store.units(file)
     units = np.empty(len(old), UNIT)
     is_there = new >= 0
@@ -107,8 +112,7 @@ def _file_of(
     is_decoded = file.topic in _DECODED
     gone = next_there if is_decoded else next_there - next_there % task.segment_size - task.segment_size
     gone_size = np.where(next_there < 0, WITHDRAWN_SIZE, WITHDRAWN_SIZE if is_decoded else PADDING_SIZE)
-    # Nothing follows only behind a withdrawn unit at the very end, which no record has to stay for.
-    gone = np.where(next_there < 0, task.begin - 1, gone)
+    gone = np.where(next_there < 0, end - 1, gone)
     units["physical_offset"] = np.where(is_there, new, gone)
     units["size"] = np.where(is_there, old["size"], gone_size)
     units["tags_code"] = old["tags_code"]

@@ -164,6 +164,27 @@ def test_cancelled_messages_go_with_the_marks_that_cancelled_them(tmp_path: Path
     after.close()
 
 
+def test_a_queue_whose_last_messages_were_cancelled_keeps_those_before(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "old")
+    places = [broker.schedule(4, b"l%d" % i) for i in range(13)]
+    for physical in places[10:]:
+        broker.cancel(physical)
+    broker.run()
+    broker.close()
+    result = run(tmp_path / "old", tmp_path / "new")
+    assert result.removed["cancelled"] >= 3
+    store = StoreFiles.open(str(tmp_path / "new"))
+    (file,) = (file for file in store.queue_files() if (file.topic, file.queue_id) == ("SCHEDULE_TOPIC_XXXX", 3))
+    units = store.units(file)
+    # A search for the queue's first message by its last unit, as 5.3.3 begins, finds that there are some.
+    assert (np.diff(units["physical_offset"]) >= 0).all()
+    assert (units["physical_offset"] >= store.segments[0].first_offset).all()
+    after = Broker(tmp_path / "new", broker.clock)
+    after.pass_time(2 * HOUR_MS)
+    assert after.bodies() == [b"l%d" % i for i in range(10)]
+    after.close()
+
+
 @pytest.mark.parametrize("is_foreign", [False, True])
 def test_twice_compacted_is_as_once(tmp_path: Path, *, is_foreign: bool) -> None:
     broker = busy(tmp_path / "old")
