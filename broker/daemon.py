@@ -233,7 +233,7 @@ class Broker:
         send = SendHandlers(config, store, topics, groups, levels, timers, flusher, router, self._read_apart)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock)
         pending = Pending(store, timers, levels, clock)
-        self._pending = PendingHandlers(store, timers, pending, timer_handlers, router, clock)
+        self._pending = PendingHandlers(store, timers, pending, timer_handlers, router, clock, self._read_apart)
         admin = AdminHandlers(
             config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
         )

@@ -11,7 +11,6 @@ which they came into it, those of the levels, then those that are not in the whe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from scheduler.timer_config import Cancelled
 from scheduler.timers import Timers
 from storage.clock import Clock
 from storage.consume_queue import SCHEDULE_TOPIC
+from storage.pull import ColdRead, Range
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _WHEEL: Final = 0
 _LEVELS: Final = 1
 _BEHIND: Final = 2
-_SLICE_UNITS: Final = 512
-"""Messages of the wheel that are turned into Python's values at once."""
+_SLICE_UNITS: Final = 128
+"""Messages of the wheel whose records are read, and turned into Python's values, at once."""
 _MAX_PLACE: Final = 2**63
 _MAX_CURSOR: Final = 64
 
@@ -114,23 +114,6 @@ class Selection(NamedTuple):
         return self.key in (properties.get(text, properties.KEYS) or "").split(" ")
 
 
-class Changed(Enum):
-    """What became of a request to change a message that waits."""
-
-    DONE = "done"
-    DELIVERED = "already delivered"
-    CANCELLED = "already cancelled"
-    UNKNOWN = "never existed"
-
-
-_CHANGED: Final = {
-    Cancelled.CANCELLED: Changed.DONE,
-    Cancelled.DELIVERED: Changed.DELIVERED,
-    Cancelled.CANCELLED_BEFORE: Changed.CANCELLED,
-    Cancelled.UNKNOWN: Changed.UNKNOWN,
-}
-
-
 class Pending:
     """What waits. One thread, the event loop's, owns it."""
 
@@ -140,17 +123,25 @@ class Pending:
         self._levels = levels
         self._clock = clock
 
-    def select(self, selection: Selection, after: Place | None = None) -> Iterator[Waiting | None]:
+    def select(self, selection: Selection, after: Place | None = None) -> Iterator[Waiting | ColdRead | None]:
         """The messages of a selection, each once, in the order of their places; only those behind `after`. None now
-        and then: then other work may be done. What is sent, delivered or changed meanwhile may be told or not."""
-        for place, message, due_ms in self._places(selection, after or _FIRST):
+        and then: then other work may be done. A read that waits for the disk, where that is wanted: whoever lets a
+        thread do it before the next step has nobody else wait. What is sent, delivered or changed meanwhile may be told
+        or not."""
+        for found in self._places(selection, after or _FIRST):
+            if isinstance(found, ColdRead):
+                yield found
+                continue
+            place, message, due_ms = found
             if message is None or not selection.has(message.properties_text, due_ms):
                 yield None
             else:
                 topic = properties.get(message.properties_text, properties.REAL_TOPIC) or ""
                 yield Waiting(message, due_ms, topic, place)
 
-    def _places(self, selection: Selection, after: Place) -> Iterator[tuple[Place, StoredMessage | None, int]]:
+    def _places(
+        self, selection: Selection, after: Place
+    ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
         """Messages behind a place which may be of a selection, each with its deliver time; None for one that is not, or
         is not there any more."""
         self._timers.gather(self._clock.now_ms())
@@ -159,8 +150,9 @@ class Pending:
             for waits in self._of_wheel(selection, after.offset):
                 found = waits[waits["position"] > after.offset]
                 for start in range(0, len(found), _SLICE_UNITS):
-                    part = found[start : start + _SLICE_UNITS][["position", "physical", "size", "due"]]
-                    for position, physical, size, due_ms in part.tolist():
+                    part = found[start : start + _SLICE_UNITS]
+                    yield from self._cold(part[["physical", "size"]].tolist())
+                    for position, physical, size, due_ms in part[["position", "physical", "size", "due"]].tolist():
                         yield Place(_WHEEL, 0, position), self._store.message_at(physical, size), due_ms
                 yield after, None, 0
         if after.part <= _LEVELS:
@@ -168,7 +160,13 @@ class Pending:
                 place = Place(_LEVELS, one[0].queue_id + 1, one[0].queue_offset) if one is not None else after
                 yield (place, *one) if one is not None and place > after else (after, None, 0)
         for offset, physical, size, due_ms in behind:
+            yield from self._cold([(physical, size)])
             yield Place(_BEHIND, 0, offset), self._store.message_at(physical, size), due_ms
+
+    def _cold(self, ranges: list[Range]) -> Iterator[ColdRead]:
+        """What has to be read from the disk so that some records are in memory."""
+        if ranges and self._store.read(ranges) is None:
+            yield ColdRead(self._store.log, ranges)
 
     def _of_wheel(self, selection: Selection, start: int = 0) -> Iterator[NDArray[Any]]:
         """What is in the wheel and may be of a selection, for all its units tell, from a position of its log on."""
@@ -196,14 +194,14 @@ class Pending:
 
     # --- counting
 
-    def count(self, selection: Selection) -> Iterator[int | None]:
+    def count(self, selection: Selection) -> Iterator[int | ColdRead | None]:
         """How many messages a selection has; at its end the number, before it None, as of `select`. Without a key no
         record of the wheel is read, and topics whose names have the same hash count as one there."""
         if selection.key is not None:
             number = 0
             for found in self.select(selection):
-                number += found is not None
-                yield None
+                number += isinstance(found, Waiting)
+                yield found if isinstance(found, ColdRead) else None
             yield number
             return
         number = 0
@@ -255,12 +253,10 @@ class Pending:
 
     # --- changing
 
-    def cancel(self, physical_offset: int) -> Changed:
-        """Cancel a message. Raises StoreError, OSError."""
-        return _CHANGED[self._timers.cancel(physical_offset)]
+    def cancel(self, physical_offset: int) -> Cancelled:
+        """See `Timers.cancel`."""
+        return self._timers.cancel(physical_offset)
 
-    def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Changed, int | None]:
-        """Give a message another time; one that is past for "at once". It is another record then, at the physical
-        offset given. Raises StoreError, OSError."""
-        result, place = self._timers.reschedule(physical_offset, due_ms)
-        return _CHANGED[result], place
+    def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Cancelled, int | None]:
+        """See `Timers.reschedule`."""
+        return self._timers.reschedule(physical_offset, due_ms)

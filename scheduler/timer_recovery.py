@@ -210,6 +210,7 @@ class TimerRecovery:
 
     def _by_queue(self) -> Start:
         log.warning("timers_rebuilt", reason="no timer log to go by: the whole commitlog was read")
+        self._store.forget_note("timers")
         self._log.remove_all()
         self._wheel.clear()
         self._wheel.establish()

@@ -39,6 +39,7 @@ _ROLL_UNITS: Final = 4096
 _LOOK_UNITS: Final = 32
 _CENSUS_UNITS: Final = 2048
 _NEAR_SECONDS: Final = 8
+_LATE_UNITS: Final = 65_536
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 _DELETED: Final = DELETE | WITHDRAWN
 
@@ -361,12 +362,19 @@ class Slots:
             return self._scan_for_unit(physical_offset)
         if found:
             return max(found)
-        return self._scan_for_unit(physical_offset) if second >= self.second else None
+        if second >= self.second:
+            return self._scan_for_unit(physical_offset)
+        # It came into the wheel when its time was past, after an outage: not long after it was stored, in the log.
+        start = self.log.written_since(stored * PRECISION_MS)
+        return self._scan_for_unit(physical_offset, start, start + _LATE_UNITS * UNIT.itemsize)
 
-    def _scan_for_unit(self, physical_offset: int) -> tuple[int, int] | None:
-        """As `_find_unit`, in the whole log: the roll window was changed, or the clock set."""
+    def _scan_for_unit(
+        self, physical_offset: int, start: int | None = None, end: int | None = None
+    ) -> tuple[int, int] | None:
+        """As `find_unit`, in the whole log or a part of it: the roll window was changed, or the clock set."""
         found = None
-        for position, units in self.log.scan(self.log.begin, self.log.end):
+        start, end = self.log.begin if start is None else start, self.log.end if end is None else end
+        for position, units in self.log.scan(start, end):
             hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED))
             if len(hits):
                 found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
@@ -391,14 +399,16 @@ class Slots:
             (waits["physical"] == physical_offset).any() for waits, _ in second.again
         )
 
-    def withdraw(self, position: int, number: int) -> None:
-        """The message of a unit, which waits, is not to be delivered from its slot any more. Raises OSError where it
-        cannot be read; then nothing changed."""
-        units = self.log.read(position, 1)
-        waits = waits_of(units, np.array([position]))
-        if self.census.is_begun and waits["due"][0] == 0:
+    def wait_at(self, position: int, number: int) -> Waits:
+        """The message of a unit in the slot of a second, which waits. Raises OSError."""
+        waits = waits_of(self.log.read(position, 1), np.array([position]))
+        if waits["due"][0] == 0:
             self._learn(waits, 0, number)
-        self.log.withdraw(position)
+        return waits
+
+    def withdraw(self, waits: Waits, number: int) -> None:
+        """A message, as `wait_at` gave it, is not to be delivered from its slot any more."""
+        self.log.withdraw(int(waits["position"][0]))
         second = self.resident.get(number)
         if second is not None:
             second.remove(int(waits["physical"][0]))

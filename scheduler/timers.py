@@ -98,11 +98,11 @@ class TimerState(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a message waits in the wheel: its unit's position in the log, and the second whose slot that is in."""
+    """Where a message waits in the wheel: what its unit says, and the second whose slot that is in."""
 
     message: StoredMessage
     due_ms: int
-    position: int
+    waits: Waits
     second: int
 
 
@@ -502,7 +502,7 @@ class Timers:
         if isinstance(place, Cancelled):
             return place
         append(place.message, place.due_ms)
-        self._slots.withdraw(place.position, place.second)
+        self._slots.withdraw(place.waits, place.second)
         return Cancelled.CANCELLED
 
     def _place_of(self, message: StoredMessage | None) -> _Place | Cancelled:
@@ -525,7 +525,7 @@ class Timers:
         is_delivered = second < self._slots.second or (self._slots.start.done == physical_offset).any()
         if is_delivered or not self._slots.is_waiting(second, physical_offset):
             return Cancelled.DELIVERED
-        return _Place(message, due_ms, position, second)
+        return _Place(message, due_ms, self._slots.wait_at(position, second), second)
 
     def _take_out_of_level(self, message: StoredMessage, append: Callable[[StoredMessage, int], None]) -> Cancelled:
         is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
@@ -550,11 +550,11 @@ class Timers:
                 continue
             found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
             if found is not None:
-                self._slots.withdraw(*found)
+                self._slots.withdraw(self._slots.wait_at(*found), found[1])
         if gone:
             # Appended once more, whereupon their files went: nobody knows where they waited.
             for position, second in self._slots.find_units(gone):
-                self._slots.withdraw(position, second)
+                self._slots.withdraw(self._slots.wait_at(position, second), second)
 
     # --- replacing
 
@@ -611,7 +611,7 @@ class Timers:
         self._soonest_ms = min(self._soonest_ms, due_ms)
         self._store.appender.commit()
         for place in places:
-            self._slots.withdraw(place.position, place.second)
+            self._slots.withdraw(place.waits, place.second)
         return len(places)
 
     def _place_at(self, position: int) -> _Place | None:
@@ -626,7 +626,7 @@ class Timers:
         is_delivered = second < self._slots.second or (self._slots.start.done == physical_offset).any()
         if is_delivered or not self._slots.is_waiting(second, physical_offset):
             return None
-        return _Place(message, due_ms, position, second)
+        return _Place(message, due_ms, self._slots.wait_at(position, second), second)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
         """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
@@ -662,8 +662,9 @@ class Timers:
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
                 if message is None or second < slots.second or not slots.is_waiting(second, message.physical_offset):
                     continue
+                waits = slots.wait_at(position + at * UNIT.itemsize, second)
                 again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
-                self._slots.withdraw(position + at * UNIT.itemsize, second)
+                slots.withdraw(waits, second)
                 self._catch_up.repeated(message.physical_offset, again)
                 count += 1
                 yield True

@@ -23,6 +23,7 @@ Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is theirs an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Callable
@@ -37,6 +38,7 @@ assert UNIT.size == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 300_000 * UNIT_SIZE
 PADDING_SIZE: Final = 0x7FFFFFFF
 WITHDRAWN_SIZE: Final = 1
+_WITHDRAWN: Final = WITHDRAWN_SIZE.to_bytes(4, "big")
 _SIZE_AT: Final = 8
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
@@ -51,6 +53,7 @@ class ConsumeQueue:
 
     __slots__ = (
         "_segments",
+        "_unmarked",
         "min_offset",
         "next_offset",
         "queue_id",
@@ -74,6 +77,8 @@ class ConsumeQueue:
         """Queue offset of the next message."""
         self.min_offset = 0
         """Queue offset of the oldest message that the commitlog still has."""
+        self._unmarked: set[int] = set()
+        """Queue offsets of withdrawn units in the files, which do not say so yet."""
         self.tail = bytearray()
         """Units that are not in the files yet: the last ones before `next_offset`."""
         self.staged_from = -1
@@ -110,6 +115,8 @@ class ConsumeQueue:
             at = (offset - written) * UNIT_SIZE
             return bytes(self.tail[at : at + count * UNIT_SIZE])
         units = self._segments.read(offset * UNIT_SIZE, min(count, written - offset) * UNIT_SIZE)
+        if self._unmarked:
+            units = self._with_marks(offset, units)
         if offset + count > written:
             units += self.tail[: (offset + count - written) * UNIT_SIZE]
         return units
@@ -120,13 +127,29 @@ class ConsumeQueue:
         return UNIT.unpack(units) if units else None
 
     def withdraw(self, offset: int) -> None:
-        """Mark the unit of a message as withdrawn. Raises OSError."""
-        size = WITHDRAWN_SIZE.to_bytes(4, "big")
+        """Mark the unit of a message as withdrawn. Every reader sees that at once; what the disk does not take is tried
+        again by `write_tail`."""
         at = (offset - self.written_offset) * UNIT_SIZE + _SIZE_AT
         if at >= 0:
-            self.tail[at : at + len(size)] = size
-        else:
-            self._segments.write(offset * UNIT_SIZE + _SIZE_AT, size)
+            self.tail[at : at + len(_WITHDRAWN)] = _WITHDRAWN
+            return
+        self._unmarked.add(offset)
+        with contextlib.suppress(OSError):
+            self._write_marks()
+
+    def _write_marks(self) -> None:
+        for offset in list(self._unmarked):
+            self._segments.write(offset * UNIT_SIZE + _SIZE_AT, _WITHDRAWN)
+            self._unmarked.discard(offset)
+
+    def _with_marks(self, offset: int, units: bytes) -> bytes:
+        """Units from a queue offset on, also withdrawn where the file does not say so yet."""
+        marked = bytearray(units)
+        for each in self._unmarked:
+            at = (each - offset) * UNIT_SIZE + _SIZE_AT
+            if 0 <= at < len(marked):
+                marked[at : at + len(_WITHDRAWN)] = _WITHDRAWN
+        return bytes(marked)
 
     def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
         """The first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true along
@@ -143,7 +166,9 @@ class ConsumeQueue:
     # --- writing
 
     def write_tail(self) -> None:
-        """Put the units in memory into the files. Raises OSError; then they are still in memory."""
+        """Put the units in memory, and the marks, into the files. Raises OSError; then they are still in memory."""
+        if self._unmarked:
+            self._write_marks()
         if not self.tail:
             return
         position = self.written_offset * UNIT_SIZE

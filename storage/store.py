@@ -324,6 +324,14 @@ class MessageStore:
         self._checkpoint = job.checkpoint
         self.note_flushed(job)
 
+    def forget_note(self, name: str) -> None:
+        """Have the checkpoint without a note: what it tells of is about to be made anew, and a crash in the middle of
+        that must not find the new by the old. Waits for the disk. Raises OSError."""
+        notes = self._checkpoint.notes
+        if name in notes and not self._checkpoint.is_foreign:
+            self._checkpoint.notes = {other: note for other, note in notes.items() if other != name}
+            checkpoint.save(self.files, self._checkpoint_path, self._checkpoint)
+
     @property
     def has_checkpoint_work(self) -> bool:
         """Whether there is anything that the checkpoint does not cover."""

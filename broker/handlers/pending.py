@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from broker.connection import Connection
 from broker.errors import Refused
+from broker.handlers.replace import ReadApart
 from broker.handlers.timers import TimerHandlers
 from broker.router import Answer, Router
 from protocol import fastjson, properties
@@ -22,10 +23,11 @@ from protocol.bodies import ChangedMessage, ChangedMessages, ChangeOutcome, DueC
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import ChangePending, DueCurve, ListPending, Request, response
 from protocol.message_id import offset_message_id, parse_offset_message_id
-from scheduler.pending import Changed, Pending, Place, Selection, Waiting
-from scheduler.timer_config import Refusal
+from scheduler.pending import Pending, Place, Selection, Waiting
+from scheduler.timer_config import Cancelled, Refusal
 from scheduler.timers import Timers
 from storage.clock import Clock
+from storage.pull import ColdRead
 from storage.store import MessageStore
 
 T = TypeVar("T")
@@ -59,10 +61,10 @@ _REFUSALS: Final = {
     Refusal.TOO_FAR: (ResponseCode.MESSAGE_ILLEGAL, "the time is further ahead than timerMaxDelaySec"),
     Refusal.CONGESTED: (ResponseCode.SYSTEM_ERROR, "timerCongestNumEachSlot messages wait for that second"),
 }
-_OUTCOMES: Final[dict[Changed, ChangeOutcome]] = {
-    Changed.DELIVERED: "ALREADY_DELIVERED",
-    Changed.CANCELLED: "ALREADY_CANCELLED",
-    Changed.UNKNOWN: "NEVER_EXISTED",
+_OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
+    Cancelled.DELIVERED: "ALREADY_DELIVERED",
+    Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
+    Cancelled.UNKNOWN: "NEVER_EXISTED",
 }
 
 
@@ -84,7 +86,9 @@ class PendingHandlers:
         waiting: TimerHandlers,
         router: Router,
         clock: Clock,
+        read_apart: ReadApart,
     ) -> None:
+        self._read_apart = read_apart
         self._store = store
         self._timers = timers
         self._pending = pending
@@ -122,7 +126,9 @@ class PendingHandlers:
         finally:
             self._turns.release()
 
-    async def _sliced(self, steps: Iterable[T | None], goes_on: Callable[[], bool]) -> AsyncGenerator[T, None]:
+    async def _sliced(
+        self, steps: Iterable[T | ColdRead | None], goes_on: Callable[[], bool]
+    ) -> AsyncGenerator[T, None]:
         """What the steps of a search give, with the loop's turns in between. Raises Refused when the broker stops, or
         nobody waits for it any more."""
         until = 0.0
@@ -132,10 +138,12 @@ class PendingHandlers:
                 if self._is_stopped or not goes_on():
                     raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the search was given up")
                 until = time.perf_counter() + SLICE_SECONDS
-            if found is not None:
+            if isinstance(found, ColdRead):
+                await self._read_apart(found)
+            elif found is not None:
                 yield found
 
-    async def _result(self, connection: Connection, steps: Iterator[T | None]) -> T:
+    async def _result(self, connection: Connection, steps: Iterator[T | ColdRead | None]) -> T:
         """The one result of a search."""
         async with self._turn():
             results = [found async for found in self._sliced(steps, lambda: not connection.is_closed)]
@@ -160,7 +168,9 @@ class PendingHandlers:
             page = await self._page(connection, self._pending.select(selection, after), header.limit)
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(page))
 
-    async def _page(self, connection: Connection, steps: Iterator[Waiting | None], limit: int) -> PendingPage:
+    async def _page(
+        self, connection: Connection, steps: Iterator[Waiting | ColdRead | None], limit: int
+    ) -> PendingPage:
         messages: list[PendingMessage] = []
         place, size = None, 0
         async with aclosing(self._sliced(steps, lambda: not connection.is_closed)) as all_found:
@@ -251,7 +261,7 @@ class PendingHandlers:
             if header.deliver_ms is not None:
                 self._check_time(header.deliver_ms)
             result, new_place = self._pending.reschedule(found.place, header.deliver_ms or 0)
-        if result is not Changed.DONE:
+        if result is not Cancelled.CANCELLED:
             return ChangedMessage(found.message_id, _OUTCOMES[result])
         new_id = offset_message_id(self._store.appender.store_host, new_place) if new_place is not None else None
         return ChangedMessage(found.message_id, ACTIONS[header.action], new_id)

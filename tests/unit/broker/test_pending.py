@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from protocol.message_id import offset_message_id, pack_host
 from scheduler.pending import Pending
 from storage.consume_queue import TIMER_TOPIC
 from storage.errors import StoreFull
+from storage.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import BORN_MS, pull, request, send
@@ -459,3 +461,23 @@ async def test_a_message_that_says_no_queue_is_told_all_the_same(known: UnboundB
     assert properties.get(last(known).properties_text, properties.REAL_QID) is None
     (found,) = (await told(peer, listing()))["messages"]
     assert (found["queueId"], found["deliverMs"]) == (0, LATER_MS)
+
+
+async def test_a_search_lets_a_thread_read_what_is_not_in_memory(
+    known: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        await later(known, peer, text=f"KEYS\x01k{number}\x02")
+    threads: list[str] = []
+    real = ColdRead.run
+
+    def run(self: ColdRead) -> bytes:
+        threads.append(threading.current_thread().name)
+        return real(self)
+
+    monkeypatch.setattr(ColdRead, "run", run)
+    monkeypatch.setattr(known.store, "read", lambda _: None)
+    assert len(await ids(peer, key="k1")) == 1
+    assert (await told(peer, listing(key="k2", count_only=True)))["counted"] == 1
+    assert len(threads) == 2, "the three records are read at once"
+    assert all(name.startswith("blocking") for name in threads)

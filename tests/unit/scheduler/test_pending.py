@@ -11,8 +11,8 @@ from protocol import properties
 from protocol.record import StoredMessage
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_queues import LevelQueues
-from scheduler.pending import Changed, Pending, Place, Selection, Waiting
-from scheduler.timer_config import TimerConfig
+from scheduler.pending import Pending, Place, Selection, Waiting
+from scheduler.timer_config import Cancelled, TimerConfig
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull
@@ -54,7 +54,7 @@ class PendingWorld(TimerWorld):
         return min((each for each in [*dues, due] if each is not None), default=None)
 
     def select(self, selection: Selection = EVERYTHING, after: Place | None = None) -> list[Waiting]:
-        return [each for each in self.pending.select(selection, after) if each is not None]
+        return [each for each in self.pending.select(selection, after) if isinstance(each, Waiting)]
 
     def told(self, **selection: object) -> list[bytes]:
         """The bodies of a selection, which is also what counting finds."""
@@ -136,17 +136,17 @@ def test_what_is_delivered_or_cancelled_waits_no_more(world: PendingWorld) -> No
     places = [world.send(START_MS + 5_000 * (n + 1)) for n in range(3)] + [world.schedule(n) for n in (1, 3, 4)]
     world.run()
     assert world.told() == [b"m1", b"m2", b"m3", b"m4", b"m5", b"m6"]
-    assert world.pending.cancel(places[1]) is Changed.DONE
-    assert world.pending.cancel(places[4]) is Changed.DONE
+    assert world.pending.cancel(places[1]) is Cancelled.CANCELLED
+    assert world.pending.cancel(places[4]) is Cancelled.CANCELLED
     assert world.told() == [b"m1", b"m3", b"m4", b"m6"]
     world.pass_time(5_000)
     assert world.told() == [b"m3", b"m6"]
     assert [world.pending.cancel(place) for place in (places[0], places[1], places[3], places[4], 10**9)] == [
-        Changed.DELIVERED,
-        Changed.CANCELLED,
-        Changed.DELIVERED,
-        Changed.CANCELLED,
-        Changed.UNKNOWN,
+        Cancelled.DELIVERED,
+        Cancelled.CANCELLED_BEFORE,
+        Cancelled.DELIVERED,
+        Cancelled.CANCELLED_BEFORE,
+        Cancelled.UNKNOWN,
     ]
 
 
@@ -176,7 +176,7 @@ def test_what_is_not_in_the_wheel_yet_waits_too(world: PendingWorld) -> None:
     assert world.told(topic="orders") == [b"m1", b"m3"]
     assert world.told(begin_ms=START_MS + 60_001, end_ms=START_MS + 60_002) == [b"m2"]
     assert world.curve(START_MS + 60_000, 1, 3, topic="orders") == [1, 0, 1]
-    assert world.pending.cancel(places[1]) is Changed.DONE
+    assert world.pending.cancel(places[1]) is Cancelled.CANCELLED
     assert world.told() == [b"m1", b"m3"]
 
 
@@ -201,7 +201,7 @@ def test_after_a_restart_the_same_waits(world: PendingWorld, clean: bool) -> Non
     world.pass_time(2_000)
     world.checkpoint()
     for place in (places[1], places[5]):
-        assert world.pending.cancel(place) is Changed.DONE
+        assert world.pending.cancel(place) is Cancelled.CANCELLED
     told = world.told()
     assert told == [b"m3", b"m4", b"m7"]
     if clean:
@@ -209,7 +209,7 @@ def test_after_a_restart_the_same_waits(world: PendingWorld, clean: bool) -> Non
     world.open()
     world.run()
     assert world.told() == told
-    assert world.pending.cancel(places[1]) is Changed.CANCELLED
+    assert world.pending.cancel(places[1]) is Cancelled.CANCELLED_BEFORE
 
 
 def test_a_search_goes_on_behind_any_message(world: PendingWorld) -> None:
@@ -270,10 +270,11 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
     world.run()
     found = []
     for number, each in enumerate(world.pending.select(EVERYTHING)):
-        if each is not None:
+        if isinstance(each, Waiting):
             found.append(each.message.physical_offset)
             if number % 10 == 0:
-                assert world.pending.reschedule(each.message.physical_offset, START_MS + 90_000)[0] is Changed.DONE
+                result, _ = world.pending.reschedule(each.message.physical_offset, START_MS + 90_000)
+                assert result is Cancelled.CANCELLED
         if number % 100 == 0:
             world.send(START_MS + 20_000)
             world.pass_time(10)
@@ -303,7 +304,7 @@ def test_a_run_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
         pass
     world.clock.advance(30_000)
     world.run()
-    assert b"m4" in [each.message.body for each in steps if each is not None]
+    assert b"m4" in [each.message.body for each in steps if isinstance(each, Waiting)]
 
 
 def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:
@@ -316,7 +317,9 @@ def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:
     world.pass_time(5000)
     world.checkpoint()
     assert [path for paths in world.timers.expire() for path in paths]
-    assert [each.message.body for each in steps if each is not None][-10:] == [f"m{n}".encode() for n in range(11, 21)]
+    assert [each.message.body for each in steps if isinstance(each, Waiting)][-10:] == [
+        f"m{n}".encode() for n in range(11, 21)
+    ]
 
 
 # --- the curve
@@ -354,11 +357,11 @@ def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
     place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
     world.run()
     result, new_place = world.pending.reschedule(place, START_MS + 20_123)
-    assert result is Changed.DONE
+    assert result is Cancelled.CANCELLED
     world.run()
     (found,) = world.select()
     assert (found.message.physical_offset, found.due_ms, found.delay_level) == (new_place, START_MS + 20_123, 0)
-    assert world.pending.reschedule(place, START_MS) == (Changed.CANCELLED, None)
+    assert world.pending.reschedule(place, START_MS) == (Cancelled.CANCELLED_BEFORE, None)
     world.pass_time(20_122)
     assert world.bodies() == []
     world.pass_time(1)
@@ -366,14 +369,14 @@ def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
     world.pass_time(60_000)
     assert world.bodies() == [b"m1"]
     assert new_place is not None
-    assert world.pending.reschedule(new_place, START_MS) == (Changed.DELIVERED, None)
+    assert world.pending.reschedule(new_place, START_MS) == (Cancelled.DELIVERED, None)
 
 
 @pytest.mark.parametrize("by", ["timer", "level"])
 def test_a_time_that_is_past_is_at_once(world: PendingWorld, by: str) -> None:
     place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
     world.run()
-    assert world.pending.reschedule(place, 0)[0] is Changed.DONE
+    assert world.pending.reschedule(place, 0)[0] is Cancelled.CANCELLED
     world.pass_time(0)
     assert world.bodies() == [b"m1"]
     assert world.told() == []

@@ -480,3 +480,18 @@ def test_what_cannot_be_handed_over_is_delivered_all_the_same(world: TimerWorld)
     world.files.write_error = None
     world.pass_time(1000)
     assert world.bodies() == [b"m1", b"m2", b"m3"]
+
+
+def test_a_log_that_was_made_anew_is_not_taken_for_the_one_that_the_checkpoint_knows() -> None:
+    """It may have the same units, while the wheel's file has nothing of them yet."""
+    world = TimerWorld(TimerConfig(log_segment_size=5200))
+    for delay in (2393, 146, 999, 1):
+        world.send(START_MS + delay)
+    world.run()
+    world.checkpoint()
+    world.files.remove_tree("/s/timerlog")
+    for _ in range(2):
+        world.open()
+        world.run()
+    world.pass_time(3000)
+    assert sorted(world.bodies()) == [b"m1", b"m2", b"m3", b"m4"]

@@ -1,0 +1,111 @@
+"""A mark that the disk does not take leaves neither two messages nor a checkpoint that would forget it."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from scheduler.timer_config import Cancelled, TimerConfig
+from storage.segments import Segments
+from tests.unit.scheduler.test_pending import PendingWorld
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+
+
+class BrokenMarks:
+    """A disk that takes no write of four bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_broken = True
+        self.refused = 0
+        real = Segments.write
+
+        def write(segments: Segments, offset: int, data: bytes) -> None:
+            if len(data) == 4 and self.is_broken:
+                self.refused += 1
+                raise OSError(errno.EIO, "the disk is broken")
+            real(segments, offset, data)
+
+        monkeypatch.setattr(Segments, "write", write)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> BrokenMarks:
+    return BrokenMarks(monkeypatch)
+
+
+@pytest.fixture
+def world() -> TimerWorld:
+    return TimerWorld(TimerConfig(log_segment_size=52 * 1000))
+
+
+@pytest.mark.parametrize("delay", [3000, 60_000])
+@pytest.mark.parametrize("how", ["cancel", "reschedule", "replace", "keep"])
+@pytest.mark.parametrize("is_kill", [False, True])
+def test_what_was_withdrawn_is_gone_at_once_and_after_a_restart(
+    world: TimerWorld, disk: BrokenMarks, delay: int, how: str, is_kill: bool
+) -> None:
+    world.send_instead(START_MS + delay, "a")
+    place = world.last_physical_offset
+    world.run()
+    world.checkpoint()
+    expected = [b"m1"]
+    if how == "cancel":
+        assert world.timers.cancel(place) is Cancelled.CANCELLED
+        assert world.timers.cancel(place) is Cancelled.CANCELLED_BEFORE
+        expected = []
+    elif how == "reschedule":
+        assert world.timers.reschedule(place, START_MS + delay + 500)[0] is Cancelled.CANCELLED
+    elif how == "replace":
+        assert world.send_instead(START_MS + delay, "a") == 1
+        expected = [b"m2"]
+    else:
+        for _ in world.timers._keep_before(world.store.log.end):
+            pass
+    assert disk.refused
+    with pytest.raises(OSError, match="broken"):
+        world.checkpoint()
+    if is_kill:
+        world.open()
+    world.pass_time(delay + 1000)
+    assert world.bodies() == expected
+    assert world.timers.metrics() == {}
+    disk.is_broken = False
+    world.checkpoint()
+    world.open()
+    world.pass_time(delay)
+    assert world.bodies() == expected
+
+
+def test_the_mark_is_written_when_the_disk_takes_it_again(world: TimerWorld, disk: BrokenMarks) -> None:
+    place = world.send(START_MS + 60_000)
+    world.run()
+    world.checkpoint()
+    world.timers.cancel(place)
+    disk.is_broken = False
+    world.checkpoint()
+    world.open()
+    assert world.timers.metrics() == {}
+    world.pass_time(61_000)
+    assert world.bodies() == []
+
+
+@pytest.mark.parametrize("is_kill", [False, True])
+def test_what_was_withdrawn_of_a_level_is_gone(disk: BrokenMarks, is_kill: bool) -> None:
+    world = PendingWorld(TimerConfig(log_segment_size=52 * 1000))
+    place = world.schedule(3)
+    world.checkpoint()
+    assert world.timers.cancel(place) is Cancelled.CANCELLED
+    assert world.timers.cancel(place) is Cancelled.CANCELLED_BEFORE
+    assert disk.refused
+    with pytest.raises(OSError, match="broken"):
+        world.checkpoint()
+    if is_kill:
+        world.open()
+    world.pass_time(60_000)
+    assert world.bodies() == []
+    disk.is_broken = False
+    world.checkpoint()
+    world.open()
+    world.pass_time(60_000)
+    assert world.bodies() == []
