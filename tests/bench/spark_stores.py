@@ -8,7 +8,7 @@ late, but for what is due after the end. All of it lies as it would have come, 1
 Delivered records name their origins, as duemq's do. Consume queues, timer log and wheel, the JSON tables and the
 checkpoint fit. Our broker and Apache's open such a store and go on with it: see tests/spark/test_generated.py.
 
-Records are made as the rows of matrices, all records of one layout (`_Template`) at a time, and then put in order.
+Records are made as the rows of matrices, all records of one layout (`Template`) at a time, and then put in order.
 Bodies are taken from a pool with their checksums.
 """
 
@@ -24,20 +24,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.bench.spark_records import BODY, HEAD, HEX, TEXT_AT, Integers, Kind, Messages, Template, out_ms
 from tests.spark.oracle import SCHEDULE_TOPIC, TIMER_TOPIC, java_hash
-
-Integers = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 
 SEGMENT: Final = 1 << 30
 QUEUE_SEGMENT: Final = 300_000 * 20
 TIMER_SEGMENT: Final = 100 << 20
-BODY: Final = 1024
 TICK_MS: Final = 10_000
 """Records are made by so much time; no delay is shorter."""
 SENDS: Final = 10_000
@@ -48,30 +45,11 @@ TAGS: Final = ("new", "changed", "cancelled")
 LEVELS: Final = {3: 10, 4: 30, 5: 60, 6: 120, 9: 300, 16: 1800}
 """Of RocketMQ's own table, with seconds."""
 TIMER_MS: Final = 600_000
-"""Timers are due up to so much ahead, one in a thousand days ahead."""
+"""Timers are due up to so much ahead, one of a thousand some days more."""
 GROUPS: Final = ("billing", "notifications", "search")
 _POOL: Final = 4096
 _RECORD: Final = 1280
 """About the size of one."""
-_HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("crc", ">u4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-        ("sys_flag", ">i4"),
-        ("born_ms", ">i8"),
-        ("born_host", "V8"),
-        ("store_ms", ">i8"),
-        ("store_host", "V8"),
-        ("reconsume_times", ">i4"),
-        ("prepared", ">i8"),
-        ("body_size", ">i4"),
-    ]
-)
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _TIMER_UNIT: Final = np.dtype(
     [
@@ -88,13 +66,7 @@ _TIMER_UNIT: Final = np.dtype(
 )
 _SLOT: Final = np.dtype([("second", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("zero", ">i4")])
 _SLOTS: Final = 14 * 86_400
-_MAGIC: Final = 0xDAA320A7
 _END_MAGIC: Final = 0xCBD43194
-_HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0x2A, 0x9F))
-_TEXT_AT: Final = _HEAD.itemsize + BODY
-_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-_HEXES: Final = _HEX[np.arange(1 << 16)[:, None] >> np.array([12, 8, 4, 0]) & 15]
-_DECIMALS: Final = (48 + np.arange(10_000)[:, None] // np.array([1000, 100, 10, 1]) % 10).astype(np.uint8)
 _MAX_PARTS: Final = 1024
 """Linux's limit for one writev."""
 
@@ -128,105 +100,7 @@ class Generated:
         return self.scheduled - self.delivered
 
 
-class _Kind(NamedTuple):
-    """What all messages of one kind have alike."""
-
-    topic: str
-    tag: str
-    level: int
-    """0 for plain ones, -1 for timers."""
-
-
-_KINDS: Final = [_Kind(topic, tag, level) for topic in TOPICS for tag in TAGS for level in (0, -1, *LEVELS)]
-
-
-class _Messages(NamedTuple):
-    """Messages, or their deliveries, one a row of each array."""
-
-    store_ms: Integers
-    born_ms: Integers
-    kind: Integers
-    """Index in _KINDS."""
-    number: Integers
-    body: Integers
-    """Index in the pool."""
-    queue_id: Integers
-    """Of the real topic."""
-    due_ms: Integers
-    """0 for plain ones."""
-    origin: Integers
-    """Of deliveries the physical offset of what scheduled them, else -1."""
-
-    def part(self, which: Any) -> _Messages:
-        return _Messages(*(column[which] for column in self))
-
-    @staticmethod
-    def joined(parts: Sequence[_Messages]) -> _Messages:
-        return _Messages(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-
-
-class _Template:
-    """The layout of the records of one kind, in their own topic or where they wait, with what changes left open."""
-
-    def __init__(self, kind: _Kind, topic: str) -> None:
-        key, number = b"7F000001" * 3 + b"\0" * 8, b"\0" * 10
-        parts: list[bytes] = [b"UNIQ_KEY\x01", key, f"\x02TAGS\x01{kind.tag}\x02KEYS\x01order-".encode(), number]
-        parts.append(b"\x02CLUSTER\x01DefaultCluster\x02WAIT\x01true")
-        self.due_at = self.out_at = self.queue_at = -1
-        topic_field = bytes((len(topic),)) + topic.encode()
-        start = _HEAD.itemsize + BODY + len(topic_field) + 2
-        if kind.level > 0:
-            parts.append(f"\x02DELAY\x01{kind.level}".encode())
-        elif kind.level < 0:
-            parts.append(b"\x02TIMER_DELIVER_MS\x01")
-            self.due_at = start + len(b"".join(parts))
-            parts += [b"\0" * 13, b"\x02TIMER_OUT_MS\x01"]
-            self.out_at = start + len(b"".join(parts))
-            parts.append(b"\0" * 13)
-        if kind.level:
-            parts.append(f"\x02REAL_TOPIC\x01{kind.topic}\x02REAL_QID\x01".encode())
-            self.queue_at = start + len(b"".join(parts))
-            parts.append(b"\0")
-        text = b"".join(parts)
-        self.key_at = start + text.index(key)
-        self.number_at = start + text.index(b"order-") + 6
-        row = bytes(_HEAD.itemsize + BODY) + topic_field + len(text).to_bytes(2, "big") + text
-        self.size = len(row)
-        self.row = np.frombuffer(row, np.uint8).copy()
-        head = self.row[: _HEAD.itemsize].view(_HEAD)
-        head["size"], head["magic"], head["body_size"] = self.size, _MAGIC, BODY
-        head["born_host"] = head["store_host"] = np.void(_HOST)
-
-    def rows(self, messages: _Messages) -> tuple[Bytes, NDArray[Any]]:
-        """Records without what their place says, and a view of their heads."""
-        rows = np.empty((len(messages.kind), self.size), np.uint8)
-        rows[:, : _HEAD.itemsize] = self.row[: _HEAD.itemsize]
-        rows[:, _TEXT_AT:] = self.row[_TEXT_AT:]
-        head = rows[:, : _HEAD.itemsize].view(_HEAD)[:, 0]
-        head["born_ms"], head["store_ms"] = messages.born_ms, messages.store_ms
-        _digits(rows, self.number_at, 10, messages.number)
-        rows[:, self.key_at + 24 : self.key_at + 28] = _HEXES[messages.number >> 16]
-        rows[:, self.key_at + 28 : self.key_at + 32] = _HEXES[messages.number & 0xFFFF]
-        if self.due_at >= 0:
-            _digits(rows, self.due_at, 13, messages.due_ms)
-            _digits(rows, self.out_at, 13, _out_ms(messages.due_ms))
-        if self.queue_at >= 0:
-            rows[:, self.queue_at] = 48 + messages.queue_id
-        return rows, head
-
-
-def _digits(rows: Bytes, at: int, count: int, numbers: Integers) -> None:
-    """Write numbers as so many decimal digits, four at a time."""
-    for end in range(at + count, at, -4):
-        width = min(4, end - at)
-        numbers, low = np.divmod(numbers, 10_000)
-        rows[:, end - width : end] = _DECIMALS[low, 4 - width :]
-
-
-def _out_ms(due_ms: Integers) -> Integers:
-    """RocketMQ's TIMER_OUT_MS, the start of the second in whose slot a message waits."""
-    result: Integers = (due_ms - 1) // 1000 * 1000
-    return result
+_KINDS: Final = [Kind(topic, tag, level) for topic in TOPICS for tag in TAGS for level in (0, -1, *LEVELS)]
 
 
 class _Writer:
@@ -239,7 +113,7 @@ class _Writer:
         self._end = 0
         chance = np.random.default_rng(seed)
         # Hexadecimal digits: of twice the size that they need, as texts are.
-        self._pool = _HEX[chance.integers(0, 16, (_POOL, BODY), np.uint8)]
+        self._pool = HEX[chance.integers(0, 16, (_POOL, BODY), np.uint8)]
         self._crcs = np.array([zlib.crc32(body.tobytes()) & 0x7FFFFFFF for body in self._pool], np.int64)
         self._queues = [(SCHEDULE_TOPIC, level - 1) for level in LEVELS] + [(TIMER_TOPIC, 0)]
         self._queues += [(topic, queue) for topic, count in TOPICS.items() for queue in range(count)]
@@ -251,8 +125,8 @@ class _Writer:
         self._units: list[list[NDArray[Any]]] = [[] for _ in self._queues]
         self._timer_units: list[NDArray[Any]] = []
         self._delivered = defaultdict[int, int](int)
-        self._templates = [_Template(kind, kind.topic) for kind in _KINDS]
-        self._templates += [_Template(kind, TIMER_TOPIC if kind.level < 0 else SCHEDULE_TOPIC) for kind in _KINDS]
+        self._templates = [Template(kind, kind.topic) for kind in _KINDS]
+        self._templates += [Template(kind, TIMER_TOPIC if kind.level < 0 else SCHEDULE_TOPIC) for kind in _KINDS]
         self._sizes = np.array([template.size for template in self._templates])
         self._is_plain = np.array([kind.level == 0 for kind in _KINDS])
         self._is_timer = np.array([kind.level < 0 for kind in _KINDS])
@@ -264,7 +138,7 @@ class _Writer:
     def end(self) -> int:
         return self._end
 
-    def append(self, messages: _Messages) -> Integers:
+    def append(self, messages: Messages) -> Integers:
         """Append messages in the order of their store times; gives their physical offsets."""
         count = len(messages.kind)
         waits = (messages.origin < 0) & ~self._is_plain[messages.kind]
@@ -310,7 +184,7 @@ class _Writer:
             rows, head = self._templates[number].rows(sorted_messages.part(part))
             for name, values in head_fields.items():
                 head[name] = values[part]
-            rows[:, _HEAD.itemsize : _TEXT_AT] = self._pool[sorted_messages.body[part]]
+            rows[:, HEAD.itemsize : TEXT_AT] = self._pool[sorted_messages.body[part]]
             view, size = memoryview(rows.reshape(-1)), rows.shape[1]  # type: ignore[arg-type]
             for at, place in enumerate(places[part]):
                 parts[place] = view[at * size : (at + 1) * size]
@@ -338,12 +212,12 @@ class _Writer:
                 raise OSError(errno.ENOSPC, "not all was written", str(self.result.path))
             self._end += size
 
-    def _keep_timers(self, messages: _Messages, waits: NDArray[np.bool_], starts: Integers, sizes: Integers) -> None:
+    def _keep_timers(self, messages: Messages, waits: NDArray[np.bool_], starts: Integers, sizes: Integers) -> None:
         which = np.flatnonzero(waits & self._is_timer[messages.kind])
         units = np.zeros(len(which), _TIMER_UNIT)
         write_ms = messages.store_ms[which] // 1000 * 1000
         units["size"], units["magic"], units["write_ms"] = 52, 1, write_ms
-        slot_ms = _out_ms(messages.due_ms[which])
+        slot_ms = out_ms(messages.due_ms[which])
         # Beyond a window of two days a unit is put into an earlier slot, to be put in again then.
         is_far = slot_ms - write_ms >= 172_800_000
         units["magic"] += 2 * is_far
@@ -352,7 +226,7 @@ class _Writer:
         units["topic_hash"], units["due_ms"] = self._topics[messages.kind[which]], messages.due_ms[which]
         self._timer_units.append(units)
 
-    def _count(self, messages: _Messages, waits: NDArray[np.bool_]) -> None:
+    def _count(self, messages: Messages, waits: NDArray[np.bool_]) -> None:
         result, is_timer = self.result, self._is_timer[messages.kind]
         is_delivery = messages.origin >= 0
         result.records += len(messages.kind)
@@ -463,7 +337,7 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
     share /= share.sum()
     ticks = _ticks(wanted)
     begun = (time.time_ns() // 1_000_000) // TICK_MS * TICK_MS - ticks * TICK_MS
-    waiting: dict[int, list[_Messages]] = defaultdict(list)
+    waiting: dict[int, list[Messages]] = defaultdict(list)
     number = 0
     for now in range(begun, begun + ticks * TICK_MS, TICK_MS):
         kind = chance.choice(len(_KINDS), SENDS, p=share)
@@ -471,7 +345,7 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
         ahead = TICK_MS + chance.integers(0, TIMER_MS, SENDS)
         ahead += (chance.random(SENDS) < 0.001) * chance.integers(1, 30, SENDS) * 86_400_000
         due = store_ms + np.where(levels[kind] < 0, ahead, delays[kind])
-        sent = _Messages(
+        sent = Messages(
             store_ms=store_ms,
             born_ms=store_ms - chance.integers(0, 5, SENDS),
             kind=kind,
@@ -485,12 +359,12 @@ def write(path: Path, gigabytes: float, *, seed: int = 1, segment: int = SEGMENT
         is_sent = np.ones(SENDS, bool)
         everything = sent
         if due_now := waiting.pop(now // TICK_MS, None):
-            found = _Messages.joined(due_now)
+            found = Messages.joined(due_now)
             found = found.part(np.argsort(found.due_ms, kind="stable"))
             # A few ms late, in the order of their times, all before the tick ends.
             stored = np.maximum.accumulate(found.due_ms + np.minimum(chance.geometric(0.5, len(found.kind)) - 1, 20))
             found = found._replace(store_ms=np.minimum(stored, now + TICK_MS - 1))
-            everything = _Messages.joined([sent, found])
+            everything = Messages.joined([sent, found])
             order = np.argsort(everything.store_ms, kind="stable")
             everything = everything.part(order)
             is_sent = order < SENDS
