@@ -114,9 +114,9 @@ def archive(
     refuse_unknown_queues(store)
     is_at_rest = store.is_local and store.is_clean and not store.is_running
     place = Place(out_path)
-    place.begin()
     tasks = None
     try:
+        place.begin()
         with held(store.path.removeprefix("file://")) if is_at_rest else contextlib.nullcontext():
             tasks = runner(spark, workers)
             return _archive(store, place, tasks, range_size, progress or (lambda done, total: None), is_at_rest)
@@ -262,9 +262,9 @@ def restore(
             "what else a store is"
         )
     place = Place(out_path)
-    place.begin()
     tasks = None
     try:
+        place.begin()
         tasks = runner(spark, workers)
         return _restore(archive_path, manifest, place, tasks, with_index, progress or (lambda done, total: None))
     except (OSError, pa.ArrowException, tarfile.TarError) as error:

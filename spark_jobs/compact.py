@@ -127,9 +127,9 @@ def compact(
     place = Place(out_path)
     if f"{os.path.realpath(place.target)}/".startswith(f"{os.path.realpath(_root(store))}/"):
         raise JobError(f"{out_path}: lies in the store that is to be compacted; give a path beside it")
-    place.begin()
     tasks = None
     try:
+        place.begin()
         with held(_root(store)):
             tasks = runner(spark, workers)
             job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))

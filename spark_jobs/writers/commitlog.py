@@ -4,12 +4,14 @@ rest is copied as slices of what was read. A task a range; the files are there a
 
     a record, bytes 28 to 35:   its physical offset
     76 to 83 (12 or 24 further behind with IPv6 hosts): prepared-transaction offset
+    its last 20, if the properties end so: __CRC32# \\x01, 10 digits, the last one first, \\x02: CRC32 of what is before
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -36,6 +38,8 @@ CHUNK_SIZE: Final = 4 << 20
 _MARKER: Final = struct.Struct(">iI")
 _OFFSET_AT: Final = 28
 _PREPARED_AT: Final = 76
+_CHECKSUM_NAME: Final = b"__CRC32#\x01"
+_CHECKSUM_SIZE: Final = 20
 _MAX_SLICES: Final = 512
 _ORIGIN_KINDS: Final = (PLAIN, KEYED_MESSAGE, TIMER_AGAIN, TIMER_DELETE)
 
@@ -147,6 +151,20 @@ def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: Of
         shift = np.where(flags & 16, 12, 0) + np.where(flags & 32, 12, 0)
         _put(records.data, records.starts[named] + _PREPARED_AT + shift, mapped)
     _put(records.data, records.starts + _OFFSET_AT, new)
+    _renew_checksums(records)
+
+
+def _renew_checksums(records: Records) -> None:
+    """5.x with enabledAppendPropCRC ends the properties with a checksum of all that is before it in the record."""
+    data, ends = records.data, records.starts + records.sizes
+    mark = data[ends - _CHECKSUM_SIZE] == _CHECKSUM_NAME[0]
+    for row in np.flatnonzero(mark).tolist():
+        start, end = int(records.starts[row]), int(ends[row])
+        at = end - _CHECKSUM_SIZE
+        if data[at : at + len(_CHECKSUM_NAME)].tobytes() == _CHECKSUM_NAME:
+            digits = b"%010d" % (zlib.crc32(data[start:at].data) & 0x7FFFFFFF)
+            at += len(_CHECKSUM_NAME)
+            data[at : at + len(digits)] = np.frombuffer(digits[::-1], np.uint8)
 
 
 def _put(data: NDArray[np.uint8], at: Integers, values: Integers) -> None:

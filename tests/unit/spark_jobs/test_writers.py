@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,6 +184,32 @@ def test_a_mark_keeps_saying_that_it_was_applied(tmp_path: Path) -> None:
     records = Records(buffer, 0, np.zeros(1, np.int64))
     commitlog.patch(records, np.array([9]), np.array([TIMER_DELETE], np.uint8), OffsetMap(str(tmp_path)))
     assert decode(buffer[: len(record)].tobytes()).prepared_transaction_offset == -1
+
+
+def test_the_checksum_of_a_whole_record_is_renewed(tmp_path: Path) -> None:
+    text = "A\x01b\x02__CRC32#\x010000000000\x02"
+    message = StoredMessage(
+        queue_id=0,
+        born_timestamp=0,
+        born_host=HOSTS[0],
+        store_timestamp=0,
+        store_host=HOSTS[0],
+        body=b"body",
+        topic="T",
+        properties_text=text,
+    )
+    buffer = np.concatenate([np.frombuffer(encode(message), np.uint8), np.zeros(PADDING, np.uint8)])
+    size = len(buffer) - PADDING
+    OffsetMap.make(str(tmp_path), 0)
+    commitlog.patch(
+        Records(buffer, 0, np.zeros(1, np.int64)), np.array([77]), np.zeros(1, np.uint8), OffsetMap(str(tmp_path))
+    )
+    record = buffer[:size].tobytes()
+    found = decode(record)
+    assert found.physical_offset == 77
+    digits = found.properties_text[-11:-1]
+    assert int(digits[::-1]) == zlib.crc32(record[:-20]) & 0x7FFFFFFF
+    assert found.properties_text[:-11] == text[:-11]
 
 
 def test_many_slices_are_written_in_few_calls(tmp_path: Path) -> None:
