@@ -156,7 +156,8 @@ class TimerRecovery:
         """What got a later slot since the note's second had its turn, and by which units."""
         physical, positions = [_NO_OFFSETS], [_NO_OFFSETS]
         for position, units in self._log.scan(note.log_since, note.log_end):
-            later = np.flatnonzero((seconds_of(units) > note.second) & (units["magic"] & WITHDRAWN == 0))
+            # Also one that was withdrawn there: what it had before does not come to life again.
+            later = np.flatnonzero(seconds_of(units) > note.second)
             physical.append(units["physical_offset"][later].astype(np.int64))
             positions.append(position + later * UNIT_SIZE)
         # Of each the last unit, which is the first one backwards.

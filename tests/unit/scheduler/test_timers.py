@@ -495,3 +495,16 @@ def test_a_log_that_was_made_anew_is_not_taken_for_the_one_that_the_checkpoint_k
         world.run()
     world.pass_time(3000)
     assert sorted(world.bodies()) == [b"m1", b"m2", b"m3", b"m4"]
+
+
+def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
+    world = TimerWorld(TimerConfig(log_segment_size=5200, roll_window=40))
+    place = world.send(START_MS + 113_907)
+    world.pass_time(36_000)
+    assert world.timers._slots.second == START_MS // 1000 + 33, "the second in whose slot it has waited until now"
+    assert world.timers.cancel(place) is Cancelled.CANCELLED
+    world.close()
+    world.open()
+    assert world.timers.metrics() == {}
+    world.pass_time(120_000)
+    assert world.bodies() == []
