@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from protocol.record import StoredMessage
 from scheduler.timer_log import TimerLog
@@ -20,7 +22,8 @@ from spark_jobs import compact as compacting
 from spark_jobs.compact import CompactOptions, CompactResult, compact
 from spark_jobs.errors import JobError
 from spark_jobs.store_files import StoreFiles
-from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
+from storage.clock import ManualClock
+from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE
 from storage.files import OsFiles
 from tests.unit.spark_jobs.compact_world import (
     HOST_V6,
@@ -605,3 +608,70 @@ def test_units_of_what_is_gone(tmp_path: Path) -> None:
     assert waiting["physical_offset"][2] == waiting["physical_offset"][3]
     assert (np.diff(waiting["physical_offset"]) >= 0).all()
     assert PADDING_SIZE not in waiting["size"]
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("plain"), st.integers(0, 3000)),
+        st.tuples(st.just("level"), st.integers(1, 4)),
+        st.tuples(st.just("timer"), st.integers(100, 200_000)),
+        st.tuples(st.just("cancel"), st.integers(0, 20)),
+        st.tuples(st.just("wait"), st.integers(1, 60_000)),
+        st.tuples(st.just("restart"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(operations, st.booleans(), st.integers(0, 1))
+def test_a_broker_does_with_the_new_store_what_it_does_with_the_old(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int]], is_foreign: bool, times: int
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("any")
+    broker = new_broker(tmp_path / "old")
+    broker.send("first", b"")
+    waiting: list[int] = []
+    for number, (what, value) in enumerate(drawn):
+        body = b"%s %d " % (what.encode(), number)
+        if what == "plain":
+            broker.send("plain", body + bytes(value), f"KEYS\x01{value}")
+        elif what == "level":
+            waiting.append(broker.schedule(value, body))
+        elif what == "timer":
+            waiting.append(broker.timer(broker.clock.now_ms() + value, body))
+        elif what == "cancel" and waiting:
+            broker.run()
+            broker.timers.cancel(waiting[value % len(waiting)])
+        elif what == "wait":
+            broker.pass_time(value)
+        elif what == "restart":
+            broker.close()
+            broker = Broker(tmp_path / "old", broker.clock)
+    broker.close()
+    if is_foreign:
+        as_apache(tmp_path / "old")
+    run(tmp_path / "old", tmp_path / "new")
+    for number in range(times):
+        run(tmp_path / "new", tmp_path / f"again{number}")
+        (tmp_path / "new").rename(tmp_path / f"before{number}")
+        (tmp_path / f"again{number}").rename(tmp_path / "new")
+    outcomes = []
+    for name in ("old", "new"):
+        after = Broker(tmp_path / name, ManualClock(broker.clock.now_ms()))
+        assert not after.recovered.rebuilt
+        after.schedule(1, b"another level")
+        after.timer(after.clock.now_ms() + 500, b"another timer")
+        after.pass_time(2 * HOUR_MS)
+        ends = {
+            (topic, queue_id): queue.next_offset
+            for topic, queues in after.store.queues.items()
+            for queue_id, queue in queues.items()
+            # Withdrawn units at the end of a level's queue are cut off when a store opens; those of a queue of which
+            # nothing is left are not.
+            if topic != SCHEDULE_TOPIC
+        }
+        messages = {(offset, message.body) for offset, message in after.messages("plain", 0).items()}
+        outcomes.append((sorted(after.bodies()), messages, ends))
+        after.close()
+    assert outcomes[0] == outcomes[1]
