@@ -1,5 +1,5 @@
 """The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
-`duemq clock advance`.
+`duemq clock advance`, and `duemq spark`, whose commands `spark_jobs.cli` has.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
@@ -29,6 +29,7 @@ from duemq._message import CancelResult, ChangeResult, Changes, ReceivedMessage
 from duemq._producer import Producer
 from duemq._times import now_ms
 from duemq.errors import ArgumentError, DelayError, DueMQError
+from spark_jobs.cli import main as spark
 
 P = ParamSpec("P")
 
@@ -286,6 +287,9 @@ def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, c
 
 
 # --- pending ------------------------------------------------------------------------------------------------------
+
+
+main.add_command(spark, "spark")
 
 
 @main.group()

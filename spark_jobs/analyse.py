@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from spark_jobs import tables
-from spark_jobs.audit import Audit, Summary, summarise
+from spark_jobs.audit import Audit, Summary, finish, summarise
 from spark_jobs.cases import CANCELLED, DELIVERED, PENDING, TWICE
 from spark_jobs.forecast import Forecast, forecast, measured_rate
 from spark_jobs.offsets import offset_rows
@@ -230,11 +230,28 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
 
 
 def analyse(
-    session: SparkSession, path: str, *, delay_levels: str | None = None, rate: float | None = None
+    session: SparkSession,
+    path: str,
+    *,
+    delay_levels: str | None = None,
+    rate: float | None = None,
+    out: str | None = None,
+    key: bytes | None = None,
 ) -> Analysis:
-    """Analyse a store. `rate`: messages a second that the broker delivers, by default as measured. Raises JobError."""
+    """Analyse a store. `rate`: messages a second that the broker delivers, by default as measured. `out`, `key`: as for
+    `audit.audit`. Raises JobError."""
     with Audit(session, path, delay_levels=delay_levels, with_usage=True) as work:
-        return _Analysis(work).run(rate)
+        analysis = _Analysis(work).run(rate)
+        finish(work, analysis.audit, out, key)
+        return analysis
+
+
+def forecast_of(
+    session: SparkSession, path: str, *, delay_levels: str | None = None, rate: float | None = None
+) -> Forecast:
+    """The forecast alone. Raises JobError."""
+    with Audit(session, path, delay_levels=delay_levels) as work:
+        return _Analysis(work).forecast(rate)
 
 
 class _Analysis:
@@ -243,14 +260,14 @@ class _Analysis:
 
         self._f = f
         self._work = work
-        self._usage = Usage(work.found.usage())
         self._delivered = work.cases.where(f"status in ('{DELIVERED}', '{TWICE}')").withColumn(
             "late_ms", f.col("first_ms") - f.col("due_ms")
         )
         self._pending = work.cases.where(f"status = '{PENDING}'")
 
     def run(self, rate: float | None) -> Analysis:
-        work, usage = self._work, self._usage
+        work = self._work
+        usage = self._usage = Usage(work.found.usage())
         summary = summarise(work)
         minutes = self._minutes()
         lateness, late_step = self._lateness()
@@ -282,7 +299,7 @@ class _Analysis:
             overdue=summary.overdue,
             consumers=_consumers(work.store, now_ms),
             space=self._space(),
-            forecast=self._forecast(rate, now_ms),
+            forecast=self.forecast(rate),
         )
 
     # --- from the usage
@@ -447,8 +464,10 @@ class _Analysis:
         rows = self._by_second(self._pending, "due_ms").orderBy(f.desc("due"), "second").limit(TOP).collect()
         return [BusySecond(row.second * 1000, row.due) for row in rows]
 
-    def _forecast(self, rate: float | None, now_ms: int) -> Forecast:
+    def forecast(self, rate: float | None) -> Forecast:
+        """What is ahead, at a rate, or the one measured."""
         f = self._f
+        now_ms = max((read["last_ms"] for read in self._work.reads), default=0)
         measured = 0
         if rate is None:
             late = f.count(f.when(f.col("late_ms") > 1000, 1)).alias("late")

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from spark_jobs import tables
 from spark_jobs.cases import CANCELLED, DELIVERED, LOST, PENDING, STATUSES, TWICE, UNCLAIMED, cases_of
 from spark_jobs.errors import JobError
+from spark_jobs.files import replace_file
 from spark_jobs.progress import read_progress
 from spark_jobs.ranges import plan, records_at
 from spark_jobs.store_files import StoreFiles
@@ -172,13 +173,22 @@ def audit(
     Raises JobError."""
     with Audit(session, path, delay_levels=delay_levels) as work:
         summary = summarise(work)
-        sign(summary, key)
-        if out is not None:
-            os.makedirs(out, exist_ok=True)
-            offenders = _offending(work).toArrow().sort_by("physical_offset")
-            pq.write_table(offenders, os.path.join(out, "offenders.parquet"), compression="zstd")
-            _write(os.path.join(out, "audit.json"), msgspec.json.format(msgspec.json.encode(summary), indent=1))
+        finish(work, summary, out, key)
     return summary
+
+
+def finish(work: Audit, summary: Summary, out: str | None, key: bytes | None) -> None:
+    """Sign a summary, and write the files where there is a directory to write them to. Raises JobError."""
+    sign(summary, key)
+    if out is None:
+        return
+    offenders = _offending(work).toArrow().sort_by("physical_offset")
+    try:
+        os.makedirs(out, exist_ok=True)
+        pq.write_table(offenders, os.path.join(out, "offenders.parquet"), compression="zstd")
+        replace_file(os.path.join(out, "audit.json"), msgspec.json.format(msgspec.json.encode(summary), indent=1))
+    except OSError as error:
+        raise JobError(f"{out}: cannot be written: {error.strerror or error}") from None
 
 
 def summarise(work: Audit) -> Summary:
@@ -356,13 +366,3 @@ def _check_signature(summary: Summary, digest: bytes, public_key: bytes) -> None
         key.verify(bytes.fromhex(summary.signature), digest)
     except (InvalidSignature, ValueError):
         raise JobError("the signature is not of this summary, or not by this key") from None
-
-
-def _write(path: str, data: bytes) -> None:
-    """Replace a file as a whole."""
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

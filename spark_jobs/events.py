@@ -149,7 +149,8 @@ def _waits(records: Records, progress: Progress, topics: dict[int, str]) -> NDAr
     rows["slot"] = slot
     rows["level"], rows["again"] = level, roles.is_again
     passed = progress.is_level_done(level, records.queue_offset)
-    rows["passed"] = np.where(level > 0, passed, slot < progress.timer_second)
+    wheel = progress.is_timer_done(slot, records.queue_offset, records.physical_offset)
+    rows["passed"] = np.where(level > 0, passed, wheel)
     return rows
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
+from protocol.timer_properties import PRECISION_MS
 from scheduler import runs, timer_files
 from scheduler.delay_levels import DelayLevels
 from scheduler.runs import Run
-from scheduler.timer_log import DELETE, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_log import UNIT as TIMER_UNIT
 from spark_jobs.ranges import at_offsets, plan, walks
 from spark_jobs.roles import NO_ORIGIN, SCHEDULE_TOPIC, TIMER_TOPIC, Roles
@@ -35,6 +36,7 @@ _TIMER_BLANK_SIZE: Final = 16
 _WITHDRAWN_SIZE: Final = 1
 _CHECK: Final = struct.Struct(">7q")
 _SCAN_UNITS: Final = 1 << 18
+_NONE: Final = np.empty(0, np.int64)
 
 
 class Progress(NamedTuple):
@@ -50,6 +52,16 @@ class Progress(NamedTuple):
     """The delays of the levels, from level 1 on."""
     since: int
     """Records from this physical offset on may say that more is done than this."""
+    held: Integers
+    """Physical offsets, ascending, of messages that wait in a later slot than their record says: what was left of a
+    second, or what a topic's policy holds."""
+
+    def is_timer_done(self, slot: Integers, queue_offset: Integers, physical_offset: Integers) -> NDArray[np.bool_]:
+        """Whether the wheel has passed messages, by the slot that their records say."""
+        passed = (slot < self.timer_second) & (queue_offset < self.timer_queue_offset)
+        if len(self.held) and passed.any():
+            passed &= ~np.isin(physical_offset, self.held)
+        return passed
 
     def is_level_done(self, level: Integers, queue_offset: Integers) -> NDArray[np.bool_]:
         """Whether the levels' cursors have passed messages at queue offsets."""
@@ -87,7 +99,25 @@ def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progres
         levels = _levels_of_table(store)
     if not second:
         second, queue_offset = _timercheck(store)
-    return Progress(levels, second, queue_offset, delays, since)
+    return Progress(levels, second, queue_offset, delays, since, _held(store, second) if is_ours else _NONE)
+
+
+def _held(store: StoreFiles, second: int) -> Integers:
+    found = [_NONE]
+    for _, units in timer_units(store):
+        waits = (
+            (seconds_of(units) >= second) & (units["magic"] & (DELETE | WITHDRAWN) == 0) & (units["due_ms"] != APPLIED)
+        )
+        # A time that a policy chose says nothing of the record's own slot.
+        early = (_due_ms(units) - 1) // PRECISION_MS < second
+        found.append(units["physical_offset"][waits & (early | (units["due_ms"] < 0))].astype(np.int64))
+    return np.unique(np.concatenate(found))
+
+
+def _due_ms(units: Any) -> Integers:
+    """The exact deliver times in units of duemq's, 0 in RocketMQ's (see `scheduler.timer_log`)."""
+    due: Integers = np.abs(units["due_ms"].astype(np.int64)) & MAX_DUE_MS
+    return due
 
 
 def _levels_of_table(store: StoreFiles) -> dict[int, list[Run]]:
@@ -163,10 +193,10 @@ def _waiting_timers(store: StoreFiles, progress: Progress) -> list[Waiting]:
         due = seconds_of(units) >= progress.timer_second
         is_message = units["magic"] & (DELETE | WITHDRAWN) == 0
         # The last unit of a log that duemq wrote for RocketMQ's sake stands for no message.
-        mine = units[due & is_message & (units["due_ms"] != -1)]
+        mine = units[due & is_message & (units["due_ms"] != APPLIED)]
         offsets.append(mine["physical_offset"].astype(np.int64))
         sizes.append(mine["record_size"].astype(np.int64))
-        marks = units[due & (units["magic"] & DELETE != 0) & (units["due_ms"] != -1)]
+        marks = units[due & (units["magic"] & DELETE != 0) & (units["due_ms"] != APPLIED)]
         deletes.append(Waiting(marks["physical_offset"].astype(np.int64), marks["record_size"].astype(np.int64)))
     found = [Waiting(a, b) for a, b in zip(offsets, sizes, strict=True)]
     for file in store.queue_files():
@@ -228,7 +258,7 @@ def timer_columns(units: Any, position: int) -> dict[str, Any]:
         "is_withdrawn": magic & WITHDRAWN != 0,
         "write_ms": units["write_ms"].astype(np.int64),
         "slot_ms": seconds_of(units) * 1000,
-        "due_ms": np.abs(units["due_ms"].astype(np.int64)),
+        "due_ms": np.where(units["due_ms"] == APPLIED, 0, _due_ms(units)),
         "physical_offset": units["physical_offset"].astype(np.int64),
         "record_size": units["record_size"].astype(np.int32),
         "topic_hash": units["topic_hash"].astype(np.int32),

@@ -97,7 +97,17 @@ class Records:
 
     def take(self, which: Integers | Flags) -> Records:
         """Some of them, by a mask or by indices."""
-        return Records(self.data, self.base, self.starts[which])
+        some = Records(self.data, self.base, self.starts[which])
+        # What is known of all is known of some.
+        known = self.__dict__
+        if "_heads" in known:
+            some.__dict__["_heads"] = self._heads[which]
+        if "_topics" in known:
+            codes, names = self._topics
+            some.__dict__["_topics"] = codes[which], names
+        if "texts" in known:
+            some.__dict__["texts"] = self.texts.take(which)
+        return some
 
     @cached_property
     def _heads(self) -> NDArray[Any]:

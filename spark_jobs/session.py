@@ -70,8 +70,12 @@ def make_session(
     # Workers have to be this Python: another one may have neither numpy nor pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "SPARK_ENV_LOADED" not in os.environ:
+        # Tasks import our packages; those that Spark starts know nothing of where these are.
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     # A host name that does not resolve, or to an address that is not there, keeps Spark from starting.
-    is_local = master is None or master.startswith("local")
+    is_local = (master is None and "SPARK_ENV_LOADED" not in os.environ) or (master or "").startswith("local")
     builder = SparkSession.builder.appName(name)
     if master is not None or "SPARK_ENV_LOADED" not in os.environ:
         builder = builder.master(master or "local[*]")
@@ -80,6 +84,8 @@ def make_session(
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.memory", memory or DRIVER_MEMORY)
+        log4j = os.path.join(os.path.dirname(__file__), "log4j2.properties")
+        builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile=file:{log4j}")
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)

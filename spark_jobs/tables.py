@@ -13,6 +13,7 @@ A column is made only where it is asked for. Times come as ms since the epoch (`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -157,6 +158,16 @@ def ddl(table: str, columns: str | None = None) -> str:
     return ", ".join(f"{name} {known[name]}" for name in chosen)
 
 
+def columns_named(table: str, query: str) -> list[str]:
+    """The columns of a table that a query in SQL may want: those it names, all of them where it says `*`, and one at
+    least."""
+    words = set(re.findall(r"\w+", query.lower()))
+    named = [name for name in COLUMNS[table] if name in words]
+    if re.search(r"(?<!count\()\*", re.sub(r"\s", "", query.lower())):
+        named = [name for name in COLUMNS[table] if name not in NOT_BY_DEFAULT or name in words]
+    return named or [next(iter(COLUMNS[table]))]
+
+
 class Batch:
     """The columns of `messages`, `schedules` and `pending` for some records."""
 
@@ -182,7 +193,8 @@ class Batch:
         roles = self.roles
         level = roles.level
         passed = self._progress.is_level_done(level, self.records.queue_offset)
-        timer = (level == 0) & (roles.slot_second < self._progress.timer_second)
+        records = self.records
+        timer = self._progress.is_timer_done(roles.slot_second, records.queue_offset, records.physical_offset)
         return np.where(level > 0, passed, timer)
 
     def column(self, name: str) -> pa.Array:

@@ -24,25 +24,26 @@ if TYPE_CHECKING:
 _NAME_END: Final = 1
 _PROPERTY_END: Final = 2
 _MAX_DIGITS: Final = 18
+_SPREAD: Final = 2
+"""Up to that many times the bytes, texts are laid out in rows of one length, which costs least."""
 
 
 class Texts:
     """Property texts of n records. `data` holds them one after the other; positions count from its start."""
 
     def __init__(self, data: Bytes, at: Integers, size: Integers) -> None:
-        # A \x02 behind each text, so that a text ends like a property.
-        starts = np.zeros(len(at) + 1, np.int64)
-        np.cumsum(size + 1, out=starts[1:])
-        flat = np.empty(int(starts[-1]) + 8, np.uint8)
-        flat[-8:] = 0
-        inside = np.ones(int(starts[-1]), np.bool_)
-        inside[starts[1:] - 1] = False
-        flat[: len(inside)][inside] = joined(data, at, size)
-        flat[starts[1:] - 1] = _PROPERTY_END
-        self.data = flat
-        self._starts = starts
         self._count = len(at)
         self._found: dict[str, tuple[Integers, Integers]] = {}
+        longest = int(size.max()) if len(size) else 0
+        is_even = longest * len(at) <= _SPREAD * int(size.sum()) and len(at) > 1
+        if is_even and int(at.max()) + longest <= len(data):
+            self.data, self._starts = _rows(data, at, size, longest)
+        else:
+            self.data, self._starts = _one_after_the_other(data, at, size)
+
+    def take(self, which: Integers | Flags) -> Texts:
+        """Those of some of the records."""
+        return _Some(self, np.arange(self._count)[which])
 
     @cached_property
     def _parts(self) -> tuple[Integers, Integers, Integers, Integers]:
@@ -59,10 +60,11 @@ class Texts:
         name_at = np.where(before >= 0, separators[np.maximum(before, 0)] + 1, 0)[has_name]
         name_end = separators[(before + 1)[has_name]]
         value_end = separators[ends[has_name]]
+        record = np.searchsorted(self._starts, value_end, "right") - 1
+        # The first one's name begins with its text, not where the text before it has ended.
+        name_at = np.maximum(name_at, self._starts[record])
         real = (name_end > name_at) & (value_end > name_end + 1)
-        name_at, name_end, value_end = name_at[real], name_end[real], value_end[real]
-        record = np.searchsorted(self._starts, name_at, "right") - 1
-        return name_at, name_end, value_end, record
+        return name_at[real], name_end[real], value_end[real], record[real]
 
     @cached_property
     def _words(self) -> NDArray[np.uint64]:
@@ -72,8 +74,11 @@ class Texts:
     def find(self, name: str) -> tuple[Integers, Integers]:
         """Position and size of the value of one property in each text; position -1 where there is none."""
         known = self._found.get(name)
-        if known is not None:
-            return known
+        if known is None:
+            known = self._found[name] = self._look_for(name)
+        return known
+
+    def _look_for(self, name: str) -> tuple[Integers, Integers]:
         name_at, name_end, value_end, record = self._parts
         encoded = name.encode()
         size = len(encoded)
@@ -86,7 +91,6 @@ class Texts:
         at, sizes = np.full(self._count, -1, np.int64), np.zeros(self._count, np.int64)
         at[record[rows]] = name_end[rows] + 1
         sizes[record[rows]] = (value_end - name_end)[rows] - 1
-        self._found[name] = at, sizes
         return at, sizes
 
     def strings(self, name: str) -> pa.StringArray:
@@ -126,3 +130,59 @@ class Texts:
         names = column(joined(self.data, name_at, name_size), offsets_of(name_size), kind=pa.string())
         values = column(joined(self.data, name_end + 1, value_size), offsets_of(value_size), kind=pa.string())
         return pa.MapArray.from_arrays(pa.array(offsets_of(counts), pa.int32()), names, values)
+
+
+class _Some(Texts):
+    """The texts of some records of others: what was found for those is not looked for again."""
+
+    def __init__(self, whole: Texts, which: Integers) -> None:
+        self._whole = whole
+        self._which = which
+        self._count = len(which)
+        self._found = {}
+        self.data = whole.data
+        self._starts = whole._starts
+
+    @cached_property
+    def _parts(self) -> tuple[Integers, Integers, Integers, Integers]:
+        name_at, name_end, value_end, record = self._whole._parts
+        index = np.full(self._whole._count, -1, np.int64)
+        index[self._which] = np.arange(self._count)
+        mine = index[record]
+        # Of the whole in order; of these in the order that they were taken in.
+        order = np.argsort(mine, kind="stable")
+        order = order[np.searchsorted(mine[order], 0) :]
+        return name_at[order], name_end[order], value_end[order], mine[order]
+
+    def _look_for(self, name: str) -> tuple[Integers, Integers]:
+        at, size = self._whole.find(name)
+        return at[self._which], size[self._which]
+
+
+def _rows(data: Bytes, at: Integers, size: Integers, longest: int) -> tuple[Bytes, Integers]:
+    """Texts in rows of one length, each ending with a \x02 and zeros."""
+    width = longest + 1
+    rows = np.zeros((len(at) + 1, width), np.uint8)
+    windows = np.ndarray((len(data) - longest + 1,), f"V{longest}", data, strides=(1,))
+    inside = np.arange(longest, dtype=np.int32) < size[:, None].astype(np.int32)
+    np.multiply(windows[at].view(np.uint8).reshape(len(at), longest), inside, out=rows[:-1, :longest])
+    rows[np.arange(len(at)), size] = _PROPERTY_END
+    # The last row is room for what looks at eight bytes at a time.
+    flat = np.ascontiguousarray(rows.reshape(-1)[: len(at) * width + 8]) if width >= 8 else _padded(rows)
+    return flat, np.arange(len(at) + 1, dtype=np.int64) * width
+
+
+def _padded(rows: Bytes) -> Bytes:
+    return np.concatenate([rows[:-1].reshape(-1), np.zeros(8, np.uint8)])
+
+
+def _one_after_the_other(data: Bytes, at: Integers, size: Integers) -> tuple[Bytes, Integers]:
+    """Texts one after the other, each ending with a \x02."""
+    starts = np.zeros(len(at) + 1, np.int64)
+    np.cumsum(size + 1, out=starts[1:])
+    flat = np.zeros(int(starts[-1]) + 8, np.uint8)
+    inside = np.ones(int(starts[-1]), np.bool_)
+    inside[starts[1:] - 1] = False
+    flat[: len(inside)][inside] = joined(data, at, size)
+    flat[starts[1:] - 1] = _PROPERTY_END
+    return flat, starts

@@ -1,0 +1,5 @@
+"""The jobs for spark-submit: `spark-submit --py-files duemq-spark.zip spark_jobs/__main__.py analyse STORE --out DIR`."""
+
+from spark_jobs.cli import main
+
+main(prog_name="duemq spark")
