@@ -7,8 +7,8 @@ nothing for it, not at its start either.
 While it is taken, a message is counted if its unit lies before the place that has been reached: what gets a unit
 meanwhile gets it at the log's end, and is met there.
 
-Counts are held by the hour, a number for each second, as narrow as the largest of the hour allows: 3600 bytes for an
-hour in which no second has more than 255 messages. Slots cannot be counted instead: one has units of messages that are
+Counts are held by the hour, 16 bits for each second, and what is more than that apart: 7200 bytes for an hour in which
+messages are due. Slots cannot be counted instead: one has units of messages that are
 delivered, cancelled, or due much later, and a slot's second ends where the clock's begins.
 """
 
@@ -32,41 +32,55 @@ if TYPE_CHECKING:
 
 _NOT_BEGUN: Final = -1
 _ALL: Final = 2**63 - 1
-_CURVE_HOURS: Final = 64
-_WIDTHS: Final = (np.uint8, np.uint16, np.int64)
+_CURVE_HOURS: Final = 32
+_BITS: Final = 16
+_MOST: Final = (1 << _BITS) - 1
+_FIRST_HOURS: Final = 32
+_MORE_HOURS: Final = 512
 
 
 class DueCounts:
     """How many messages are due in each second of the clock: that of s has [s, s + 1)."""
 
     def __init__(self) -> None:
-        self._hours: dict[int, NDArray[np.int64]] = {}
-        self._totals: dict[int, int] = {}
+        self._rows: dict[int, int] = {}
+        """By hour, its row in the two arrays."""
+        self._free: list[int] = []
+        self._counts = np.zeros(0, np.uint16)
+        self._totals = np.zeros(0, np.int64)
+        self._more: dict[int, int] = {}
+        """By place in `_counts`, how many times 65536 its second has besides."""
 
     def change(self, due: Integers, sign: int) -> None:
         """Messages that are due at some times, ms, came (1) or went (-1)."""
         seconds, counts = np.unique(due // PRECISION_MS, return_counts=True)
-        hours = seconds // HOUR
-        starts = np.flatnonzero(np.concatenate(([True], hours[1:] != hours[:-1]))).tolist()
-        for start, end in zip(starts, [*starts[1:], len(hours)], strict=True):
-            self._change_hour(int(hours[start]), seconds[start:end] % HOUR, sign * counts[start:end])
+        hours, of_second = np.unique(seconds // HOUR, return_inverse=True)
+        rows = np.array([self._rows[hour] if hour in self._rows else self._add_row(hour) for hour in hours.tolist()])
+        places = rows[of_second] * HOUR + seconds % HOUR
+        new = self._counts[places] + sign * counts
+        odd = np.flatnonzero((new < 0) | (new > _MOST))
+        for at in odd.tolist():
+            self._carry(int(places[at]), int(new[at]) >> _BITS)
+        self._counts[places] = new & _MOST
+        self._totals[rows] += np.bincount(of_second, sign * counts, len(rows)).astype(np.int64)
+        for hour, row in zip(hours.tolist(), rows.tolist(), strict=True):
+            if sign < 0 and not self._totals[row]:
+                self._free.append(self._rows.pop(hour))
 
-    def _change_hour(self, hour: int, seconds: Integers, changes: Integers) -> None:
-        counts = self._hours.get(hour)
-        if counts is None:
-            counts = self._hours[hour] = np.zeros(HOUR, _WIDTHS[0])
-        total = self._totals.get(hour, 0) + int(changes.sum())
-        if not total:
-            self._hours.pop(hour)
-            self._totals.pop(hour, None)
-            return
-        self._totals[hour] = total
-        new = counts[seconds] + changes
-        largest = int(new.max())
-        if largest > np.iinfo(counts.dtype).max:
-            width = next(width for width in _WIDTHS if largest <= np.iinfo(width).max)
-            counts = self._hours[hour] = counts.astype(width)
-        counts[seconds] = new
+    def _add_row(self, hour: int) -> int:
+        if not self._free:
+            count = len(self._totals)
+            more = max(_FIRST_HOURS, min(count, _MORE_HOURS))
+            self._counts = np.concatenate((self._counts, np.zeros(more * HOUR, np.uint16)))
+            self._totals = np.concatenate((self._totals, np.zeros(more, np.int64)))
+            self._free = list(range(count, count + more))
+        row = self._rows[hour] = self._free.pop()
+        return row
+
+    def _carry(self, place: int, times: int) -> None:
+        self._more[place] = self._more.get(place, 0) + times
+        if not self._more[place]:
+            del self._more[place]
 
     def curve(self, begin: int, step: int, steps: int, now: int) -> Iterator[Integers]:
         """How many are due in each of so many spans of `step` seconds from a second on; at its end all, before it what
@@ -74,21 +88,25 @@ class DueCounts:
         and seconds of those hours that more than one span has a part of."""
         result = np.zeros(steps, np.int64)
         end = begin + step * steps
-        for number, hour in enumerate(list(self._totals)):
+        for number, hour in enumerate(list(self._rows)):
             if number % _CURVE_HOURS == _CURVE_HOURS - 1:
                 yield result
-            first = hour * HOUR
-            if hour not in self._totals or max(first + HOUR, now + 1) <= begin or max(first, now) >= end:
+            first, row = hour * HOUR, self._rows.get(hour)
+            if row is None or max(first + HOUR, now + 1) <= begin or max(first, now) >= end:
                 continue
             spans = [(max(second, now) - begin) // step for second in (first, first + HOUR - 1)]
             if spans[0] == spans[1]:
-                result[spans[0]] += self._totals[hour]
+                result[spans[0]] += self._totals[row]
                 continue
-            counts = self._hours[hour]
-            seconds = np.flatnonzero(counts)
-            numbers = (np.maximum(first + seconds, now) - begin) // step
+            counts = self._counts[row * HOUR : (row + 1) * HOUR].astype(np.int64)
+            for place, times in self._more.items():
+                if place // HOUR == row:
+                    counts[place % HOUR] += times << _BITS
+            numbers = (np.maximum(np.arange(first, first + HOUR), now) - begin) // step
             right = (numbers >= 0) & (numbers < steps)
-            np.add.at(result, numbers[right], counts[seconds[right]])
+            low = int(numbers[right][0]) if right.any() else 0
+            added = np.bincount(numbers[right] - low, counts[right]).astype(np.int64)
+            result[low : low + len(added)] += added
         yield result
 
 

@@ -266,6 +266,23 @@ async def test_methods_of_the_library_do_what_the_properties_do(
         assert received[body].store_time >= now + (1000 if "delay_sec" in timer else 1234)
 
 
+async def test_the_last_message_of_a_key_replaces_the_ones_before(broker: Broker, topic: str, java: JavaClient) -> None:
+    not_on(broker, "apache-5.3.3", "the property is duemq's: it delivers all of them")
+    async with (
+        await java.producer(broker.nameserver) as producer,
+        await java.consumer(broker.nameserver, unique("group"), topic) as consumer,
+    ):
+        at = _now_ms() + 3000
+        for number, due in enumerate((at + 9000, at, at - 1000, at + 1000)):
+            properties = {"TIMER_DELIVER_MS": str(due), "TIMER_REPLACE": "true"}
+            # By the client's own selector: all of one key go to one queue.
+            message = Outgoing(b"%d" % number, keys="4711", properties=properties, sharding="4711")
+            (result,) = await producer.send(topic, [message])
+            assert result.error is None
+        await producer.send(topic, [_timed(b"after all", at + 11_000)])
+        await each_once(producer, topic, QUEUES, [consumer], [b"3", b"after all"])
+
+
 # --- the broker goes away, or is told to wait
 
 

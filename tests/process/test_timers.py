@@ -47,3 +47,25 @@ async def test_a_message_in_forty_days_is_on_time_over_a_kill(broker: DuemqBroke
     assert message.body == b"in forty days"
     assert sent.due_time_ms is not None
     assert message.store_time_ms >= sent.due_time_ms
+
+
+async def test_the_last_message_of_a_key_is_delivered_over_kills(broker: DuemqBroker) -> None:
+    clock = TestClock(broker.nameserver)
+    for number in range(3):
+        async with Producer(broker.nameserver) as producer:
+            for key in ("a", "b"):
+                body = f"{key}{number}".encode()
+                await producer.send(TOPIC, body, keys=key, delay=f"{40 - number}m", replace=True)
+        if number < 2:
+            await broker.kill()
+            await broker.start()
+    async with Admin(broker.nameserver) as admin:
+        assert await admin.count(topic=TOPIC) == 2
+    consumer = PushConsumer("g", nameserver=broker.nameserver)
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await clock.advance("2h")
+        messages = [await consumer.receive() for _ in range(2)]
+        for message in messages:
+            await message.ack()
+    assert sorted(message.body for message in messages) == [b"a2", b"b2"]
