@@ -68,8 +68,11 @@ class CompactOptions:
     keyed_topics: tuple[str, ...] = ()
     """Topics that keep the newest message of each key, beside those whose attribute cleanup.policy is COMPACTION."""
     holes: bool = False
-    """Whether messages of keyed topics may go from the middle of a queue. See `writers.queues`; without, only the part
-    of a queue goes of which nothing stays."""
+    """Whether messages of keyed topics may go from the middle of a queue; without, only the part of a queue goes of
+    which nothing stays. Consumers of both brokers pass over the holes (see `writers.queues`). But once retention
+    removes the two empty files that such a log begins with, a broker may take a queue's oldest file to begin at a hole of it:
+    messages in the commitlog's oldest file then count as expired somewhat earlier. And offsets found by time are
+    inexact at Apache's brokers."""
     index: bool = True
     """Whether to make index files."""
     skip_damaged: bool = False
@@ -330,9 +333,10 @@ class _Compaction:
         begin = max(store.segments[0].first_offset, size)
         first = begin
         if (self._options.holes and self._result.removed.get("superseded")) or self._result.damaged:
-            # A file before all others for units that stand for nothing: they must not lie before the first file, or
-            # brokers that look for a queue's first message by halving would be led past others.
-            first = begin + size
+            # Two files before all others, without a record, for units that stand for nothing: these must lie behind the
+            # start of the first file, or a broker that looks for a queue's first message by halving (5.3.3 does) is led
+            # past others.
+            first = begin + 2 * size
         laid_out = layout.lay_out(
             [(found.kept, found.kept_size) for found in decided],
             lambda number: compact_decide.kept_sizes(scratch, number),
@@ -340,7 +344,8 @@ class _Compaction:
             first,
         )
         if first > begin:
-            laid_out = laid_out._replace(begin=begin, markers=[(begin, size), *laid_out.markers])
+            empty = [(start, size) for start in range(begin, first, size)]
+            laid_out = laid_out._replace(begin=begin, markers=[*empty, *laid_out.markers])
         self._result.log_after = laid_out.end - first
         queue_bytes = sum(file.size for file in store.queue_files())
         index_bytes = index.FILE_SIZE // 20 + 48 * self._result.kept if self._options.index else 0

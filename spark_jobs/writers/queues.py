@@ -10,8 +10,8 @@ own; a record that is gone leaves a unit that stands for nothing. A task some qu
                                       found, and go on with the next; and physical offsets still ascend
     in the middle of another queue    (the start of the file before that of the queue's next record, 0x7fffffff, tags
                                       code): a pull finds no so many bytes there, and goes on with the records of the
-                                      next file, which has the next record. There is a file before all that hold
-                                      records, so that these units do not lie before the commitlog: see `compact`
+                                      next file, which has the next record. The first files hold no records, so that
+                                      these units lie behind the start of the commitlog: see `compact`
     behind the last record, where     (the record's last byte, 1, tags code): likewise
     messages were cancelled
     a queue without any record        its last file, all units (the last byte before the commitlog, 1, 0): nothing

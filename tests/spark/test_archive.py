@@ -1,0 +1,94 @@
+"""Archives of stores that real brokers wrote: Spark reads them, and brokers go on with what is restored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs.archive import archive, restore
+from spark_jobs.compact import CompactOptions, compact
+from spark_jobs.session import make_session
+from tests.interop.environment import make_broker
+from tests.interop.support import eventually
+from tests.spark import oracle
+from tests.spark.stores import PROPERTIES, WrittenStore
+from tests.spark.test_compact import client_for, running
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.interop]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    session = make_session("archive", master="local[2]", memory="1g")
+    yield session
+    session.stop()
+
+
+def test_records_come_back_byte_for_byte(written: WrittenStore, tmp_path: Path) -> None:
+    archived = archive(str(written.path), str(tmp_path / "archive"), workers=1)
+    old = oracle.contents(written.path)
+    assert archived.records == len(old.records)
+    restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
+    new = oracle.contents(tmp_path / "back")
+    assert new == old
+    assert oracle.queues(tmp_path / "back") == oracle.queues(written.path)
+    for topic, queue_id in oracle.queues(written.path):
+        units = oracle.consume_queue(written.path, topic, queue_id)
+        assert oracle.consume_queue(tmp_path / "back", topic, queue_id) == units
+    assert oracle.consumer_offsets(tmp_path / "back") == oracle.consumer_offsets(written.path)
+    for name in ("checkpoint", "lock", "timerwheel", "config/delayOffset.json", "config/timercheck"):
+        if (written.path / name).exists():
+            assert (tmp_path / "back" / name).read_bytes() == (written.path / name).read_bytes()
+
+
+async def test_a_broker_goes_on_with_what_was_restored(written: WrittenStore, tmp_path: Path) -> None:
+    archive(str(written.path), str(tmp_path / "archive"), workers=1)
+    restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
+    topic = next(sent.topic for sent in written.of("plain") if sent.topic.startswith("plain"))
+    records = [one for one in oracle.contents(written.path).records if (one.topic, one.queue_id) == (topic, 0)]
+    broker = make_broker(written.kind, tmp_path / "broker", PROPERTIES, store=tmp_path / "back")
+    async with running(broker), client_for(broker, tmp_path) as java:
+        await eventually(partial(java.admin(broker.nameserver).route, topic))
+        got = await java.pull_all(broker.nameserver, topic, 0)
+        assert [(one.queue_offset, one.body) for one in got] == [(one.queue_offset, one.content) for one in records]
+        for name, offsets in written.progress.items():
+            progressed, group = name.split("@")
+            for queue_id, offset in offsets.items():
+                assert await java.consumer_offset(broker.nameserver, group, progressed, queue_id) == offset
+        if written.kind != "duemq":
+            sent = next(sent for sent in written.of("plain") if sent.topic == topic and sent.keys)
+            admin = java.admin(broker.nameserver)
+            assert (await admin.view(topic, sent.unique_key)).body == sent.body
+
+
+def test_spark_reads_an_archive_that_its_tasks_made(duemq_store: WrittenStore, spark: Any, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    archive(
+        str(duemq_store.path),
+        str(tmp_path / "archive"),
+        spark=spark,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[-1][0] == seen[-1][1] > 0
+    old = oracle.contents(duemq_store.path).records
+    frame = spark.read.parquet(str(tmp_path / "archive/messages"))
+    counts = {row["topic"]: row["count"] for row in frame.groupBy("topic").count().collect()}
+    assert counts == dict(Counter(record.topic for record in old))
+    sent = next(sent for sent in duemq_store.of("plain") if sent.keys and sent.properties)
+    (row,) = frame.where(frame.unique_key == sent.unique_key).collect()
+    assert (bytes(row["body"]), row["tags"], row["keys"]) == (sent.body, sent.tags, sent.keys)
+    assert set(sent.properties) <= set(row["properties"].items())
+    restore(str(tmp_path / "archive"), str(tmp_path / "back"), spark=spark)
+    assert oracle.contents(tmp_path / "back").records == old
+
+
+def test_sparks_tasks_compact_as_processes_do(duemq_store: WrittenStore, spark: Any, tmp_path: Path) -> None:
+    by_spark = compact(str(duemq_store.path), str(tmp_path / "one"), spark=spark)
+    alone = compact(str(duemq_store.path), str(tmp_path / "two"), workers=1, options=CompactOptions(range_size=4 << 20))
+    assert (by_spark.kept, by_spark.removed) == (alone.kept, alone.removed)
+    assert oracle.contents(tmp_path / "one") == oracle.contents(tmp_path / "two")
