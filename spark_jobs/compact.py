@@ -70,9 +70,9 @@ class CompactOptions:
     holes: bool = False
     """Whether messages of keyed topics may go from the middle of a queue; without, only the part of a queue goes of
     which nothing stays. Consumers of both brokers pass over the holes (see `writers.queues`). But once retention
-    removes the two empty files that such a log begins with, a broker may take a queue's oldest file to begin at a hole of it:
-    messages in the commitlog's oldest file then count as expired somewhat earlier. And offsets found by time are
-    inexact at Apache's brokers."""
+    removes the two empty files that such a log begins with, a broker may take a queue to begin at a hole in the
+    commitlog's oldest file: the messages before it in that file then count as expired somewhat earlier. And offsets
+    found by time are inexact at Apache's brokers."""
     index: bool = True
     """Whether to make index files."""
     skip_damaged: bool = False
