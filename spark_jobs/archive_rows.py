@@ -170,6 +170,8 @@ def _count(topics: dict[str, tuple[int, int, int, int]], records: Records) -> No
     stored = records.store_ms
     for code, name in enumerate(names):
         mine = codes == code
+        if not mine.any():
+            continue
         times = stored[mine]
         known = topics.get(name, (0, 0, int(times.min()), int(times.max())))
         topics[name] = (

@@ -179,7 +179,7 @@ def _keys(records: Records, topics: tuple[str, ...]) -> NDArray[np.void]:
     rows["physical_offset"] = records.physical_offset
     rows["queue_offset"] = records.queue_offset
     rows["queue_id"] = records.queue_id
-    rows["topic"] = np.array([topics.index(name) for name in names], np.int32)[codes]
+    rows["topic"] = np.array([topics.index(name) if name in topics else -1 for name in names], np.int32)[codes]
     at, size = records.property(KEYS)
     rows["has_key"] = at >= 0
     found = np.flatnonzero(at >= 0)
