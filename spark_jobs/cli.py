@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 LOST: Final = 1
 FAILED: Final = 2
+_LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
 PACKAGES: Final = ("protocol", "storage", "scheduler", "spark_jobs")
 """What tasks on a cluster need of us."""
 
@@ -45,7 +46,7 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
         except JobError as error:
             _fail(str(error))
         except ModuleNotFoundError as error:
-            if (error.name or "").split(".")[0] in ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography"):
+            if (error.name or "").split(".")[0] in _LIBRARIES:
                 _fail(f"the Spark jobs need the package {error.name}: pip install 'duemq[spark]'")
             raise
         except Exception as error:

@@ -1,0 +1,90 @@
+"""Numbers, times and names as people read them; HTML escapes are the template's."""
+
+from __future__ import annotations
+
+import unicodedata
+from datetime import UTC, datetime
+from typing import Final
+
+MAX_NAME: Final = 90
+"""Characters of a name that are shown."""
+MAX_TIME_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, the last one that has four digits."""
+_MINUS: Final = "\u2212"
+_SPELLED: Final = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}
+"""Characters that show nothing, or change how others show: written as escapes."""
+
+
+def count(value: int | float) -> str:
+    """A number with thousands apart."""
+    return f"{value:,.0f}".replace("-", _MINUS)
+
+
+def rate(value: float) -> str:
+    """Messages a second, with as many digits as tell something."""
+    return count(value) if value >= 100 else f"{value:,.3g}"
+
+
+def duration(ms: float | None) -> str:
+    """A duration in ms as ms, s, min, h or d; a dash for none."""
+    if ms is None:
+        return "\u2013"
+    sign, value = (_MINUS, -ms) if ms < 0 else ("", ms)
+    if value < 1000:
+        return f"{sign}{value:.0f}\u00a0ms"
+    for unit, size, below in (("s", 1000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
+        if value < size * below:
+            return f"{sign}{_digits(value / size)}\u00a0{unit}"
+    return f"{sign}{_digits(value / 86_400_000)}\u00a0d"
+
+
+def size(value: float) -> str:
+    """Bytes as B, KiB, MiB, ..."""
+    if value < 1024:
+        return f"{value:.0f}\u00a0B"
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        value /= 1024
+        if value < 1024 or unit == "PiB":
+            return f"{_digits(value)}\u00a0{unit}"
+    raise AssertionError
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def share(part: float, whole: float) -> str:
+    """A part of something in percent; never 0 % or 100 % where that is not quite so."""
+    if not whole:
+        return "\u2013"
+    percent = part * 100 / whole
+    if 0 < percent < 0.1:
+        return "<\u202f0.1\u00a0%"
+    if 99.9 < percent < 100:
+        return ">\u202f99.9\u00a0%"
+    return f"{percent:.3g}\u00a0%"
+
+
+def moment(ms: int | None, *, exact: bool = False) -> str:
+    """A time in UTC, to the second, or the ms. What no calendar has is told as a number."""
+    if ms is None:
+        return "\u2013"
+    if not -62_135_596_800_000 <= ms <= MAX_TIME_MS:
+        return f"{ms} ms"
+    at = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}" + (f".{ms % 1000:03}" if exact else "")
+
+
+def name(text: str | None) -> str:
+    """A name from the store, which is whatever a producer sent: what cannot be seen is spelled out, and the middle of
+    a long one is left out."""
+    if not text:
+        return "\u2013"
+    if len(text) > MAX_NAME:
+        text = f"{text[: MAX_NAME - 21]}\u2026{text[-20:]}"
+    return "".join(_spelled(char) if unicodedata.category(char) in _SPELLED else char for char in text)
+
+
+def _spelled(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,110 @@
+"""The page: static/page.html, filled in."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+import jinja2
+
+from spark_jobs.report import formats, plots
+from spark_jobs.report.verdict import verdict_of
+
+if TYPE_CHECKING:
+    from spark_jobs.analyse import Analysis, Late
+    from spark_jobs.output import Run
+
+ROWS: Final = 25
+"""Of a table; the Parquet files have all."""
+_SCRIPTS: Final = ("uPlot.iife.min.js", "page.js")
+
+
+def render(analysis: Analysis, history: Sequence[Run]) -> str:
+    """The report as HTML. `history`: the runs so far, this one among them, oldest first; curves over the runs need
+    two of them at least."""
+    drawn = plots.plots_of(analysis, history)
+    heat = plots.heat_of(analysis)
+    return _template().render(
+        a=analysis,
+        s=analysis.audit,
+        verdict=verdict_of(analysis.audit),
+        runs=sorted(history, key=lambda run: run.made_ms, reverse=True),
+        plots=drawn,
+        heat=heat,
+        hours=_hours(analysis),
+        by_hour=sorted(analysis.late_by_hour, key=lambda late: late.name),
+        scale=_scale([*analysis.late_by_topic, *analysis.late_by_level, *analysis.late_by_hour]),
+        data=plots.as_json({"plots": drawn, "heat": heat}),
+        rows=ROWS,
+    )
+
+
+@cache
+def _text(name: str) -> str:
+    return resources.files("spark_jobs.report").joinpath("static", name).read_text("utf-8")
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_text),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    scripts = [_text(name) for name in _SCRIPTS]
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
+    environment.filters |= {
+        "count": formats.count,
+        "rate": formats.rate,
+        "duration": formats.duration,
+        "size": formats.size,
+        "moment": formats.moment,
+        "name": formats.name,
+        "position": _position,
+        "percent": _percent,
+    }
+    environment.globals |= {
+        "share": formats.share,
+        "styles": [_text("uPlot.min.css"), _text("page.css")],
+        "scripts": scripts,
+        "script_hashes": " ".join(f"'sha256-{digest}'" for digest in hashes),
+    }
+    return environment.get_template("page.html")
+
+
+def _hours(analysis: Analysis) -> list[dict[str, Any]]:
+    """The heat map as a table: of each hour what was due, its fullest minute, and the worst p99 of a minute."""
+    hours: dict[int, dict[str, Any]] = defaultdict(lambda: {"due": 0, "fullest": None, "worst": None})
+    for cell in analysis.heat:
+        row = hours[cell.hour]
+        row["due"] += cell.due
+        if row["fullest"] is None or cell.due > row["fullest"].due:
+            row["fullest"] = cell
+        if row["worst"] is None or cell.p99_ms > row["worst"].p99_ms:
+            row["worst"] = cell
+    return [{"hour": hour, **hours[hour]} for hour in sorted(hours)]
+
+
+def _scale(late: list[Late]) -> float:
+    """The end of the scale of lateness in tables, ms."""
+    return float(max((row.max_ms for row in late), default=0))
+
+
+def _position(ms: float, end: float) -> str:
+    """Where a lateness is on a logarithmic scale from 1 ms on, as CSS."""
+    if ms <= 1 or end <= 1:
+        return "0%"
+    return f"{min(math.log(ms) / math.log(end), 1) * 100:.2f}%"
+
+
+def _percent(part: float, whole: float) -> str:
+    """The length of a bar, as CSS."""
+    return f"{part * 100 / whole:.2f}%" if whole else "0%"

@@ -1,0 +1,315 @@
+/* Draws the plots and the heat maps of the report from the JSON in #data (see plots.py), and the tables behind them.
+   Sets data-drawn on each figure, and on the root element how many were drawn; data-failed where one was not. */
+(function () {
+  "use strict";
+
+  const root = document.documentElement;
+  const { plots, heat } = JSON.parse(document.getElementById("data").textContent);
+  const NBSP = "\u00a0", MINUS = "\u2212", DASH = "\u2013";
+  const HEIGHT = 230, PRINT_WIDTH = 680;
+  const SECOND = 1000, MINUTE = 60 * SECOND, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
+  const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+
+  // --- numbers and times, as formats.py writes them
+
+  const digits = (value) => value >= 100 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+  const count = (value) => value.toLocaleString("en", { maximumFractionDigits: 2 }).replace("-", MINUS);
+
+  function duration(ms) {
+    const sign = ms < 0 ? MINUS : "";
+    const value = Math.abs(ms);
+    if (value < SECOND) return sign + Number(value.toPrecision(3)) + NBSP + "ms";
+    if (value < 2 * MINUTE) return sign + digits(value / SECOND) + NBSP + "s";
+    if (value < 2 * HOUR) return sign + digits(value / MINUTE) + NBSP + "min";
+    if (value < 2 * DAY) return sign + digits(value / HOUR) + NBSP + "h";
+    return sign + digits(value / DAY) + NBSP + "d";
+  }
+
+  function size(value) {
+    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let i = 0;
+    for (; value >= 1024 && i < units.length - 1; i++) value /= 1024;
+    return digits(value) + NBSP + units[i];
+  }
+
+  function compact(value) {
+    const big = Math.abs(value);
+    for (const [unit, factor] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]])
+      if (big >= factor * 10 || (big >= factor && unit !== "k")) return Number((value / factor).toPrecision(4)) + NBSP + unit;
+    return count(value);
+  }
+
+  const iso = (ms) => new Date(ms).toISOString().replace("T", " ").replace("Z", "");
+  const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
+
+  /* What the x axis says: the time, and below it the day where it changes. */
+  function xLabels(_plot, splits, _axis, _space, increment) {
+    let day = "", year = "";
+    return splits.map((ms) => {
+      const text = iso(ms), date = new Date(ms);
+      const months = MONTHS[date.getUTCMonth()], number = date.getUTCDate();
+      const newYear = text.slice(0, 4) !== year ? "\n" + text.slice(0, 4) : "";
+      year = text.slice(0, 4);
+      if (increment >= 28 * DAY) return months + newYear;
+      if (increment >= DAY) return number + NBSP + months + newYear;
+      const newDay = text.slice(0, 10) !== day ? "\n" + number + NBSP + months : "";
+      day = text.slice(0, 10);
+      const clock = increment >= MINUTE ? text.slice(11, 16) : increment >= SECOND ? text.slice(11, 19) : text.slice(14, 23);
+      return clock + newDay;
+    });
+  }
+
+  /* Of a rate, the unit of time in which the greatest of it has a digit before the point. */
+  function perTime(plot) {
+    const most = Math.max(...plot.series.flatMap((series) => series.y)) / plot.step;
+    for (const [span, name] of [[SECOND, "s"], [MINUTE, "min"], [HOUR, "h"]])
+      if (most * span >= 2 || name === "h") return [span / plot.step, "/" + name];
+  }
+
+  /* A plot's factor for values, and how it writes them: short on the axis, in full in the legend. */
+  function unitOf(plot) {
+    switch (plot.unit) {
+      case "ms": return { factor: 1, short: duration, full: duration };
+      case "bytes": return { factor: SECOND / plot.step, short: (v) => size(v) + "/s", full: (v) => size(v) + "/s" };
+      case "bytes_total": return { factor: 1, short: size, full: size };
+      case "rate": {
+        const [factor, name] = perTime(plot);
+        return { factor, short: (v) => compact(v) + name, full: (v) => count(v) + name };
+      }
+      default: return { factor: 1, short: compact, full: count };
+    }
+  }
+
+  // --- plots
+
+  function yRange(plot, factor) {
+    const values = plot.series.flatMap((series) => series.y).filter((y) => y !== null).map((y) => y * factor);
+    const least = values.reduce((a, b) => Math.min(a, b), 0), most = values.reduce((a, b) => Math.max(a, b), 0);
+    if (plot.log) return () => [1, 10 ** Math.max(1, Math.ceil(Math.log10(most * 1.01)))];
+    const whole = plot.unit === "count" ? 1 : 0;
+    return (_u, low, high) => {
+      const top = plot.style === "area" ? high : Math.max(high ?? most, 0);
+      return [Math.min(low ?? least, 0) * 1.08, Math.max(top * 1.08, whole) || 1];
+    };
+  }
+
+  /* Sums from each series on to the last: an area lies behind those that follow it. */
+  function stacked(columns) {
+    const sums = columns.map((column) => column.slice());
+    for (let k = sums.length - 2; k >= 0; k--) sums[k] = sums[k].map((y, i) => y + sums[k + 1][i]);
+    return sums;
+  }
+
+  /* The times and columns that are drawn. Lines break where nothing was for long; an area ends with its last step. */
+  function columnsOf(plot, factor) {
+    let x = plot.x, columns = plot.series.map((s) => s.y.map((y) => y === null ? null : y * factor));
+    if (plot.style === "area") {
+      x = [...x, x[x.length - 1] + plot.step];
+      columns = columns.map((column) => [...column, 0]);
+      return [x, stacked(columns), columns];
+    }
+    if (plot.log) columns = columns.map((column) => column.map((y) => y === null ? null : Math.max(y, 1)));
+    if (plot.style === "line") {
+      const apart = Math.max(4 * plot.step, (x[x.length - 1] - x[0]) / 25);
+      const longX = [], long = columns.map(() => []);
+      x.forEach((at, i) => {
+        if (i && at - x[i - 1] > apart) {
+          longX.push(x[i - 1] + 1);
+          long.forEach((column) => column.push(null));
+        }
+        longX.push(at);
+        long.forEach((column, k) => column.push(columns[k][i]));
+      });
+      return [longX, long, long];
+    }
+    return [x, columns, columns];
+  }
+
+  function alone(u, index, show) {
+    if (show) return null;
+    const y = u.data[index];
+    return y.flatMap((value, i) => value != null && y[i - 1] == null && y[i + 1] == null ? [i] : []);
+  }
+
+  function seriesOf(plot, raw, unit) {
+    const isArea = plot.style === "area";
+    return plot.series.map((series, k) => {
+      const tint = color("--s" + (series.name === "others" && isArea ? 9 : k % 9 + 1));
+      const options = {
+        label: series.name,
+        stroke: isArea ? color("--card") : tint,
+        width: isArea ? 1 : 1.75,
+        value: (_u, _v, _s, i) => i === null || raw[k][i] == null ? DASH : unit.full(raw[k][i]),
+        points: { size: 5, filter: alone, stroke: tint, fill: tint },
+        spanGaps: false,
+      };
+      if (isArea) Object.assign(options, { fill: tint, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } });
+      if (plot.style === "bar")
+        Object.assign(options, { fill: tint, width: 0, paths: uPlot.paths.bars({ size: [0.7, 24, 2] }), points: { show: false } });
+      if (!isArea && plot.series.length === 1 && plot.style === "line") options.fill = tint + "22";
+      return options;
+    });
+  }
+
+  function make(name, host, width) {
+    const plot = plots[name];
+    const unit = unitOf(plot);
+    const [x, columns, raw] = columnsOf(plot, unit.factor);
+    const pad = plot.style === "bar" || x.length === 1 ? plot.step : 0;
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1 }, font: "11.5px system-ui, sans-serif" };
+    const logTicks = (_u, splits) => splits.map((v) => Number.isInteger(Math.log10(v) + 1e-9) || Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9 ? unit.short(v) : null);
+    const options = {
+      width, height: HEIGHT, ms: 1,
+      tzDate: (ms) => uPlot.tzDate(new Date(ms), "Etc/UTC"),
+      legend: { live: true, markers: { width: 0, fill: (_u, i) => i ? color("--s" + (plot.series[i - 1].name === "others" && plot.style === "area" ? 9 : (i - 1) % 9 + 1)) : null } },
+      cursor: { points: { show: plot.style === "line" }, drag: { x: true, y: false }, y: false },
+      scales: {
+        x: { time: true, range: (_u, low, high) => [low - pad, high > low ? high + pad : low + Math.max(pad, 1)] },
+        y: { range: yRange(plot, unit.factor), distr: plot.log ? 3 : 1, log: 10 },
+      },
+      axes: [
+        { ...axis, values: xLabels, space: 68 },
+        { ...axis, size: 74, ...(plot.log ? { values: logTicks } : { values: (_u, splits) => splits.map(unit.short), space: 34 }) },
+      ],
+      series: [{ label: "UTC", value: (_u, ms) => ms == null ? DASH : iso(ms).slice(0, plot.step < SECOND ? 23 : 19) }, ...seriesOf(plot, raw, unit)],
+    };
+    if (plot.unit === "count") options.axes[1].incrs = [1, 2, 5].flatMap((n) => Array.from({ length: 15 }, (_, i) => n * 10 ** i)).sort((a, b) => a - b);
+    return new uPlot(options, [x, ...columns], host);
+  }
+
+  const live = new Map();
+
+  function draw(figure, width) {
+    const host = figure.querySelector(".canvas"), name = figure.dataset.plot;
+    live.get(figure)?.destroy();
+    host.textContent = "";
+    figure.classList.toggle("stacked", plots[name].style === "area");
+    const known = make(name, host, width || Math.max(200, host.clientWidth));
+    known.root.setAttribute("aria-hidden", "true");
+    live.set(figure, known);
+    figure.dataset.drawn = "true";
+  }
+
+  /* The arrow keys move the cursor, so that the legend tells the values there. */
+  function move(event, figure) {
+    const u = live.get(figure), steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -Infinity, End: Infinity }[event.key];
+    if (!u || steps === undefined) return;
+    event.preventDefault();
+    const last = u.data[0].length - 1;
+    const at = Math.min(Math.max((u.cursor.idx ?? (steps > 0 ? -1 : last + 1)) + steps, 0), last);
+    u.setCursor({ left: u.valToPos(u.data[0][at], "x"), top: u.bbox.height / devicePixelRatio / 2 });
+  }
+
+  function cells(row, tag, texts) {
+    texts.forEach((text, i) => {
+      const cell = document.createElement(tag);
+      cell.textContent = text;
+      cell.className = i ? "n" : "t";
+      row.append(cell);
+    });
+  }
+
+  function fillTable(name, host) {
+    const plot = plots[name], unit = unitOf(plot);
+    const table = document.createElement("table");
+    cells(table.createTHead().insertRow(), "th", ["UTC", ...plot.series.map((series) => series.name)]);
+    const body = table.createTBody();
+    plot.x.forEach((ms, i) => {
+      const values = plot.series.map((series) => series.y[i]);
+      if (plot.style !== "line" && values.every((y) => !y)) return;
+      cells(body.insertRow(), "td", [iso(ms).slice(0, 19), ...values.map((y) => y === null ? DASH : unit.full(y * unit.factor))]);
+    });
+    host.replaceChildren(table);
+  }
+
+  // --- heat maps
+
+  /* Upper bounds of the classes: times that mean something, or powers that share what there is. */
+  function classes(values, isTime) {
+    if (isTime) return [10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, Infinity];
+    const most = values.reduce((a, b) => Math.max(a, b), 1);
+    if (most <= 7) return Array.from({ length: most }, (_, i) => i + 1);
+    const bounds = Array.from({ length: 7 }, (_, i) => Math.round(most ** ((i + 1) / 7)));
+    bounds[6] = most;
+    return [...new Set(bounds)];
+  }
+
+  function drawHeat(figure) {
+    const values = heat[figure.dataset.heat], isTime = figure.dataset.heat === "p99";
+    const bounds = classes(values, isTime), write = isTime ? duration : count;
+    const grid = figure.querySelector(".grid"), at = new Map(heat.at.map((minute, i) => [minute, i]));
+    const spread = 7 / bounds.length;
+    const tint = (value) => "q" + Math.max(1, Math.round((bounds.findIndex((bound) => value <= bound) + 1) * spread));
+    for (let hour = 0; hour < 24; hour++) {
+      const label = document.createElement("b");
+      label.textContent = String(hour).padStart(2, "0");
+      grid.append(label);
+      for (let minute = 0; minute < 60; minute++) {
+        const cell = document.createElement("i"), i = at.get(hour * 60 + minute);
+        cell.dataset.at = hour * 60 + minute;
+        if (i !== undefined) cell.className = tint(values[i]);
+        grid.append(cell);
+      }
+    }
+    grid.append(document.createElement("b"));
+    for (let minute = 0; minute < 60; minute += 10) {
+      const label = document.createElement("b");
+      label.style.gridColumn = "span 10";
+      label.textContent = ":" + String(minute).padStart(2, "0");
+      grid.append(label);
+    }
+    const legend = figure.querySelector(".legend");
+    [["", "none"], ...bounds.map((bound, i) => [tint(bound), bound === Infinity ? "more" : (i || isTime || bounds.length < 7 ? (bounds.length < 7 && !isTime ? "" : "to ") : "") + write(bound)])].forEach(([name, text]) => {
+      const item = document.createElement("span"), box = document.createElement("i");
+      if (name) box.className = name;
+      item.append(box, text);
+      legend.append(item);
+    });
+    const readout = document.querySelector("[data-readout]");
+    grid.addEventListener("pointerover", (event) => {
+      const minute = Number(event.target.dataset.at), i = at.get(minute);
+      if (event.target.dataset.at === undefined) return;
+      const clock = String(Math.floor(minute / 60)).padStart(2, "0") + ":" + String(minute % 60).padStart(2, "0") + " UTC";
+      readout.textContent = clock + ": " + (i === undefined ? "nothing was due" : count(heat.due[i]) + " due, p99 " + duration(heat.p99[i]) + " late");
+    });
+    figure.dataset.drawn = "true";
+  }
+
+  // --- the page
+
+  const figures = [...document.querySelectorAll("figure[data-plot]")];
+
+  function attempt(figure, work) {
+    try {
+      work();
+      return 1;
+    } catch (error) {
+      figure.dataset.failed = String(error);
+      console.error(error);
+      return 0;
+    }
+  }
+
+  function drawAll(width) {
+    return figures.reduce((sum, figure) => sum + attempt(figure, () => draw(figure, width)), 0);
+  }
+
+  let drawn = drawAll();
+  for (const figure of document.querySelectorAll("figure[data-heat]")) drawn += attempt(figure, () => drawHeat(figure));
+  for (const figure of figures) {
+    figure.querySelector(".canvas").addEventListener("keydown", (event) => move(event, figure));
+    const details = figure.querySelector("details");
+    details.addEventListener("toggle", () => {
+      const host = details.querySelector(".scroll");
+      if (details.open && !host.firstChild) fillTable(figure.dataset.plot, host);
+    });
+    new ResizeObserver(([entry]) => {
+      const u = live.get(figure), width = Math.round(entry.contentRect.width);
+      if (u && width >= 200 && u.width !== width && !root.classList.contains("paper")) u.setSize({ width, height: HEIGHT });
+    }).observe(figure.querySelector(".canvas"));
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
+  addEventListener("beforeprint", () => { root.classList.add("paper"); drawAll(PRINT_WIDTH); });
+  addEventListener("afterprint", () => { root.classList.remove("paper"); drawAll(); });
+  root.dataset.drawn = drawn;
+})();
