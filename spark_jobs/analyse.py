@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from spark_jobs import tables
-from spark_jobs.audit import Audit, Summary, finish, summarise
-from spark_jobs.cases import CANCELLED, DELIVERED, PENDING, TWICE
+from spark_jobs import lateness, tables
+from spark_jobs.audit import MAX_POINTS, STEPS_MS, Audit, Summary, finish, summarise
+from spark_jobs.figures import CANCELLED, DELIVERED, TWICE
 from spark_jobs.forecast import Forecast, forecast, measured_rate
 from spark_jobs.offsets import offset_rows
 from spark_jobs.ranges import records_at
@@ -33,16 +33,18 @@ from spark_jobs.roles import (
 from spark_jobs.usage import MINUTE_MS, Usage, body_percentile
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from pyspark.sql import SparkSession
 
     from spark_jobs.store_files import StoreFiles
 
 TOP: Final = 50
 SERIES: Final = 8
 """Topics that the curve of what is ahead tells apart."""
-MAX_POINTS: Final = 1500
-"""Of a curve."""
-_STEPS_MS: Final = (1000, 10_000, 60_000, 300_000, 900_000, 3_600_000, 6 * 3_600_000, 86_400_000, 7 * 86_400_000)
+MAX_TOPICS: Final = 1000
+OTHERS: Final = "others"
 _GROUP_OF_HALF: Final = "CID_RMQ_SYS_TRANS"
 
 
@@ -256,28 +258,20 @@ def forecast_of(
 
 class _Analysis:
     def __init__(self, work: Audit) -> None:
-        from pyspark.sql import functions as f
-
-        self._f = f
         self._work = work
-        self._delivered = work.cases.where(f"status in ('{DELIVERED}', '{TWICE}')").withColumn(
-            "late_ms", f.col("first_ms") - f.col("due_ms")
-        )
-        self._pending = work.cases.where(f"status = '{PENDING}'")
+        self._figures = work.figures
 
     def run(self, rate: float | None) -> Analysis:
-        work = self._work
+        work, figures = self._work, self._figures
         usage = self._usage = Usage(work.found.usage())
         summary = summarise(work)
         minutes = self._minutes()
-        lateness, late_step = self._lateness()
         ahead, ahead_step = self._ahead()
-        now_ms = max((read["last_ms"] for read in work.reads), default=0)
         return Analysis(
             store=work.store.path,
             made_ms=time.time_ns() // 1_000_000,
             first_ms=minutes[0].minute_ms if minutes else 0,
-            last_ms=now_ms,
+            last_ms=work.last_ms,
             bytes=sum(minute.bytes for minute in minutes),
             audit=summary,
             minutes=minutes,
@@ -287,17 +281,17 @@ class _Analysis:
             key_error=usage.key_error,
             duplicates=work.found.duplicates(),
             retries=_retries(usage),
-            late_by_topic=self._late_by_topic(),
-            late_by_level=self._late_by_level(),
-            late_by_hour=self._late_by(self._f.expr("cast(due_ms div 3600000 % 24 as int)"), lambda hour: f"{hour:02}"),
-            lateness=lateness,
-            lateness_step_ms=late_step,
-            heat=self._heat(),
+            late_by_topic=_by_count(_late(figures.late_by_topic, lambda key: work.topics.get(key, "?"))),
+            late_by_level=_late(figures.late_by_level, self._level_name),
+            late_by_hour=_late(figures.late_by_hour, lambda hour: f"{hour:02}"),
+            lateness=_over_time(figures.late_over_time, work.step_ms),
+            lateness_step_ms=work.step_ms,
+            heat=_heat(figures.late_by_minute),
             ahead=ahead,
             ahead_step_ms=ahead_step,
             busiest=self._busiest(),
             overdue=summary.overdue,
-            consumers=_consumers(work.store, now_ms),
+            consumers=_consumers(work.store, work.last_ms),
             space=self._space(),
             forecast=self.forecast(rate),
         )
@@ -340,16 +334,13 @@ class _Analysis:
         return sorted(keys, key=lambda key: -key.count)
 
     def _space(self) -> list[Space]:
-        f = self._f
-        done = self._work.cases.where(f"status in ('{DELIVERED}', '{TWICE}', '{CANCELLED}')")
-        sums = done.groupBy(f.col("status") == CANCELLED).agg(f.count(f.lit(1)), f.sum("size")).collect()
-        found = [Space("cancelled" if row[0] else "delivered", row[1], row[2]) for row in sums]
-        marks = self._role_sum(CANCEL)
-        ended = self._ended_half()
-        return sorted(
-            (space for space in (*found, Space("marks of cancellations", *marks), ended) if space.records),
-            key=lambda space: -space.bytes,
-        )
+        found = [
+            Space("delivered", *self._figures.bytes_of(DELIVERED, TWICE)),
+            Space("cancelled", *self._figures.bytes_of(CANCELLED)),
+            Space("marks of cancellations", *self._role_sum(CANCEL)),
+            self._ended_half(),
+        ]
+        return sorted((space for space in found if space.records), key=lambda space: -space.bytes)
 
     def _role_sum(self, role: int) -> tuple[int, int]:
         rows = list(self._usage.minutes.values())
@@ -372,111 +363,70 @@ class _Analysis:
 
     # --- from the cases
 
-    def _late_by(self, by: Column, name: Any) -> list[Late]:
-        f = self._f
-        rows = (
-            self._delivered.groupBy(by.alias("by"))
-            .agg(
-                f.count(f.lit(1)).alias("count"),
-                f.count(f.when(f.col("late_ms") < 0, 1)).alias("early"),
-                f.percentile_approx("late_ms", [0.5, 0.9, 0.99], f.lit(2000)).alias("p"),
-                f.max("late_ms").alias("max"),
-            )
-            .orderBy(f.desc("count"))
-            .limit(1000)
-            .collect()
-        )
-        return [
-            Late(
-                name(row.by), row["count"], row.early, p50_ms=row.p[0], p90_ms=row.p[1], p99_ms=row.p[2], max_ms=row.max
-            )
-            for row in rows
-        ]
-
-    def _late_by_topic(self) -> list[Late]:
-        names = self._work.topics
-        return self._late_by(self._f.col("topic_hash"), lambda key: names.get(key, "?"))
-
-    def _late_by_level(self) -> list[Late]:
+    def _level_name(self, level: int) -> str:
         delays = self._work.progress.delays_ms
-
-        def name(level: int) -> str:
-            return f"level {level} ({delays[level - 1] / 1000:g} s)" if 0 < level <= len(delays) else "timer"
-
-        found = self._late_by(self._f.col("delay_level"), str)
-        found.sort(key=lambda late: int(late.name))
-        return [msgspec.structs.replace(late, name=name(int(late.name))) for late in found]
-
-    def _span(self, frame: DataFrame, column: str) -> tuple[int, int, int]:
-        """Least and greatest time of a column, and a step that cuts what is between into at most MAX_POINTS."""
-        row = frame.agg(self._f.min(column), self._f.max(column)).first()
-        assert row is not None
-        if row[0] is None:
-            return 0, 0, _STEPS_MS[0]
-        return row[0], row[1], next((s for s in _STEPS_MS if (row[1] - row[0]) // s < MAX_POINTS), _STEPS_MS[-1])
-
-    def _lateness(self) -> tuple[list[LatePoint], int]:
-        f = self._f
-        _, _, step = self._span(self._delivered, "due_ms")
-        rows = (
-            self._delivered.groupBy(f.expr(f"due_ms div {step}").alias("at"))
-            .agg(
-                f.count(f.lit(1)).alias("count"),
-                f.percentile_approx("late_ms", [0.5, 0.99], f.lit(1000)).alias("p"),
-                f.max("late_ms").alias("max"),
-            )
-            .orderBy("at")
-            .collect()
-        )
-        points = [
-            LatePoint(row.at * step, row["count"], p50_ms=row.p[0], p99_ms=row.p[1], max_ms=row.max) for row in rows
-        ]
-        return points, step
-
-    def _heat(self) -> list[HeatCell]:
-        f = self._f
-        rows = (
-            self._delivered.groupBy(f.expr("cast(due_ms div 60000 % 1440 as int)").alias("at"))
-            .agg(f.count(f.lit(1)).alias("due"), f.percentile_approx("late_ms", 0.99, f.lit(1000)).alias("p99"))
-            .orderBy("at")
-            .collect()
-        )
-        return [HeatCell(row.at // 60, row.at % 60, row.due, row.p99) for row in rows]
+        return f"level {level} ({delays[level - 1] / 1000:g} s)" if 0 < level <= len(delays) else "timer"
 
     def _ahead(self) -> tuple[list[Ahead], int]:
-        f = self._f
-        _, _, step = self._span(self._pending, "due_ms")
-        frame = self._pending.groupBy(f.expr(f"due_ms div {step}").alias("at"), "topic_hash").count()
-        totals = frame.groupBy("topic_hash").agg(f.sum("count").alias("count")).orderBy(f.desc("count"))
-        biggest = [row.topic_hash for row in totals.limit(SERIES).collect()]
-        named = frame.withColumn("topic_hash", f.when(f.col("topic_hash").isin(biggest), f.col("topic_hash")))
-        rows = named.groupBy("at", "topic_hash").agg(f.sum("count").alias("count")).orderBy("at").collect()
-        names = self._work.topics
-        return [Ahead(row.at * step, names.get(row.topic_hash, "others"), row["count"]) for row in rows], step
-
-    def _by_second(self, frame: DataFrame, column: str, *more: Column) -> DataFrame:
-        """How many rows each second has, by a column of ms; in no order."""
-        f = self._f
-        return frame.groupBy(f.expr(f"{column} div 1000").alias("second")).agg(f.count(f.lit(1)).alias("due"), *more)
+        rows = self._figures.pending_by_topic
+        if not len(rows):
+            return [], MINUTE_MS
+        start_ms = rows["minute"] * MINUTE_MS
+        span = int(start_ms[-1] - start_ms[0])
+        step = next((s for s in STEPS_MS if s >= MINUTE_MS and span // s < MAX_POINTS), STEPS_MS[-1])
+        topics, which = np.unique(rows["topic"], return_inverse=True)
+        biggest = np.argsort(-np.bincount(which, rows["count"]), kind="stable")[:SERIES]
+        series = np.full(len(topics), SERIES)
+        series[biggest] = np.arange(len(biggest))
+        cell, index = np.unique(start_ms // step * (SERIES + 1) + series[which], return_inverse=True)
+        counts = np.bincount(index, rows["count"])
+        names = [self._work.topics.get(topic, "?") for topic in topics[biggest].tolist()]
+        found = []
+        for value, count in zip(cell.tolist(), counts.tolist(), strict=True):
+            at, number = divmod(value, SERIES + 1)
+            found.append(Ahead(at * step, names[number] if number < len(names) else OTHERS, int(count)))
+        return found, step
 
     def _busiest(self) -> list[BusySecond]:
-        f = self._f
-        rows = self._by_second(self._pending, "due_ms").orderBy(f.desc("due"), "second").limit(TOP).collect()
-        return [BusySecond(row.second * 1000, row.due) for row in rows]
+        rows = self._figures.pending
+        best = rows[np.argsort(-rows["count"], kind="stable")[:TOP]]
+        return [BusySecond(int(row["second"]) * 1000, int(row["count"])) for row in best]
 
     def forecast(self, rate: float | None) -> Forecast:
         """What is ahead, at a rate, or the one measured."""
-        f = self._f
-        now_ms = max((read["last_ms"] for read in self._work.reads), default=0)
-        measured = 0
+        figures, measured = self._figures, 0
         if rate is None:
-            late = f.count(f.when(f.col("late_ms") > 1000, 1)).alias("late")
-            rows = self._by_second(self._delivered, "first_ms", late).orderBy("second").toArrow()
-            rate, measured = measured_rate(*(rows[name].to_numpy() for name in ("second", "due", "late")))
+            rate, measured = measured_rate(*(figures.delivered[name] for name in ("second", "count", "late")))
         # What is overdue is delivered when the broker starts: at the end of what it has stored, at the earliest.
-        due = self._pending.select(f.greatest(f.col("due_ms"), f.lit(now_ms)).alias("due_ms"))
-        table = self._by_second(due, "due_ms").orderBy("second").toArrow()
-        return forecast(table["second"].to_numpy(), table["due"].to_numpy(), rate, measured_seconds=measured)
+        due = np.maximum(figures.pending["second"], self._work.last_ms // 1000)
+        seconds, which = np.unique(due, return_inverse=True)
+        counts = np.bincount(which, figures.pending["count"], len(seconds)).astype(np.int64)
+        return forecast(seconds, counts, rate, measured_seconds=measured)
+
+
+def _late(rows: NDArray[Any], name: Callable[[int], str]) -> list[Late]:
+    found = []
+    for key, late in lateness.stats(rows, (50, 90, 99)):
+        p50, p90, p99 = late.percentiles
+        found.append(Late(name(key), late.number, late.early, p50, p90, p99, late.greatest))
+    return found
+
+
+def _by_count(found: list[Late]) -> list[Late]:
+    return sorted(found, key=lambda late: -late.count)[:MAX_TOPICS]
+
+
+def _over_time(rows: NDArray[Any], step_ms: int) -> list[LatePoint]:
+    found = []
+    for key, late in lateness.stats(rows, (50, 99)):
+        p50, p99 = late.percentiles
+        found.append(LatePoint(key * step_ms, late.number, p50, p99, late.greatest))
+    return found
+
+
+def _heat(rows: NDArray[Any]) -> list[HeatCell]:
+    cells = lateness.stats(rows, (99,))
+    return [HeatCell(minute // 60, minute % 60, late.number, late.percentiles[0]) for minute, late in cells]
 
 
 def _by_purpose(counts: Any) -> tuple[int, int, int, int]:
@@ -490,7 +440,7 @@ def _coarser(minutes: list[Minute]) -> list[Minute]:
     if not minutes:
         return []
     span = minutes[-1].minute_ms - minutes[0].minute_ms
-    step = next((s for s in _STEPS_MS if s >= MINUTE_MS and span // s < MAX_POINTS), _STEPS_MS[-1])
+    step = next((s for s in STEPS_MS if s >= MINUTE_MS and span // s < MAX_POINTS), STEPS_MS[-1])
     found: dict[int, Minute] = {}
     for minute in minutes:
         start = minute.minute_ms // step * step

@@ -17,21 +17,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_jobs import tables
-from spark_jobs.cases import CANCELLED, DELIVERED, LOST, PENDING, STATUSES, TWICE, UNCLAIMED, cases_of
+from spark_jobs import lateness, tables
+from spark_jobs.cases import cases_of
 from spark_jobs.errors import JobError
+from spark_jobs.figures import STATUSES, UNCLAIMED, Figures
 from spark_jobs.files import replace_file
 from spark_jobs.progress import read_progress
-from spark_jobs.ranges import plan, records_at
+from spark_jobs.ranges import Range, first_store_ms, plan, records_at
 from spark_jobs.store_files import StoreFiles
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from numpy.typing import NDArray
+    from pyspark.sql import SparkSession
 
 MAX_LISTED: Final = 100
 """Offending messages that the summary names; offenders.parquet has all."""
+STEPS_MS: Final = (1000, 10_000, 60_000, 300_000, 900_000, 3_600_000, 6 * 3_600_000, 86_400_000, 7 * 86_400_000)
+MAX_POINTS: Final = 1500
+"""Of a curve."""
 PARTITION_BYTES: Final = 128 << 20
 PERCENTILES: Final = (50, 90, 99, 99.9, 100)
 
@@ -123,8 +129,6 @@ class Audit:
         self, session: SparkSession, path: str, *, delay_levels: str | None = None, with_usage: bool = False
     ) -> None:
         """Reads the whole store; `with_usage`: looks at more of it. Raises JobError where there is none."""
-        from pyspark import StorageLevel
-
         self.store = StoreFiles.open(path, unflushed=True)
         try:
             self.progress = read_progress(self.store, delay_levels)
@@ -136,13 +140,16 @@ class Audit:
         # A partition of a shuffle is one bucket of matching, or few.
         partitions = max(4, (self.store.readable_end - self.store.segments[0].first_offset) // PARTITION_BYTES)
         session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-        found = cases_of(session, self.store, self.progress, plan(self.store), with_usage=with_usage)
-        self.found = found
-        self._kept = [found.parts, found.cases.persist(StorageLevel.MEMORY_AND_DISK)]
-        self.cases: DataFrame = found.cases
+        ranges = plan(self.store)
+        self.step_ms = _step(self.store, ranges)
+        """Of curves over time."""
+        self.found = cases_of(session, self.store, self.progress, ranges, step_ms=self.step_ms, with_usage=with_usage)
         """See `cases.Cases`."""
-        self.reads = found.reads()
+        self.reads = self.found.reads()
         """What was read, in order: see `cases.Cases.reads`."""
+        self.figures: Figures = self.found.figures()
+        self.last_ms = max((read["last_ms"] for read in self.reads), default=0)
+        """When the last record was stored."""
         self.topics: dict[int, str] = {}
         """Names of topics by their hash."""
         for read in self.reads:
@@ -150,8 +157,7 @@ class Audit:
 
     def close(self) -> None:
         """Give back what Spark keeps."""
-        for frame in self._kept:
-            frame.unpersist()
+        self.found.close()
 
     def __enter__(self) -> Audit:
         return self
@@ -182,7 +188,7 @@ def finish(work: Audit, summary: Summary, out: str | None, key: bytes | None) ->
     sign(summary, key)
     if out is None:
         return
-    offenders = _offending(work).toArrow().sort_by("physical_offset")
+    offenders = offenders_table(work.figures.offenders, work.topics)
     try:
         os.makedirs(out, exist_ok=True)
         pq.write_table(offenders, os.path.join(out, "offenders.parquet"), compression="zstd")
@@ -193,52 +199,34 @@ def finish(work: Audit, summary: Summary, out: str | None, key: bytes | None) ->
 
 def summarise(work: Audit) -> Summary:
     """The summary, not yet signed."""
-    from pyspark.sql import functions as f
-
-    store, reads = work.store, work.reads
-    begin = store.segments[0].first_offset
-    last_ms = max((read["last_ms"] for read in reads), default=0)
-    rows = (
-        work.cases.groupBy("status", (f.col("delay_level") > 0).alias("is_level"))
-        .agg(
-            f.count(f.lit(1)).alias("count"),
-            f.sum(f.greatest(f.col("deliveries") - 1, f.lit(0))).alias("superfluous"),
-            f.count(f.when(f.col("due_ms") <= last_ms, 1)).alias("due"),
-            f.count(f.when((f.col("origin") >= 0) & (f.col("origin") < begin), 1)).alias("expired"),
-        )
-        .collect()
-    )
-    by_kind: dict[bool, dict[str, int]] = {kind: dict.fromkeys(STATUSES, 0) for kind in (True, False)}
-    for row in rows:
-        if row.status != UNCLAIMED:
-            by_kind[row.is_level][row.status] += row["count"]
-    total = {status: by_kind[True][status] + by_kind[False][status] for status in STATUSES}
-    unclaimed = [row for row in rows if row.status == UNCLAIMED]
-    expired = sum(row.expired for row in unclaimed)
+    store, reads, figures = work.store, work.reads, work.figures
     inputs = [Input(read["start"], read["end"], read["sha256"], read["records"]) for read in reads]
     damages = [(int(a), int(b), str(c)) for read in reads for a, b, c in read["damages"]]
     damages += [(offset, size, "a file is missing") for offset, size in store.gaps()]
+    counts = {name: figures.count(status) for status, name in enumerate(STATUSES)}
+    unclaimed = counts.pop("unclaimed")
+    overdue = figures.pending[(figures.pending["second"] + 1) * 1000 <= work.last_ms]
     return Summary(
         store=store.path,
         written_by=store.written_by,
         is_running=store.is_running,
         made_ms=time.time_ns() // 1_000_000,
-        begin=begin,
+        begin=store.segments[0].first_offset,
         end=store.readable_end,
         records=sum(part.records for part in inputs),
-        scheduled=sum(total.values()),
-        delivered=total[DELIVERED],
-        cancelled=total[CANCELLED],
-        pending=total[PENDING],
-        lost=total[LOST],
-        twice=total[TWICE],
-        levels=by_kind[True],
-        timers=by_kind[False],
-        overdue=sum(row.due for row in rows if row.status == PENDING),
-        superfluous=sum(row.superfluous for row in rows),
-        unclaimed=sum(row["count"] for row in unclaimed) - expired,
-        expired=expired,
-        lateness=_lateness(work),
+        scheduled=sum(counts.values()),
+        delivered=counts["delivered"],
+        cancelled=counts["cancelled"],
+        pending=counts["pending"],
+        lost=counts["lost"],
+        twice=counts["twice"],
+        levels=_counts(figures, is_level=True),
+        timers=_counts(figures, is_level=False),
+        overdue=int(overdue["count"].sum()),
+        superfluous=figures.superfluous,
+        unclaimed=unclaimed - figures.expired,
+        expired=figures.expired,
+        lateness=_lateness(figures),
         damaged=sum(read["damaged"] for read in reads) + len(store.gaps()),
         damages=damages,
         offenders=_listed(work),
@@ -247,49 +235,44 @@ def summarise(work: Audit) -> Summary:
     )
 
 
-def _lateness(work: Audit) -> Lateness:
-    from pyspark.sql import functions as f
+def _counts(figures: Figures, *, is_level: bool) -> dict[str, int]:
+    return {name: figures.count(status, is_level=is_level) for status, name in enumerate(STATUSES[:UNCLAIMED])}
 
-    late = f.col("first_ms") - f.col("due_ms")
-    row = (
-        work.cases.where(f"status in ('{DELIVERED}', '{TWICE}')")
-        .agg(
-            f.count(f.lit(1)).alias("count"),
-            f.count(f.when(late < 0, 1)).alias("early"),
-            f.avg(late).alias("mean"),
-            f.percentile_approx(late, [p / 100 for p in PERCENTILES], f.lit(10_000)).alias("percentiles"),
+
+def _lateness(figures: Figures) -> Lateness:
+    rows = figures.late_by_level.copy()
+    rows["key"] = 0
+    for _, found in lateness.stats(lateness.added([rows]), PERCENTILES):
+        names = (f"p{percent:g}" for percent in PERCENTILES)
+        return Lateness(
+            found.number, found.early, round(found.mean, 3), dict(zip(names, found.percentiles, strict=True))
         )
-        .first()
-    )
-    assert row is not None
-    names = [f"p{p:g}" for p in PERCENTILES]
-    percentiles = dict(zip(names, row.percentiles or [], strict=False))
-    return Lateness(row["count"], row.early, round(row.mean or 0.0, 3), percentiles)
+    return Lateness(0, 0, 0.0, {})
 
 
-def _offending(work: Audit) -> DataFrame:
-    begin = work.store.segments[0].first_offset
-    stray = f"status = '{UNCLAIMED}' and (origin < 0 or origin >= {begin})"
-    return work.cases.where(f"status in ('{LOST}', '{TWICE}') or {stray}")
+def _step(store: StoreFiles, ranges: list[Range]) -> int:
+    """A step that cuts the time in which the store was written into some hundred points."""
+    times = [ms for ms in (first_store_ms(store, part) for part in (*ranges[:1], *ranges[-1:])) if ms is not None]
+    span = (times[-1] - times[0]) * len(ranges) // max(1, len(ranges) - 1) if len(times) > 1 else 0
+    return next((step for step in STEPS_MS if span // step < MAX_POINTS), STEPS_MS[-1])
 
 
 def _listed(work: Audit) -> list[Offender]:
     """The first of the offending messages, with what their records tell."""
-    rows = _offending(work).orderBy("physical_offset").limit(MAX_LISTED).collect()
     found = {
-        row.physical_offset: Offender(
-            what=row.status,
-            physical_offset=row.physical_offset,
-            kind="delivery" if row.status == UNCLAIMED else "level" if row.delay_level else "timer",
+        int(case["physical_offset"]): Offender(
+            what=STATUSES[case["status"]],
+            physical_offset=int(case["physical_offset"]),
+            kind="delivery" if case["status"] == UNCLAIMED else "level" if case["delay_level"] else "timer",
             topic=None,
             unique_key=None,
             keys=None,
-            store_ms=row.at_ms,
-            due_ms=None if row.status == UNCLAIMED else row.due_ms,
-            deliveries=row.deliveries,
-            delivered_ms=row.first_ms or None,
+            store_ms=int(case["at_ms"]),
+            due_ms=None if case["status"] == UNCLAIMED else int(case["due_ms"]),
+            deliveries=int(case["deliveries"]),
+            delivered_ms=int(case["first_ms"]) or None,
         )
-        for row in rows
+        for case in work.figures.offenders[:MAX_LISTED]
     }
     for records in records_at(work.store, np.array(sorted(found), np.int64)):
         batch = tables.Batch(records)
@@ -298,6 +281,15 @@ def _listed(work: Audit) -> list[Offender]:
             offender = found[offset]
             offender.topic, offender.unique_key, offender.keys = topic, unique, keys
     return list(found.values())
+
+
+def offenders_table(offenders: NDArray[Any], topics: dict[int, str]) -> pa.Table:
+    """Offending cases as a table."""
+    status = [STATUSES[value] for value in offenders["status"]]
+    topic = [topics.get(value) for value in offenders["topic_hash"].tolist()]
+    names = ("physical_offset", "size", "at_ms", "due_ms", "delay_level", "deliveries", "first_ms", "last_ms", "origin")
+    columns = {name: pa.array(np.ascontiguousarray(offenders[name])) for name in names}
+    return pa.table({"status": pa.array(status, pa.string()), "topic": pa.array(topic, pa.string()), **columns})
 
 
 # --- the digest and the signature

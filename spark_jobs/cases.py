@@ -1,4 +1,4 @@
-"""What became of each scheduled message: one row a message.
+"""What became of each scheduled message: a case each.
 
 Two rounds of matching, each over buckets that fit in memory, of arrays and not of rows. First what names its origin, by
 physical offset. What is open then is matched by what a message that waits has in common with its delivery (see
@@ -24,6 +24,7 @@ import pyarrow as pa
 from spark_jobs.events import CANCELLED as WAS_CANCELLED
 from spark_jobs.events import CONTINUED, DONE, WAITS, RangeEvents
 from spark_jobs.events import DELIVERED as WAS_DELIVERED
+from spark_jobs.figures import CANCELLED, CASE, DELIVERED, LOST, PENDING, TWICE, UNCLAIMED, Figures
 from spark_jobs.hashes import hash_ints
 from spark_jobs.usage import RangeUsage, UsageObserver
 
@@ -35,43 +36,12 @@ if TYPE_CHECKING:
     from spark_jobs.ranges import Range
     from spark_jobs.store_files import StoreFiles
 
-DELIVERED: Final = "delivered"
-TWICE: Final = "twice"
-CANCELLED: Final = "cancelled"
-PENDING: Final = "pending"
-LOST: Final = "lost"
-STATUSES: Final = (DELIVERED, TWICE, CANCELLED, PENDING, LOST)
-UNCLAIMED: Final = "unclaimed"
-"""The status of a row for a delivery whose message is not in the log."""
-_ALL_STATUSES: Final = (*STATUSES, UNCLAIMED)
-
-CASE: Final = np.dtype(
-    [
-        ("physical_offset", "<i8"),
-        ("size", "<i4"),
-        ("at_ms", "<i8"),
-        ("due_ms", "<i8"),
-        ("delay_level", "<i2"),
-        ("topic_hash", "<i8"),
-        ("status", "<i1"),
-        ("deliveries", "<i4"),
-        ("first_ms", "<i8"),
-        ("last_ms", "<i8"),
-        ("origin", "<i8"),
-    ]
-)
-"""`physical_offset`, `size`, `at_ms`, `due_ms`, ...: of the record that waited, of an unclaimed delivery its own.
-`first_ms`, `last_ms`: store times of the first and the last delivery, 0 without one. `origin`: what an unclaimed
-delivery names, -1 for nothing."""
-_DDL: Final = (
-    "physical_offset bigint, size int, at_ms bigint, due_ms bigint, delay_level smallint, topic_hash bigint,"
-    " status string, deliveries int, first_ms bigint, last_ms bigint, origin bigint"
-)
 _PART_DDL: Final = "bucket bigint, kind tinyint, data binary"
 _PART: Final = pa.schema([("bucket", pa.int64()), ("kind", pa.int8()), ("data", pa.binary())])
 _K_WAITS: Final = 0
 _K_DONE: Final = 1
 _K_CASES: Final = 2
+_K_FIGURES: Final = 6
 _K_READ: Final = 3
 _K_USAGE: Final = 4
 _K_UNIQUE: Final = 5
@@ -81,11 +51,18 @@ _READ_BUCKET: Final = -1
 
 
 class Cases(NamedTuple):
-    """`cases`: a row a scheduled message and one an unclaimed delivery, columns as CASE, `status` by name. `parts`:
-    what the scan found, which Spark keeps. Lazy both."""
+    """`parts`: what the scan found, which Spark keeps until `close`; `ended`: the figures of each bucket. Lazy both."""
 
     parts: DataFrame
-    cases: DataFrame
+    ended: DataFrame
+
+    def close(self) -> None:
+        """Give back what Spark keeps."""
+        self.parts.unpersist()
+
+    def figures(self) -> Figures:
+        """The figures of all cases."""
+        return Figures.added([Figures.decode(bytes(row.data)) for row in self.ended.select("data").collect()])
 
     def reads(self) -> list[dict[str, Any]]:
         """What was read, in order: of each range start, end, sha256, records, damaged, damages, last_ms, and the names
@@ -110,12 +87,19 @@ class Cases(NamedTuple):
 
 
 def cases_of(
-    session: SparkSession, store: StoreFiles, progress: Progress, ranges: list[Range], *, with_usage: bool = False
+    session: SparkSession,
+    store: StoreFiles,
+    progress: Progress,
+    ranges: list[Range],
+    *,
+    step_ms: int,
+    with_usage: bool = False,
 ) -> Cases:
-    """The cases of some ranges of a store, all of them as a rule. `with_usage`: also look at what it is used for."""
+    """The cases of some ranges of a store, all of them as a rule. `step_ms`: of curves over time. `with_usage`: also
+    look at what the store is used for."""
     from pyspark import StorageLevel
 
-    count = max(1, len(ranges))
+    count, begin = max(1, len(ranges)), store.segments[0].first_offset
     buckets = max(1, (store.readable_end - store.segments[0].first_offset) // _BUCKET_BYTES)
 
     def scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -128,11 +112,13 @@ def cases_of(
         return _to_parts(match_by_origin(*_parts_of(table)), buckets)
 
     def by_key(table: pa.Table) -> pa.Table:
-        return _rows(_of_kind(table, _K_CASES, CASE), match_by_key(*_parts_of(table)))
+        cases = np.concatenate([_of_kind(table, _K_CASES, CASE), match_by_key(*_parts_of(table))])
+        figures = Figures.of(cases, step_ms, begin)
+        return pa.Table.from_batches([_batch([0], [_K_FIGURES], [figures.encode()])])
 
     parts = session.range(0, count, 1, count).mapInArrow(scan, _PART_DDL).persist(StorageLevel.MEMORY_AND_DISK)
     first = parts.where(f"kind in ({_K_WAITS}, {_K_DONE})").groupBy("bucket").applyInArrow(by_origin, _PART_DDL)
-    return Cases(parts, first.groupBy("bucket").applyInArrow(by_key, _DDL))
+    return Cases(parts, first.groupBy("bucket").applyInArrow(by_key, _PART_DDL))
 
 
 # --- the scan
@@ -206,7 +192,9 @@ def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
     at = np.searchsorted(waits["offset"], named["origin"])
     known = at < len(waits)
     known[known] = waits["offset"][at[known]] == named["origin"][known]
-    mine, at = named[known], at[known]
+    mine, at = named[known].copy(), at[known]
+    # A message with a key that replaces another names it as if it went on in its place; but it is another message.
+    mine["what"][(mine["what"] == CONTINUED) & (mine["key"] != waits["key"][at])] = WAS_CANCELLED
     counts = {what: np.bincount(at[mine["what"] == what], minlength=len(waits)) for what in (1, 2, 3)}
     deliveries = mine["what"] == WAS_DELIVERED
     cases = _cases(waits)
@@ -240,7 +228,7 @@ def _unclaimed(done: NDArray[Any]) -> NDArray[Any]:
     cases["physical_offset"], cases["origin"] = done["offset"], done["origin"]
     cases["at_ms"] = cases["first_ms"] = cases["last_ms"] = done["at_ms"]
     cases["deliveries"] = 1
-    cases["status"] = _ALL_STATUSES.index(UNCLAIMED)
+    cases["status"] = UNCLAIMED
     return cases
 
 
@@ -256,11 +244,8 @@ def _times(count: int, at: NDArray[np.int64], ms: NDArray[np.int64]) -> tuple[ND
 def _status(
     deliveries: NDArray[Any], is_cancelled: NDArray[np.bool_], is_passed: NDArray[np.bool_]
 ) -> NDArray[np.int8]:
-    number = {name: i for i, name in enumerate(_ALL_STATUSES)}
-    without = np.where(is_cancelled, number[CANCELLED], np.where(is_passed, number[LOST], number[PENDING]))
-    return np.where(deliveries > 1, number[TWICE], np.where(deliveries == 1, number[DELIVERED], without)).astype(
-        np.int8
-    )
+    without = np.where(is_cancelled, CANCELLED, np.where(is_passed, LOST, PENDING))
+    return np.where(deliveries > 1, TWICE, np.where(deliveries == 1, DELIVERED, without)).astype(np.int8)
 
 
 def _to_parts(matched: Matched, buckets: int) -> pa.Table:
@@ -312,16 +297,3 @@ def _last_records(waits: NDArray[Any]) -> NDArray[Any]:
     messages = np.maximum(heads, 1)
     number = np.arange(len(waits)) - np.repeat(first, counts)
     return waits[number >= np.repeat(counts - messages, counts)]
-
-
-def _rows(*cases: NDArray[Any]) -> pa.Table:
-    """Cases as a table."""
-    rows = np.concatenate(cases)
-    columns: list[pa.Array] = []
-    for name in CASE.names or ():
-        if name == "status":
-            dictionary = pa.array(_ALL_STATUSES, pa.string())
-            columns.append(pa.DictionaryArray.from_arrays(pa.array(rows["status"]), dictionary).cast(pa.string()))
-        else:
-            columns.append(pa.array(np.ascontiguousarray(rows[name])))
-    return pa.Table.from_arrays(columns, names=list(CASE.names or ()))

@@ -165,7 +165,7 @@ def _done(records: Records, what: int) -> NDArray[Any]:
         records.store_ms,
         what,
     )
-    if (rows["origin"] < 0).any():
+    if what == CONTINUED or (rows["origin"] < 0).any():
         if what == CANCELLED:
             rows["message"], rows["slot"] = _named(records), roles.slot_second
         else:

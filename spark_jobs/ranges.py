@@ -155,3 +155,11 @@ def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
             size = int.from_bytes(store.read(segment.path, offset - segment.first_offset, 4), "big")
             if MIN_SIZE <= size <= segment.end - offset:
                 yield from at_offsets(store, np.array([offset], np.int64), np.array([size], np.int64))
+
+
+def first_store_ms(store: StoreFiles, part: Range) -> int | None:
+    """The store time of a range's first record; None where there is none at its start."""
+    for found in walks(store, Range(part.start, min(part.end, part.start + (1 << 16))), check_crc=False):
+        if len(found.records):
+            return int(found.records.store_ms[0])
+    return None

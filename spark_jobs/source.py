@@ -33,7 +33,7 @@ from spark_jobs.errors import JobError
 from spark_jobs.filters import Filters
 from spark_jobs.offsets import offset_rows
 from spark_jobs.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
-from spark_jobs.ranges import RANGE_SIZE, Range, at_offsets, damages_of, plan, walks
+from spark_jobs.ranges import RANGE_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, walks
 from spark_jobs.store_files import StoreFiles
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class StoreReader(_Reading, DataSourceReader):
         low, high = filters.span("store_ms")
         if ranges and (low, high) != Filters().span("store_ms"):
             slack = self.options.time_slack_ms
-            firsts = [_first_store_ms(store, part) for part in ranges]
+            firsts = [first_store_ms(store, part) for part in ranges]
             nexts = [*firsts[1:], None]
             ranges = [
                 part
@@ -336,14 +336,6 @@ class StoreReader(_Reading, DataSourceReader):
         rows = offset_rows(self.store)
         if rows:
             yield self._emit({name: [row[name] for row in rows] for name in rows[0]})
-
-
-def _first_store_ms(store: StoreFiles, part: Range) -> int | None:
-    """The store time of a range's first record; None where there is none at its start."""
-    for found in walks(store, Range(part.start, min(part.end, part.start + (1 << 16))), check_crc=False):
-        if len(found.records):
-            return int(found.records.store_ms[0])
-    return None
 
 
 class StoreStreamReader(_Reading, DataSourceStreamReader):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import duemq
 
-ALLOWED = {"click", "msgpack", "msgspec", "zlib_ng", "duemq", "protocol"}
+ALLOWED = {"click", "msgpack", "msgspec", "zlib_ng", "duemq", "protocol", "spark_jobs"}
+"""Of spark_jobs the command line alone, which brings nothing along: the commands of `duemq spark`."""
 THEIRS = {"typing_extensions", "cython_runtime"}
 """What those bring along."""
 
