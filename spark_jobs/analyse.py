@@ -242,18 +242,17 @@ def analyse(
 ) -> Analysis:
     """Analyse a store. `rate`: messages a second that the broker delivers, by default as measured. `out`, `key`: as for
     `audit.audit`. Raises JobError."""
-    with Audit(session, path, delay_levels=delay_levels, with_usage=True) as work:
-        analysis = _Analysis(work).run(rate)
-        finish(work, analysis.audit, out, key)
-        return analysis
+    work = Audit(session, path, delay_levels=delay_levels, with_usage=True)
+    analysis = _Analysis(work).run(rate)
+    finish(work, analysis.audit, out, key)
+    return analysis
 
 
 def forecast_of(
     session: SparkSession, path: str, *, delay_levels: str | None = None, rate: float | None = None
 ) -> Forecast:
     """The forecast alone. Raises JobError."""
-    with Audit(session, path, delay_levels=delay_levels) as work:
-        return _Analysis(work).forecast(rate)
+    return _Analysis(Audit(session, path, delay_levels=delay_levels)).forecast(rate)
 
 
 class _Analysis:
@@ -263,7 +262,7 @@ class _Analysis:
 
     def run(self, rate: float | None) -> Analysis:
         work, figures = self._work, self._figures
-        usage = self._usage = Usage(work.found.usage())
+        usage = self._usage = Usage(work.found.usage)
         summary = summarise(work)
         minutes = self._minutes()
         ahead, ahead_step = self._ahead()
@@ -279,7 +278,7 @@ class _Analysis:
             producers=_top(usage.producers),
             keys=self._keys(),
             key_error=usage.key_error,
-            duplicates=work.found.duplicates(),
+            duplicates=work.found.duplicates,
             retries=_retries(usage),
             late_by_topic=_by_count(_late(figures.late_by_topic, lambda key: work.topics.get(key, "?"))),
             late_by_level=_late(figures.late_by_level, self._level_name),

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_jobs import lateness, tables
-from spark_jobs.cases import cases_of
+from spark_jobs.cases import find
 from spark_jobs.errors import JobError
 from spark_jobs.figures import STATUSES, UNCLAIMED, Figures
 from spark_jobs.files import replace_file
@@ -123,7 +123,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 class Audit:
-    """An audit at work: what was read of a store, and the cases made of it. Close it, or use it with `with`."""
+    """What was read of a store, and what became of its scheduled messages."""
 
     def __init__(
         self, session: SparkSession, path: str, *, delay_levels: str | None = None, with_usage: bool = False
@@ -143,27 +143,14 @@ class Audit:
         ranges = plan(self.store)
         self.step_ms = _step(self.store, ranges)
         """Of curves over time."""
-        self.found = cases_of(session, self.store, self.progress, ranges, step_ms=self.step_ms, with_usage=with_usage)
-        """See `cases.Cases`."""
-        self.reads = self.found.reads()
-        """What was read, in order: see `cases.Cases.reads`."""
-        self.figures: Figures = self.found.figures()
+        self.found = find(session, self.store, self.progress, ranges, step_ms=self.step_ms, with_usage=with_usage)
+        self.reads, self.figures = self.found.reads, self.found.figures
         self.last_ms = max((read["last_ms"] for read in self.reads), default=0)
         """When the last record was stored."""
         self.topics: dict[int, str] = {}
         """Names of topics by their hash."""
         for read in self.reads:
             self.topics.update((int(key), name) for key, name in read["topics"].items())
-
-    def close(self) -> None:
-        """Give back what Spark keeps."""
-        self.found.close()
-
-    def __enter__(self) -> Audit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def audit(
@@ -177,9 +164,9 @@ def audit(
     """Audit a store; write the files to the directory `out`. `key`: a private Ed25519 key in PEM, to sign with.
 
     Raises JobError."""
-    with Audit(session, path, delay_levels=delay_levels) as work:
-        summary = summarise(work)
-        finish(work, summary, out, key)
+    work = Audit(session, path, delay_levels=delay_levels)
+    summary = summarise(work)
+    finish(work, summary, out, key)
     return summary
 
 

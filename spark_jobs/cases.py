@@ -30,7 +30,7 @@ from spark_jobs.usage import RangeUsage, UsageObserver
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from spark_jobs.progress import Progress
     from spark_jobs.ranges import Range
@@ -41,52 +41,31 @@ _PART: Final = pa.schema([("bucket", pa.int64()), ("kind", pa.int8()), ("data", 
 _K_WAITS: Final = 0
 _K_DONE: Final = 1
 _K_CASES: Final = 2
-_K_FIGURES: Final = 6
 _K_READ: Final = 3
 _K_USAGE: Final = 4
 _K_UNIQUE: Final = 5
+_K_FIGURES: Final = 6
+_K_MORE: Final = 7
+_HASHES: Final = np.dtype("<i8")
 _BUCKET_BYTES: Final = 256 << 20
 """Of the commitlog, in a bucket."""
 _READ_BUCKET: Final = -1
 
 
-class Cases(NamedTuple):
-    """`parts`: what the scan found, which Spark keeps until `close`; `ended`: the figures of each bucket. Lazy both."""
+class Found(NamedTuple):
+    """What one pass over a store found."""
 
-    parts: DataFrame
-    ended: DataFrame
-
-    def close(self) -> None:
-        """Give back what Spark keeps."""
-        self.parts.unpersist()
-
-    def figures(self) -> Figures:
-        """The figures of all cases."""
-        return Figures.added([Figures.decode(bytes(row.data)) for row in self.ended.select("data").collect()])
-
-    def reads(self) -> list[dict[str, Any]]:
-        """What was read, in order: of each range start, end, sha256, records, damaged, damages, last_ms, and the names
-        of topics by hash."""
-        rows = self.parts.where(f"kind = {_K_READ}").select("data").collect()
-        return sorted((json.loads(bytes(row.data)) for row in rows), key=lambda read: int(read["start"]))
-
-    def usage(self) -> list[RangeUsage]:
-        """What the ranges are used for, where that was asked for."""
-        rows = self.parts.where(f"kind = {_K_USAGE}").select("data").collect()
-        return [RangeUsage.decode(bytes(row.data)) for row in rows]
-
-    def duplicates(self) -> int:
-        """How many messages producers sent once more, by topic and unique key; where usage was asked for."""
-
-        def count(table: pa.Table) -> pa.Table:
-            hashes = _of_kind(table, _K_UNIQUE, np.dtype("<i8"))
-            return pa.table({"more": pa.array([len(hashes) - len(np.unique(hashes))], pa.int64())})
-
-        unique = self.parts.where(f"kind = {_K_UNIQUE}").groupBy("bucket").applyInArrow(count, "more bigint")
-        return sum(row.more for row in unique.collect())
+    reads: list[dict[str, Any]]
+    """What was read, in order: of each range start, end, sha256, records, damaged, damages, last_ms, and the names of
+    topics by hash."""
+    figures: Figures
+    usage: list[RangeUsage]
+    """What the ranges are used for, where that was asked for..."""
+    duplicates: int
+    """...and how many messages producers sent once more, by topic and unique key."""
 
 
-def cases_of(
+def find(
     session: SparkSession,
     store: StoreFiles,
     progress: Progress,
@@ -94,13 +73,11 @@ def cases_of(
     *,
     step_ms: int,
     with_usage: bool = False,
-) -> Cases:
-    """The cases of some ranges of a store, all of them as a rule. `step_ms`: of curves over time. `with_usage`: also
-    look at what the store is used for."""
-    from pyspark import StorageLevel
-
+) -> Found:
+    """Read some ranges of a store, all of them as a rule, and match what is in them. `step_ms`: of curves over time.
+    `with_usage`: also look at what the store is used for."""
     count, begin = max(1, len(ranges)), store.segments[0].first_offset
-    buckets = max(1, (store.readable_end - store.segments[0].first_offset) // _BUCKET_BYTES)
+    buckets = max(1, (store.readable_end - begin) // _BUCKET_BYTES)
 
     def scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -109,16 +86,33 @@ def cases_of(
                     yield from _scan(store, ranges[number], progress, buckets if with_usage else 0)
 
     def by_origin(table: pa.Table) -> pa.Table:
-        return _to_parts(match_by_origin(*_parts_of(table)), buckets)
+        matched = match_by_origin(_of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE))
+        return pa.concat_tables([_as_they_are(table), _to_parts(matched, buckets)])
 
     def by_key(table: pa.Table) -> pa.Table:
-        cases = np.concatenate([_of_kind(table, _K_CASES, CASE), match_by_key(*_parts_of(table))])
-        figures = Figures.of(cases, step_ms, begin)
-        return pa.Table.from_batches([_batch([0], [_K_FIGURES], [figures.encode()])])
+        matched = match_by_key(_of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE))
+        figures = Figures.of(np.concatenate([_of_kind(table, _K_CASES, CASE), matched]), step_ms, begin)
+        unique = _of_kind(table, _K_UNIQUE, _HASHES)
+        more = (len(unique) - len(np.unique(unique))).to_bytes(8, "little")
+        ended = _batch([0, 0], [_K_FIGURES, _K_MORE], [figures.encode(), more])
+        kinds = table["kind"].to_numpy()
+        return pa.concat_tables(
+            [table.filter(pa.array((kinds == _K_READ) | (kinds == _K_USAGE))), pa.Table.from_batches([ended])]
+        )
 
-    parts = session.range(0, count, 1, count).mapInArrow(scan, _PART_DDL).persist(StorageLevel.MEMORY_AND_DISK)
-    first = parts.where(f"kind in ({_K_WAITS}, {_K_DONE})").groupBy("bucket").applyInArrow(by_origin, _PART_DDL)
-    return Cases(parts, first.groupBy("bucket").applyInArrow(by_key, _PART_DDL))
+    parts = session.range(0, count, 1, count).mapInArrow(scan, _PART_DDL)
+    first = parts.groupBy("bucket").applyInArrow(by_origin, _PART_DDL)
+    ended = first.groupBy("bucket").applyInArrow(by_key, _PART_DDL).select("kind", "data").collect()
+    of_kind: dict[int, list[bytes]] = {}
+    for row in ended:
+        of_kind.setdefault(row.kind, []).append(bytes(row.data))
+    reads = [json.loads(text) for text in of_kind.get(_K_READ, [])]
+    return Found(
+        sorted(reads, key=lambda read: int(read["start"])),
+        Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
+        [RangeUsage.decode(data) for data in of_kind.get(_K_USAGE, [])],
+        sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
+    )
 
 
 # --- the scan
@@ -169,8 +163,10 @@ def _of_kind(table: pa.Table, kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.concatenate(found) if found else np.empty(0, dtype)
 
 
-def _parts_of(table: pa.Table) -> tuple[NDArray[Any], NDArray[Any]]:
-    return _of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE)
+def _as_they_are(table: pa.Table) -> pa.Table:
+    """What takes no part in the first round."""
+    kinds = table["kind"].to_numpy()
+    return table.filter(pa.array((kinds != _K_WAITS) & (kinds != _K_DONE))).cast(_PART)
 
 
 # --- by origin

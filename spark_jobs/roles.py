@@ -119,8 +119,10 @@ class Roles:
     @cached_property
     def is_again(self) -> Flags:
         """Whether the record is of the timer topic and waits in place of another: rolled, or given another time."""
-        again: Flags = (self.role == TIMER) & (self._records.property("TIMER_ROLL_TIMES")[0] >= 0)
-        return again
+        timers: Flags = self.role == TIMER
+        if timers.any():
+            timers = timers & (self._records.property("TIMER_ROLL_TIMES")[0] >= 0)
+        return timers
 
     @cached_property
     def origin(self) -> Integers:
@@ -137,6 +139,8 @@ class Roles:
     @cached_property
     def slot_second(self) -> Integers:
         """The second (since the epoch) in whose slot of the wheel a message waits, by its record; 0 where none."""
+        if not ((self.role == TIMER) | (self.role == CANCEL)).any():
+            return np.zeros(len(self._records), np.int64)
         out, present = self._records.property_ints("TIMER_OUT_MS")
         return np.where(present, out // PRECISION_MS, 0)
 
@@ -149,11 +153,11 @@ class Roles:
         stored, promise = records.store_ms, records.prepared_offset
         due = np.zeros(len(records), np.int64)
         promised = self.is_scheduled & ~self.is_again & (promise >= stored) & (promise <= stored + MAX_PROMISE_MS)
-        levels = self.role == LEVEL
+        levels = (self.role == LEVEL) & ~promised
         if levels.any():
             level = np.clip(self.level, 1, len(delays_ms))
             due = np.where(levels, stored + delays_ms[level - 1], due)
-        timers = self.role == TIMER
+        timers = (self.role == TIMER) & ~promised
         if timers.any():
             due = np.where(timers, self._timer_due(), due)
         return np.where(promised, promise, due)
