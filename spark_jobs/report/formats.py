@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from datetime import UTC, datetime
 from typing import Final
@@ -11,6 +12,13 @@ MAX_NAME: Final = 90
 MAX_TIME_MS: Final = 253_402_300_799_999
 """The end of the year 9999, the last one that has four digits."""
 _MINUS: Final = "\u2212"
+_LONG: Final = (
+    ("min", "s", 1000, 60, 3600),
+    ("h", "min", 60_000, 60, 1440),
+    ("d", "h", 3_600_000, 24, 24_000),
+    ("y", "d", 86_400_000, 365, math.inf),
+)
+"""Unit, the smaller one, its ms, how many of it make the unit, and below how many of it the unit is right."""
 _SPELLED: Final = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}
 """Characters that show nothing, or change how others show: written as escapes."""
 
@@ -26,16 +34,22 @@ def rate(value: float) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """A duration in ms as ms, s, min, h or d; a dash for none."""
+    """A duration in ms as ms, s, min and s, h and min, d and h, y and d; a
+    dash for none."""
     if ms is None:
         return "\u2013"
     sign, value = (_MINUS, -ms) if ms < 0 else ("", ms)
-    if value < 1000:
+    if value < 999.5:
         return f"{sign}{value:.0f}\u00a0ms"
-    for unit, size, below in (("s", 1000, 120), ("min", 60_000, 120), ("h", 3_600_000, 48)):
-        if value < size * below:
-            return f"{sign}{_digits(value / size)}\u00a0{unit}"
-    return f"{sign}{_digits(value / 86_400_000)}\u00a0d"
+    if value < 59_995:
+        return f"{sign}{_digits(value / 1000)}\u00a0s"
+    for unit, part, part_ms, per, below in _LONG:
+        parts = round(value / part_ms)
+        if parts < below:
+            whole, rest = divmod(parts, per)
+            more = f"\u00a0{rest}\u00a0{part}" if rest and whole < 100 else ""
+            return f"{sign}{whole:,}\u00a0{unit}{more}"
+    raise AssertionError
 
 
 def size(value: float) -> str:

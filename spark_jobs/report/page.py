@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spark_jobs.analyse import Analysis, Late
     from spark_jobs.output import Run
 
-ROWS: Final = 25
+ROWS: Final = 20
 """Of a table; the Parquet files have all."""
 _SCRIPTS: Final = ("uPlot.iife.min.js", "page.js")
 
@@ -38,6 +38,7 @@ def render(analysis: Analysis, history: Sequence[Run]) -> str:
         plots=drawn,
         heat=heat,
         hours=_hours(analysis),
+        groups=_groups(analysis),
         by_hour=sorted(analysis.late_by_hour, key=lambda late: late.name),
         scale=_scale([*analysis.late_by_topic, *analysis.late_by_level, *analysis.late_by_hour]),
         data=plots.as_json({"plots": drawn, "heat": heat}),
@@ -91,6 +92,21 @@ def _hours(analysis: Analysis) -> list[dict[str, Any]]:
         if row["worst"] is None or cell.p99_ms > row["worst"].p99_ms:
             row["worst"] = cell
     return [{"hour": hour, **hours[hour]} for hour in sorted(hours)]
+
+
+def _groups(analysis: Analysis) -> list[dict[str, Any]]:
+    """Consumer groups at topics, all queues together, the one that is furthest behind first. A lag is None where no
+    queue tells one."""
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in analysis.consumers:
+        key = (one.consumer_group, one.topic)
+        row = groups.setdefault(key, {"group": key[0], "topic": key[1], "queues": 0, "lag": None, "behind_ms": None})
+        row["queues"] += 1
+        for name in ("lag", "behind_ms"):
+            value = getattr(one, name)
+            if value is not None:
+                row[name] = (row[name] or 0) + value if name == "lag" else max(row[name] or 0, value)
+    return sorted(groups.values(), key=lambda row: (-(row["lag"] or 0), row["group"], row["topic"]))
 
 
 def _scale(late: list[Late]) -> float:

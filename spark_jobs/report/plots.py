@@ -180,11 +180,13 @@ def _history(history: Sequence[Run]) -> dict[str, Plot | None]:
         return {f"{formats.name(group)} \u00b7 {formats.name(topic)}": rows[group, topic] for group, topic in worst}
 
     late = {name: [getattr(run, f"{name}_ms") for _, run in runs] for name in ("p50", "p99")}
-    wrong = {name: [getattr(run, name) for _, run in runs] for name in ("overdue", "lost", "twice")}
+    wrong = {name: [getattr(run, name) for _, run in runs] for name in ("lost", "twice")}
+    overdue = [run.overdue for _, run in runs]
     return {
         "lag": plot("count", groups(lags)),
         "behind": plot("ms", groups(behind)),
         "runs_late": plot("ms", late, log=_is_log([*late["p50"], *late["p99"]])),
         "runs_wrong": plot("count", wrong) if any(any(y) for y in wrong.values()) else None,
+        "runs_overdue": plot("count", {"overdue": overdue}) if any(overdue) else None,
         "runs_bytes": plot("bytes_total", {"records in the store": [run.bytes for _, run in runs]}),
     }

@@ -8,6 +8,11 @@
   const NBSP = "\u00a0", MINUS = "\u2212", DASH = "\u2013";
   const HEIGHT = 230, PRINT_WIDTH = 680;
   const SECOND = 1000, MINUTE = 60 * SECOND, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
+  const LOG_STEPS = [1, 10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 10 * HOUR, ...[4, 40, 365, 3650, 36500, 365000, 3650000, 36500000].map((n) => n * DAY)];
+  const EVERY = (base, times) => Array.from({ length: 16 }, (_, i) => times.map((n) => n * base ** i)).flat();
+  const TIME_STEPS = [...EVERY(10, [1, 2, 5]).filter((ms) => ms <= 20 * SECOND),
+    ...[0.5, 1, 2, 5, 10, 20, 30].map((n) => n * MINUTE), ...[1, 2, 4, 8, 12].map((n) => n * HOUR), ...[1, 2, 5, 10, 20, 50, 100, 200, ...EVERY(10, [365, 730, 1825])].map((n) => n * DAY)];
+  const BYTE_STEPS = EVERY(1024, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
   // --- numbers and times, as formats.py writes them
@@ -19,10 +24,13 @@
     const sign = ms < 0 ? MINUS : "";
     const value = Math.abs(ms);
     if (value < SECOND) return sign + Number(value.toPrecision(3)) + NBSP + "ms";
-    if (value < 2 * MINUTE) return sign + digits(value / SECOND) + NBSP + "s";
-    if (value < 2 * HOUR) return sign + digits(value / MINUTE) + NBSP + "min";
-    if (value < 2 * DAY) return sign + digits(value / HOUR) + NBSP + "h";
-    return sign + digits(value / DAY) + NBSP + "d";
+    if (Math.round(value / 10) * 10 < MINUTE) return sign + digits(value / SECOND) + NBSP + "s";
+    for (const [unit, size, small, part] of [["min", MINUTE, "s", SECOND], ["h", HOUR, "min", MINUTE], ["d", DAY, "h", HOUR], ["y", 365 * DAY, "d", DAY]]) {
+      const parts = Math.round(value / part), per = size / part;
+      if (parts >= { min: 60, h: 24, d: 1000, y: Infinity }[unit] * per) continue;
+      const whole = Math.floor(parts / per), rest = whole >= 100 ? 0 : parts % per;
+      return sign + whole.toLocaleString("en") + NBSP + unit + (rest ? NBSP + rest + NBSP + small : "");
+    }
   }
 
   function size(value) {
@@ -69,14 +77,14 @@
   /* A plot's factor for values, and how it writes them: short on the axis, in full in the legend. */
   function unitOf(plot) {
     switch (plot.unit) {
-      case "ms": return { factor: 1, short: duration, full: duration };
-      case "bytes": return { factor: SECOND / plot.step, short: (v) => size(v) + "/s", full: (v) => size(v) + "/s" };
-      case "bytes_total": return { factor: 1, short: size, full: size };
+      case "ms": return { factor: 1, short: duration, full: duration, steps: TIME_STEPS };
+      case "bytes": return { factor: SECOND / plot.step, short: (v) => size(v) + "/s", full: (v) => size(v) + "/s", steps: BYTE_STEPS };
+      case "bytes_total": return { factor: 1, short: size, full: size, steps: BYTE_STEPS };
       case "rate": {
         const [factor, name] = perTime(plot);
         return { factor, short: (v) => compact(v) + name, full: (v) => count(v) + name };
       }
-      default: return { factor: 1, short: compact, full: count };
+      default: return { factor: 1, short: compact, full: count, steps: EVERY(10, [1, 2, 5]) };
     }
   }
 
@@ -85,7 +93,7 @@
   function yRange(plot, factor) {
     const values = plot.series.flatMap((series) => series.y).filter((y) => y !== null).map((y) => y * factor);
     const least = values.reduce((a, b) => Math.min(a, b), 0), most = values.reduce((a, b) => Math.max(a, b), 0);
-    if (plot.log) return () => [1, 10 ** Math.max(1, Math.ceil(Math.log10(most * 1.01)))];
+    if (plot.log) return () => [1, LOG_STEPS.find((step) => step >= Math.max(most, 10)) ?? most];
     const whole = plot.unit === "count" ? 1 : 0;
     return (_u, low, high) => {
       const top = plot.style === "area" ? high : Math.max(high ?? most, 0);
@@ -138,7 +146,7 @@
       const options = {
         label: series.name,
         stroke: isArea ? color("--card") : tint,
-        width: isArea ? 1 : 1.75,
+        width: isArea ? (plot.x.length < 100 ? 1 : 0) : 1.75,
         value: (_u, _v, _s, i) => i === null || raw[k][i] == null ? DASH : unit.full(raw[k][i]),
         points: { size: 5, filter: alone, stroke: tint, fill: tint },
         spanGaps: false,
@@ -155,25 +163,24 @@
     const plot = plots[name];
     const unit = unitOf(plot);
     const [x, columns, raw] = columnsOf(plot, unit.factor);
-    const pad = plot.style === "bar" || x.length === 1 ? plot.step : 0;
-    const axis = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1 }, font: "11.5px system-ui, sans-serif" };
-    const logTicks = (_u, splits) => splits.map((v) => Number.isInteger(Math.log10(v) + 1e-9) || Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9 ? unit.short(v) : null);
+    const pad = plot.style === "bar" ? plot.step : 0;
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), width: 1 }, font: "12px system-ui, sans-serif" };
+    const logSplits = (_u, _axis, low, high) => LOG_STEPS.filter((step) => step >= low && step <= high);
     const options = {
-      width, height: HEIGHT, ms: 1,
+      width, height: HEIGHT, ms: 1, padding: [null, 26, null, null],
       tzDate: (ms) => uPlot.tzDate(new Date(ms), "Etc/UTC"),
       legend: { live: true, markers: { width: 0, fill: (_u, i) => i ? color("--s" + (plot.series[i - 1].name === "others" && plot.style === "area" ? 9 : (i - 1) % 9 + 1)) : null } },
       cursor: { points: { show: plot.style === "line" }, drag: { x: true, y: false }, y: false },
       scales: {
-        x: { time: true, range: (_u, low, high) => [low - pad, high > low ? high + pad : low + Math.max(pad, 1)] },
+        x: { time: true, range: (_u, low, high) => plot.x.length === 1 ? [x[0] - plot.step, x[x.length - 1] + plot.step] : [low - pad, high + pad] },
         y: { range: yRange(plot, unit.factor), distr: plot.log ? 3 : 1, log: 10 },
       },
       axes: [
         { ...axis, values: xLabels, space: 68 },
-        { ...axis, size: 74, ...(plot.log ? { values: logTicks } : { values: (_u, splits) => splits.map(unit.short), space: 34 }) },
+        { ...axis, size: 74, space: 34, values: (_u, splits) => splits.map(unit.short), ...(unit.steps && { incrs: unit.steps }), ...(plot.log && { splits: logSplits, filter: (_u, splits) => splits }) },
       ],
       series: [{ label: "UTC", value: (_u, ms) => ms == null ? DASH : iso(ms).slice(0, plot.step < SECOND ? 23 : 19) }, ...seriesOf(plot, raw, unit)],
     };
-    if (plot.unit === "count") options.axes[1].incrs = [1, 2, 5].flatMap((n) => Array.from({ length: 15 }, (_, i) => n * 10 ** i)).sort((a, b) => a - b);
     return new uPlot(options, [x, ...columns], host);
   }
 
@@ -227,9 +234,9 @@
   /* Upper bounds of the classes: times that mean something, or powers that share what there is. */
   function classes(values, isTime) {
     if (isTime) return [10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, Infinity];
-    const most = values.reduce((a, b) => Math.max(a, b), 1);
+    const most = values.reduce((a, b) => Math.max(a, b), 1), least = values.reduce((a, b) => Math.min(a, b), most);
     if (most <= 7) return Array.from({ length: most }, (_, i) => i + 1);
-    const bounds = Array.from({ length: 7 }, (_, i) => Math.round(most ** ((i + 1) / 7)));
+    const bounds = Array.from({ length: 7 }, (_, i) => Math.round(Math.max(least, 1) * (most / Math.max(least, 1)) ** ((i + 1) / 7)));
     bounds[6] = most;
     return [...new Set(bounds)];
   }
@@ -259,7 +266,8 @@
       grid.append(label);
     }
     const legend = figure.querySelector(".legend");
-    [["", "none"], ...bounds.map((bound, i) => [tint(bound), bound === Infinity ? "more" : (i || isTime || bounds.length < 7 ? (bounds.length < 7 && !isTime ? "" : "to ") : "") + write(bound)])].forEach(([name, text]) => {
+    const texts = bounds.map((bound) => bound === Infinity ? "more" : (bound === bounds.indexOf(bound) + 1 ? "" : "to ") + write(bound));
+    [["", "none"], ...bounds.map((bound, i) => [tint(bound), texts[i]])].forEach(([name, text]) => {
       const item = document.createElement("span"), box = document.createElement("i");
       if (name) box.className = name;
       item.append(box, text);
