@@ -4,6 +4,7 @@ apache-<version>   the jars of Apache's broker, name server, client and tools
 java-<version>     tests/peers/java compiled against them
 go                 tests/peers/go as a binary, with the Go client library
 cpp                the C++ client: a wheel that brings librocketmq.so and a ctypes binding; no Debian package needed
+chromium           nothing but a note that it is there and runs: the browser that the Spark jobs' report is opened in
 """
 
 import os
@@ -100,9 +101,19 @@ def cpp_library() -> Artefact:
     return Artefact("cpp", key_of(CPP_WHEEL, platform.machine(), sys.version), build)
 
 
+def browser() -> Artefact:
+    """Chromium, which the machine has to have: its version, in `version`."""
+
+    def build(target: Path) -> None:
+        version = tools.run("the browser", [tools.find("chromium"), "--no-sandbox", "--version"])
+        (target / "version").write_text(version)
+
+    return Artefact("chromium", key_of(platform.machine()), build)
+
+
 def everything() -> list[Artefact]:
     """All artefacts, each after those it is built from."""
     artefacts: list[Artefact] = []
     for version in VERSIONS:
         artefacts += [apache(version), java_program(version)]
-    return [*artefacts, go_program(), cpp_library()]
+    return [*artefacts, go_program(), cpp_library(), browser()]

@@ -10,6 +10,7 @@ _PACKAGES = {
     "java": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
     "javac": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
     "mvn": "Maven (Debian: maven)",
+    "chromium": "Chromium (Debian: chromium)",
     "go": "Go, 1.22 or newer (Debian: golang-go)",
 }
 

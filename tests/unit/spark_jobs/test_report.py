@@ -1,5 +1,5 @@
-"""The report: everything is in it, nothing breaks it, and it needs nothing else. tests/spark/test_report.py opens it in a
-browser."""
+"""The report: everything is in it, nothing breaks it, and it needs nothing else. tests/spark/test_report.py opens
+it in a browser."""
 
 from __future__ import annotations
 
@@ -302,7 +302,8 @@ def test_queues_of_a_group_are_one_row() -> None:
     [
         (None, "\u2013"), (0, "0 ms"), (999, "999 ms"), (999.6, "1 s"), (1530, "1.53 s"), (59_994, "60 s"),
         (60_000, "1 min"), (154_000, "2 min 34 s"), (3_599_999, "1 h"), (2 * HOUR + 5 * MINUTE, "2 h 5 min"),
-        (DAY, "1 d"), (40 * DAY + HOUR, "40 d 1 h"), (4000 * DAY, "10 y 350 d"), (-1500, "\u22121.5 s"), (-2, "\u22122 ms"),
+        (DAY, "1 d"), (40 * DAY + HOUR, "40 d 1 h"), (4000 * DAY, "10 y 350 d"),
+        (-1500, "\u22121.5 s"), (-2, "\u22122 ms"),
     ],
 )  # fmt: skip
 def test_durations(ms: float | None, text: str) -> None:

@@ -1,0 +1,178 @@
+"""The report in a browser: plots are drawn in both colour schemes, without an error and without a request, and nothing
+is wider than a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs.report import render
+from tests.spark.browser import Page, chromium
+from tests.unit.spark_jobs import report_analyses as given_by
+
+PHONE, WIDE = 360, 1400
+REPORTS = {
+    "empty": (given_by.analysis(), []),
+    "small": (given_by.small(), given_by.history(1)),
+    "week": (given_by.week(), given_by.history()),
+    "hostile": (given_by.hostile(), given_by.history(2)),
+}
+COLOURS = """(figure) => {
+  const canvas = figure.querySelector("canvas"), at = new Set();
+  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i + 3] > 250) at.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
+  return at;
+}"""
+"""The opaque colours in a plot's canvas."""
+MISSING = f"""[...document.querySelectorAll("figure[data-plot]")].flatMap((figure) => {{
+  const wanted = [...figure.querySelectorAll(".u-legend .u-series:not(:first-child) .u-marker")].map((marker) => {{
+    const [r, g, b] = getComputedStyle(marker).backgroundColor.match(/\\d+/g).map(Number);
+    return r << 16 | g << 8 | b;
+  }});
+  const found = ({COLOURS})(figure);
+  return wanted.every((colour) => found.has(colour)) ? [] : [figure.dataset.plot];
+}})"""
+"""The plots that lack the colour of one of their series."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    with chromium() as page:
+        yield page
+
+
+@pytest.fixture(params=REPORTS)
+def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / f"{request.param}.html"
+    path.write_text(render(*REPORTS[request.param]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def week(tmp_path: Path) -> Path:
+    path = tmp_path / "week.html"
+    path.write_text(render(*REPORTS["week"]), encoding="utf-8")
+    return path
+
+
+def check_drawn(page: Page) -> None:
+    assert page.errors == []
+    assert page.evaluate('[...document.querySelectorAll("[data-failed]")].map((one) => one.dataset.failed)') == []
+    figures = page.evaluate('document.querySelectorAll("figure").length')
+    assert page.evaluate('document.querySelectorAll("figure[data-drawn]").length') == figures
+    assert page.evaluate("document.documentElement.dataset.drawn") == str(figures)
+
+
+@pytest.mark.parametrize("width", [PHONE, WIDE])
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_is_drawn(browser: Page, report: Path, dark: bool, width: int) -> None:
+    browser.open(report, dark=dark, width=width)
+    check_drawn(browser)
+    assert browser.requests == [report.resolve().as_uri()]
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_each_curve_is_there_in_its_colour(browser: Page, week: Path, dark: bool) -> None:
+    browser.open(week, dark=dark)
+    # What is drawn last lies above, so that of lines over each other some pixels of each are left.
+    assert browser.evaluate(MISSING) == []
+
+
+def test_colours_follow_the_scheme(browser: Page, week: Path) -> None:
+    browser.open(week)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = browser.evaluate(paper)
+    browser.prefer(dark=True)
+    browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert browser.evaluate(paper) != light
+    assert browser.evaluate(MISSING) == []
+    check_drawn(browser)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read(browser: Page, week: Path, dark: bool) -> None:
+    """WCAG's contrast of 4.5 to 1 for all text."""
+    browser.open(week, dark=dark)
+    assert browser.evaluate(CONTRAST) == []
+
+
+CONTRAST = """(() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const back = (node) => {
+    for (; node; node = node.parentElement) {
+      const colour = parse(getComputedStyle(node).backgroundColor);
+      if (colour.length < 4 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text; (text = walker.nextNode());) {
+    const node = text.parentElement;
+    if (!text.data.trim() || !node.checkVisibility() || node.closest("script, noscript")) continue;
+    const [a, b] = [light(parse(getComputedStyle(node).color)), light(back(node))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) found.add(node.tagName + "." + node.className + ": " + text.data.slice(0, 30));
+  }
+  return [...found];
+})()"""
+
+
+def test_the_arrow_keys_tell_values(browser: Page, week: Path) -> None:
+    browser.open(week)
+
+    def press(key: str) -> Any:
+        browser.evaluate('document.querySelector("[data-plot=lateness] .canvas").focus()')
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key=key)
+        browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return browser.evaluate(
+            '[...document.querySelectorAll("[data-plot=lateness] .u-value")].map((one) => one.textContent)'
+        )
+
+    first, *_ = press("Home")
+    second, *values = press("ArrowRight")
+    assert first == "2025-11-17 00:00:00"
+    assert second == "2025-11-17 00:10:00"
+    expected = REPORTS["week"][0].lateness[1]
+    assert values[0].replace("\u00a0", " ") == f"{expected.p50_ms} ms"
+
+
+def test_the_table_behind_a_plot_has_its_numbers(browser: Page, week: Path) -> None:
+    browser.open(week)
+    rows = browser.evaluate("""(() => {
+      const details = document.querySelector("[data-plot=lateness] details");
+      details.open = true;
+      return new Promise((done) => setTimeout(() => done([...details.querySelectorAll("tr")].map(
+        (row) => [...row.cells].map((cell) => cell.textContent))), 0));
+    })()""")
+    points = REPORTS["week"][0].lateness
+    assert rows[0] == ["UTC", "p50", "p99", "latest"]
+    assert len(rows) == len(points) + 1
+    assert rows[1][0] == "2025-11-17 00:00:00"
+    assert [cell.replace("\u00a0", " ") for cell in rows[1][1:2]] == [f"{points[0].p50_ms} ms"]
+
+
+def test_it_prints(browser: Page, week: Path) -> None:
+    browser.open(week, dark=True)
+    assert browser.pdf().startswith(b"%PDF")
+    check_drawn(browser)
+    assert not browser.evaluate('document.documentElement.classList.contains("paper")')
+
+
+def test_a_changed_script_does_not_run_and_that_is_seen(browser: Page, week: Path) -> None:
+    """That the checks above can fail, and that the page's policy lets its own scripts alone run."""
+    broken = week.with_name("broken.html")
+    broken.write_text(week.read_text(encoding="utf-8").replace("var uPlot=", "var  uPlot="), encoding="utf-8")
+    browser.open(broken)
+    assert any("Content Security Policy" in error for error in browser.errors)
+    plots = browser.evaluate('document.querySelectorAll("figure[data-plot]").length')
+    assert browser.evaluate('document.querySelectorAll("[data-failed]").length') == plots > 0
+    assert browser.evaluate('document.querySelectorAll("[data-plot][data-drawn]").length') == 0
