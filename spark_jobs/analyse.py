@@ -393,14 +393,17 @@ class _Analysis:
 
     def forecast(self, rate: float | None) -> Forecast:
         """What is ahead, at a rate, or the one measured."""
-        figures, measured = self._figures, 0
+        figures, measured, source = self._figures, 0, "given"
         if rate is None:
             rate, measured = measured_rate(*(figures.delivered[name] for name in ("second", "count", "late")))
+            source = "measured" if measured else "fastest"
         # What is overdue is delivered when the broker starts: at the end of what it has stored, at the earliest.
         due = np.maximum(figures.pending["second"], self._work.last_ms // 1000)
         seconds, which = np.unique(due, return_inverse=True)
         counts = np.bincount(which, figures.pending["count"], len(seconds)).astype(np.int64)
-        return forecast(seconds, counts, rate, measured_seconds=measured)
+        found = forecast(seconds, counts, rate, measured_seconds=measured)
+        found.source = source
+        return found
 
 
 def _late(rows: NDArray[Any], name: Callable[[int], str]) -> list[Late]:

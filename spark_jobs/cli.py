@@ -435,12 +435,12 @@ def _print_forecast(found: Forecast) -> None:
     if not found.messages:
         click.echo("nothing waits")
         return
-    how = (
-        f"measured in {found.measured_seconds} s"
-        if found.measured_seconds
-        else "given, or the fastest second there was"
-    )
-    click.echo(f"{found.messages:,} wait; the broker delivers {found.rate:,.0f} a second ({how})")
+    if found.source == "fastest":
+        rate = f"{found.rate:,.0f} a second, the most it has done: it was never behind, and may do more (--rate)"
+    else:
+        rate = f"{found.rate:,.0f} a second, {found.source}"
+        rate += f" in {found.measured_seconds:,} s in which it was behind" if found.measured_seconds else ""
+    click.echo(f"{found.messages:,} wait; the broker delivers {rate}")
     if not found.episodes:
         click.echo("none of them will be late for want of speed")
     for episode in sorted(found.episodes, key=lambda episode: -episode.worst_ms)[:10]:

@@ -47,14 +47,16 @@ class Forecast(msgspec.Struct):
     rate: float
     """Messages a second that the broker delivers; 0 where nothing tells."""
     measured_seconds: int
-    """Seconds with a backlog that the rate was measured in. 0: it was given, or is the fastest second there was, and
-    the broker may be able to do more."""
+    """Seconds with a backlog that the rate was measured in."""
     messages: int
     late_messages: int
     late_seconds: list[LateSecond]
     """The worst, at most MAX_LISTED, in order of time."""
     episodes: list[Episode]
     """In order of time, the MAX_LISTED worst."""
+    source: str = "given"
+    """Where the rate is from: given; measured, in seconds in which the broker was behind; or fastest, the fastest second
+    there was of a broker that was never behind, which may do many times as much."""
 
 
 def forecast(seconds: Integers, due: Integers, rate: float, *, measured_seconds: int = 0) -> Forecast:
