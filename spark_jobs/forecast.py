@@ -55,8 +55,8 @@ class Forecast(msgspec.Struct):
     episodes: list[Episode]
     """In order of time, the MAX_LISTED worst."""
     source: str = "given"
-    """Where the rate is from: given; measured, in seconds in which the broker was behind; or fastest, the fastest second
-    there was of a broker that was never behind, which may do many times as much."""
+    """Where the rate is from: given; measured, in seconds in which the broker was behind; or fastest, the fastest
+    second there was of a broker that was never behind, which may do many times as much."""
 
 
 def forecast(seconds: Integers, due: Integers, rate: float, *, measured_seconds: int = 0) -> Forecast:

@@ -287,7 +287,7 @@ class _Writer:
                 file.write(data)
         end = int(positions[-1]) + 52 if len(units) else 0
         count = self.result.timers
-        check = np.array([ended_ms // 1000 * 1000, end, count, count, 0, ended_ms, 1], ">i8").tobytes()
+        check = np.array([(ended_ms - 1) // 1000 * 1000, end, count, count, 0, ended_ms, 1], ">i8").tobytes()
         (path / "config").mkdir()
         (path / "config" / "timercheck").write_bytes(check.ljust(4096, b"\0"))
 
