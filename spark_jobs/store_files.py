@@ -76,7 +76,7 @@ class StoreFiles:
         self.readable_end = 0
         """The physical offset where readers stop."""
         self.is_running = False
-        """Whether a broker has the store open, as far as that can be told: by the lock on a local file system."""
+        """Whether a broker has the store open: by its lock, or elsewhere than on this machine by its file `abort`."""
         self.is_clean = True
         """Whether the broker that had it last was stopped in order, as the missing file `abort` tells."""
         self._recovery: int | None = None
@@ -153,9 +153,10 @@ class StoreFiles:
 
     def _is_locked(self) -> bool:
         if not self.is_local:
-            return False
+            # Locks are not seen from here. A broker that is stopped in order takes the file `abort` away.
+            return not self.is_clean
         try:
-            fd = os.open(self._local("lock"), os.O_RDWR)
+            fd = os.open(self._local("lock"), os.O_RDONLY)
         except OSError:
             return False
         try:
