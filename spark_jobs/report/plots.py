@@ -3,13 +3,14 @@
 A plot is {"x": times in ms, ascending, "step": ms that a point stands for, "unit": "ms" | "count" | "bytes" | "rate",
 "series": [{"name", "y": [...]}], ...}; y has null where there is nothing. "style" is "line", "area" (from one point to
 the next, each series on top of the next ones) or "bar". "log": whether the scale should be logarithmic.
+"focus": where the plot ends at first, if not with its last point.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -147,7 +148,16 @@ def _ahead(points: list[Ahead], step: int) -> Plot | None:
         columns[at[point.topic]][index[point.start_ms]] += point.count
     x, columns = _on_steps(times, step, columns)
     series = [{"name": formats.name(name), "y": column} for name, column in zip(names, columns, strict=True)]
-    return {"x": x, "step": step, "unit": "count", "style": "area", "series": series}
+    focus = _focus(x, columns, step)
+    return {"x": x, "step": step, "unit": "count", "style": "area", "series": series, "focus": focus}
+
+
+def _focus(x: list[int], columns: list[list[int]], step: int) -> int | None:
+    """Where a plot ends that leaves out the last 1 % of messages, if that makes it much shorter: one message due in a
+    month would otherwise have all others in a single line."""
+    sums = list(accumulate(map(sum, zip(*columns, strict=True))))
+    end = next(time for time, total in zip(x, sums, strict=True) if total * 100 >= sums[-1] * 99) + step
+    return end if (end - x[0]) * 4 < x[-1] + step - x[0] else None
 
 
 def _forecast(analysis: Analysis) -> Plot | None:

@@ -181,7 +181,9 @@
       ],
       series: [{ label: "UTC", value: (_u, ms) => ms == null ? DASH : iso(ms).slice(0, plot.step < SECOND ? 23 : 19) }, ...seriesOf(plot, raw, unit)],
     };
-    return new uPlot(options, [x, ...columns], host);
+    const made = new uPlot(options, [x, ...columns], host);
+    if (plot.focus) made.setScale("x", { min: x[0], max: plot.focus });
+    return made;
   }
 
   const live = new Map();

@@ -128,7 +128,7 @@ def small(**changes: Any) -> Analysis:
         "ahead": [Ahead(MONDAY + HOUR, "orders", 1)],
         "busiest": [BusySecond(MONDAY + HOUR, 1)],
         "consumers": [Consumer("billing", "orders", 0, 1, 2, 1, 500)],
-        "forecast": Forecast(120.0, 0, 1, 0, [], []),
+        "forecast": Forecast(120.0, 0, 1, 0, [], [], "fastest"),
     }
     return analysis(**known | changes)
 
@@ -235,6 +235,7 @@ def week(seed: int = 1) -> Analysis:
                 Episode(end + 9 * HOUR, end + 9 * HOUR + 400_000, 2_700_000, 30_000),
                 Episode(end + 33 * HOUR, end + 33 * HOUR + 70_000, 413_000, 5310),
             ],
+            "measured",
         ),
     )  # fmt: skip
 

@@ -245,6 +245,23 @@ def test_what_is_ahead_is_stacked_from_the_fullest_topic() -> None:
     assert [(series["name"], series["y"]) for series in found["series"]] == [("many", [5, 0]), ("few", [1, 2])]
 
 
+def test_one_message_in_a_month_does_not_flatten_the_rest() -> None:
+    near = [Ahead(MONDAY + i * HOUR, "orders", 100) for i in range(5)]
+    assert plot("ahead", ahead=near, ahead_step_ms=HOUR)["focus"] is None
+    found = plot("ahead", ahead=[*near, Ahead(MONDAY + 30 * DAY, "orders", 1)], ahead_step_ms=HOUR)
+    assert found["focus"] == MONDAY + 5 * HOUR
+    assert found["x"][-1] == MONDAY + 30 * DAY
+
+
+@pytest.mark.parametrize(
+    ("source", "words"), [("given", "were given"), ("measured", "measured in 611 s"), ("fastest", "was never behind")]
+)
+def test_the_forecast_says_where_its_rate_is_from(source: str, words: str) -> None:
+    analysis = given_by.week()
+    analysis.forecast.source = source
+    assert words in parse(render(analysis, [])).text
+
+
 def test_one_late_peak_makes_the_scale_logarithmic() -> None:
     usual = [LatePoint(MONDAY + i * 1000, 1, 3, 5, 9) for i in range(50)]
     assert not plot("lateness", lateness=usual)["log"]
