@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Runs a job of duemq's on a Spark cluster: submit.sh analyse hdfs:///rocketmq/store --out /var/lib/duemq-report
+#
+#   MASTER           where Spark runs: yarn (default), spark://host:7077, k8s://https://host:6443, local[2]
+#   PYTHON           the executors' Python, 3.11 or newer, with numpy, pandas, pyarrow and msgspec (default: python3)
+#   EXECUTORS        how many (default: 4), each with two tasks at a time
+#   EXECUTOR_MEMORY  of each, Java's part (default: 2g); Python has as much again
+#   SPARK_SUBMIT     the program (default: spark-submit)
+#
+# What the tasks import goes along as a zip. The driver runs here, in client mode, and writes --out to this machine's
+# disk; it needs duemq[spark]. The store has to be where all executors see it: hdfs://, s3://, or a shared directory.
+# Exit code: the job's, 1 when an audit found lost messages, 2 when it could not be done.
+set -euo pipefail
+
+if [ $# -lt 2 ]; then
+  sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0" >&2
+  exit 2
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+duemq spark package "$work/duemq-spark.zip"
+# spark-submit takes a .py as its main file, not a zip.
+unzip -q -p "$work/duemq-spark.zip" __main__.py > "$work/duemq_spark.py"
+
+# Client mode: one copy of the driver's Python would not do for the executors, whose machines are others.
+export PYSPARK_DRIVER_PYTHON=${PYSPARK_DRIVER_PYTHON:-$(dirname "$(command -v duemq)")/python}
+export PYSPARK_PYTHON=${PYTHON:-python3}
+
+"${SPARK_SUBMIT:-spark-submit}" \
+  --master "${MASTER:-yarn}" \
+  --deploy-mode client \
+  --name "duemq $1" \
+  --py-files "$work/duemq-spark.zip" \
+  --driver-memory 2g \
+  --num-executors "${EXECUTORS:-4}" \
+  --executor-cores 2 \
+  --executor-memory "${EXECUTOR_MEMORY:-2g}" \
+  --conf spark.executor.memoryOverhead="${EXECUTOR_MEMORY:-2g}" \
+  "$work/duemq_spark.py" "$@"
