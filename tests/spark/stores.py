@@ -16,11 +16,13 @@ import asyncio
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+import pytest
 
 from tests.interop.environment import make_broker
 from tests.peers.clients import java_client
@@ -112,6 +114,14 @@ async def _write(kind: Kind, directory: Path, end: End) -> WrittenStore:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def sampled(values: Iterable[object], always: Iterable[object]) -> list[Any]:
+    """Parameters for a test: `always` in every run, the other values in the soak alone, since each costs half a minute
+    of a broker's time."""
+    chosen = list(always)
+    marked = [(value, [] if value in chosen else [pytest.mark.soak]) for value in values]
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks) for value, marks in marked]
 
 
 class Stores:

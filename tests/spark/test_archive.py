@@ -16,7 +16,7 @@ from spark_jobs.session import make_session
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.spark import oracle
-from tests.spark.stores import PROPERTIES, WrittenStore
+from tests.spark.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sampled
 from tests.spark.test_compact import client_for, running
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.interop]
@@ -46,7 +46,9 @@ def test_records_come_back_byte_for_byte(written: WrittenStore, tmp_path: Path) 
             assert (tmp_path / "back" / name).read_bytes() == (written.path / name).read_bytes()
 
 
-async def test_a_broker_goes_on_with_what_was_restored(written: WrittenStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", sampled(KINDS, ("apache-5.3.3",)))
+async def test_a_broker_goes_on_with_what_was_restored(stores: Stores, kind: Kind, tmp_path: Path) -> None:
+    written = stores.get(kind)
     archive(str(written.path), str(tmp_path / "archive"), workers=1)
     restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
     topic = next(sent.topic for sent in written.of("plain") if sent.topic.startswith("plain"))
