@@ -75,6 +75,8 @@ def added(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def stats(rows: NDArray[Any], percents: Sequence[float]) -> Iterator[tuple[int, Stats]]:
     """Each key of a histogram and what its deliveries were like, in order of the keys."""
+    if not len(rows):
+        return
     keys, first = np.unique(rows["key"], return_index=True)
     for key, part in zip(keys.tolist(), np.split(rows, first[1:]), strict=True):
         total = int(part["count"].sum())
