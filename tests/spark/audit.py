@@ -1,9 +1,10 @@
 """What became of each scheduled message of a store, told by the plainest means: the rules that an audit has to follow.
 
 **Scheduled** is a record of SCHEDULE_TOPIC_XXXX (a delay level), or of rmq_sys_wheel_timer (a timer) that neither
-deletes another (TIMER_DEL_UNIQKEY) nor takes the place of one (TIMER_ROLL_TIMES). A retry of a consumer is one too.
+deletes another (TIMER_DEL_UNIQKEY) nor is one once more (TIMER_ROLL_TIMES). A retry of a consumer is one too.
 A record with TIMER_ROLL_TIMES is its origin once more: RocketMQ rolls so, duemq reschedules so. If the origin's record
-is gone, it counts as the origin.
+is gone, it counts as the origin. But if it names an origin and is another message than that, by UNIQ_KEY, target or the
+producer's time, it has taken its place (TIMER_REPLACE): it is one of its own, and its origin is cancelled.
 
 **A delivery names its origin** in the prepared-transaction offset where duemq delivered (-1 means 0), unless it is a
 committed transaction's; so do duemq's records that delete and repeat, of the record whose place they take.
@@ -147,6 +148,10 @@ def audit(store: Path, contents: Contents | None = None) -> Audit:
                 deletes.append(record)
         elif record.topic == TIMER_TOPIC and "TIMER_ROLL_TIMES" in record.properties:
             found = by_offset.get(origin) if origin is not None else None
+            if found is not None and _is_other(found.last, record):
+                found.cancelled_by = record
+                begin(record)
+                continue
             found = found or next((one for one in by_key[_key(record)] if not one.deliveries), None)
             if found is None:
                 begin(record)
@@ -197,6 +202,10 @@ def _looks_delivered(record: Record) -> bool:
 def _key(record: Record) -> Key:
     found = record.properties
     return found.get("REAL_TOPIC", ""), found.get("REAL_QID", ""), record.unique_key or "", record.reconsume_times
+
+
+def _is_other(one: Record, record: Record) -> bool:
+    return (_key(one), one.born_ms) != (_key(record), record.born_ms)
 
 
 def _due(origin: Record, last: Record, levels: dict[int, dict[int, Unit]]) -> int | None:
