@@ -1,21 +1,29 @@
-"""Fixtures of the Spark jobs' tests: stores of real brokers.
+"""Fixtures of the Spark jobs' tests: stores of real brokers, and Spark.
 
     stores          tests.spark.stores.Stores: `stores.get(kind, end)`, written when first wanted
     written         each kind in turn, stopped cleanly
     killed          each kind in turn, killed while it delivered
     duemq_store, apache_497_store, apache_533_store    one of them, stopped cleanly
     writable        a copy of `written` of this test's own, for faults
+    spark           one session for all tests, as the command line makes it: two tasks at a time, little memory
 
 All of them are written by Apache's Java client, so tests that want one are interop tests: they are marked so, and tried
 again as the interop tests are.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.spark.stores import KINDS, Stores, WrittenStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _HERE = Path(__file__).parent
 _FIXTURES = {"stores", "written", "killed", "writable", "duemq_store", "apache_497_store", "apache_533_store"}
@@ -62,3 +70,14 @@ def apache_533_store(stores: Stores) -> WrittenStore:
 @pytest.fixture
 def writable(written: WrittenStore, tmp_path: Path) -> WrittenStore:
     return replace(written, path=written.copy(tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from spark_jobs.session import make_session
+
+    scratch = str(tmp_path_factory.mktemp("spark"))
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch}
+    session = make_session("duemq tests", master="local[2]", memory="768m", settings=settings)
+    yield session
+    session.stop()

@@ -1,0 +1,268 @@
+"""The audit says of each message what the plain rules of tests/spark/audit.py say of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import audit as job
+from spark_jobs.audit import Audit, Summary
+from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.errors import JobError
+from spark_jobs.events import RangeEvents
+from spark_jobs.figures import STATUSES, UNCLAIMED
+from spark_jobs.progress import read_progress
+from spark_jobs.ranges import plan
+from spark_jobs.store_files import StoreFiles
+from tests.spark import audit, faults, oracle
+from tests.spark.audit import Audit as Judged
+from tests.spark.audit import Scheduled
+from tests.spark.faults import AuditFault
+from tests.spark.stores import SEGMENT, WrittenStore
+from tests.unit.spark_jobs.compact_world import new_broker
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What an audit says of one message."""
+
+    offset: int
+    """Of the record that waits, or waited last."""
+    level: int
+    status: str
+    due_ms: int
+    first_ms: int
+    deliveries: int
+
+
+def case_of(message: Scheduled) -> Case:
+    assert message.due_ms is not None
+    first = message.deliveries[0].store_ms if message.deliveries else 0
+    level = message.last.queue_id + 1 if message.last.topic == oracle.SCHEDULE_TOPIC else 0
+    verdict = message.verdict
+    return Case(message.last.physical_offset, level, verdict, message.due_ms, first, len(message.deliveries))
+
+
+def cases_of(path: Path) -> tuple[set[Case], set[int]]:
+    """What the matching says of each message, without Spark; and the offsets of unclaimed deliveries."""
+    store = StoreFiles.open(path)
+    progress = read_progress(store)
+    found = [events for part in plan(store) for events in RangeEvents(store, part, progress)]
+    matched = match_by_origin(
+        np.concatenate([events.waits for events in found]), np.concatenate([events.done for events in found])
+    )
+    rows = np.concatenate([matched.cases, match_by_key(matched.waits, matched.done)])
+    names = ("physical_offset", "delay_level", "status", "due_ms", "first_ms", "deliveries")
+    cases, unclaimed = set(), set()
+    for row in rows[list(names)].tolist():
+        if row[2] == UNCLAIMED:
+            unclaimed.add(row[0])
+        else:
+            cases.add(Case(row[0], row[1], STATUSES[row[2]], *row[3:]))
+    assert len(cases) + len(unclaimed) == len(rows)
+    return cases, unclaimed
+
+
+def check_totals(summary: Summary, expected: Judged) -> None:
+    totals = {verdict: getattr(summary, verdict) for verdict in ("delivered", "twice", "cancelled", "pending", "lost")}
+    assert totals == {verdict: expected.totals[verdict] for verdict in totals}  # type: ignore[index]
+    assert summary.scheduled == sum(totals.values()) == len(expected.scheduled)
+    assert summary.levels["delivered"] + summary.timers["delivered"] == summary.delivered
+    assert sum(summary.levels.values()) + sum(summary.timers.values()) == summary.scheduled
+    done = [message for message in expected.scheduled if message.deliveries]
+    late = [message.late_ms for message in done]
+    assert summary.lateness.count == len(late)
+    if late:
+        assert summary.lateness.mean_ms == pytest.approx(sum(ms or 0 for ms in late) / len(late), abs=0.01)
+        assert summary.lateness.percentiles_ms["p100"] == max(ms or 0 for ms in late)
+
+
+def test_each_message_of_a_store_is_judged_as_by_the_plain_rules(written: WrittenStore) -> None:
+    expected = audit.audit(written.path)
+    cases, unclaimed = cases_of(written.path)
+    assert cases == set(map(case_of, expected.scheduled))
+    assert unclaimed == set()
+
+
+def test_each_message_of_a_killed_store_is_judged_as_by_the_plain_rules(killed: WrittenStore) -> None:
+    expected = audit.audit(killed.path)
+    cases, unclaimed = cases_of(killed.path)
+    assert cases == set(map(case_of, expected.scheduled))
+    assert unclaimed == set()
+
+
+def test_totals_of_a_store(spark: SparkSession, written: WrittenStore, tmp_path: Path) -> None:
+    summary = job.audit(spark, str(written.path), str(tmp_path / "out"))
+    expected = audit.audit(written.path)
+    check_totals(summary, expected)
+    assert summary.is_good
+    assert (summary.offenders, summary.unclaimed, summary.expired, summary.damaged) == ([], 0, 0, 0)
+    contents = oracle.contents(written.path)
+    assert (summary.begin, summary.records) == (0, len(contents.records))
+    assert sum(part.records for part in summary.inputs) == summary.records
+    assert summary.written_by == ("duemq" if written.kind == "duemq" else "rocketmq")
+    assert pq.read_table(tmp_path / "out" / "offenders.parquet").num_rows == 0
+
+
+def test_totals_of_a_killed_store(spark: SparkSession, killed: WrittenStore) -> None:
+    summary = job.audit(spark, str(killed.path))
+    check_totals(summary, audit.audit(killed.path))
+    assert summary.is_good
+
+
+def some(before: Judged, topic: str) -> list[Scheduled]:
+    return [message for message in before.of("delivered") if message.real_topic.startswith(topic)]
+
+
+def test_faults_are_found_and_nothing_else(spark: SparkSession, writable: WrittenStore, tmp_path: Path) -> None:
+    """Deliveries removed, doubled and shifted, several of each, all in one store."""
+    path, before = writable.path, audit.audit(writable.path)
+    sources = ["levels", "%RETRY%", *(["timers"] if writable.kind != "apache-4.9.7" else [])]
+    seeded: list[AuditFault] = []
+    for topic in sources:
+        chosen = some(before, topic)
+        seeded += [faults.remove_delivery(path, chosen[number]) for number in (0, 7, 20)]
+        seeded += [faults.double_delivery(path, chosen[number]) for number in (2, 3)]
+        seeded += [faults.delay_delivery(path, chosen[5], 12_345)]
+    expected = audit.audit(path)
+    cases, unclaimed = cases_of(path)
+    assert cases == set(map(case_of, expected.scheduled))
+    assert unclaimed == set()
+
+    summary = job.audit(spark, str(path), str(tmp_path / "out"))
+    check_totals(summary, expected)
+    assert not summary.is_good
+    assert (summary.lost, summary.twice) == (3 * len(sources), 2 * len(sources))
+    assert summary.superfluous == summary.twice
+    wrong = {fault.origin_offset: fault for fault in seeded if fault.verdict in ("lost", "twice")}
+    last = {message.origin.physical_offset: message.last.physical_offset for message in expected.scheduled}
+    listed = {one.physical_offset: (one.what, one.unique_key) for one in summary.offenders}
+    assert listed == {last[offset]: (fault.verdict, fault.unique_key) for offset, fault in wrong.items()}
+    assert {one.topic for one in summary.offenders} == {one.real_topic for one in expected.of("lost")}
+    rows = pq.read_table(tmp_path / "out" / "offenders.parquet").to_pylist()
+    assert {row["physical_offset"]: row["status"] for row in rows} == {at: what for at, (what, _) in listed.items()}
+    assert {row["deliveries"] for row in rows if row["status"] == "twice"} == {2}
+
+
+def test_what_came_from_files_that_have_expired_is_not_lost(spark: SparkSession, writable: WrittenStore) -> None:
+    """The first files go, as by retention: messages whose origin went with them are not the audit's to judge."""
+    before = oracle.contents(writable.path)
+    first = 2 * SEGMENT
+    assert before.end > first
+    for path in (writable.path / "commitlog").iterdir():
+        if int(path.name) < first:
+            path.unlink()
+    expected = audit.audit(writable.path)
+    gone = [m for m in audit_of(before, writable.path) if m.last.physical_offset < first]
+    left_behind = [m for m in gone if any(d.physical_offset >= first for d in m.deliveries)]
+    summary = job.audit(spark, str(writable.path))
+    assert summary.begin == first
+    check_totals(summary, expected)
+    assert summary.lost == 0
+    # Only who names an origin can tell that this one has expired; of the others it is only known that it is not there.
+    deliveries = sum(d.physical_offset >= first for m in left_behind for d in m.deliveries)
+    if writable.kind == "duemq":
+        assert (summary.expired, summary.unclaimed) == (deliveries, 0)
+    else:
+        assert (summary.expired, summary.unclaimed) == (0, deliveries)
+        assert {one.what for one in summary.offenders} <= {"unclaimed"}
+
+
+def audit_of(contents: oracle.Contents, path: Path) -> list[Scheduled]:
+    return audit.audit(path, contents).scheduled
+
+
+def test_a_replaced_message_is_cancelled_and_the_new_one_is_its_own(duemq_store: WrittenStore) -> None:
+    cases, _ = cases_of(duemq_store.path)
+    by_offset = {case.offset: case for case in cases}
+    replacing = [sent for sent in duemq_store.sent if ("TIMER_REPLACE", "true") in sent.properties]
+    assert len(replacing) == 7
+    result = audit.audit(duemq_store.path)
+    for sent in replacing:
+        (message,) = result.by_key(sent.unique_key)
+        case = by_offset[message.last.physical_offset]
+        assert (case.status, case.due_ms) == (sent.outcome, sent.deliver_ms)
+
+
+# --- the summary
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bytes, bytes]]:
+    """Pairs of private and public keys as openssl makes them."""
+    directory = tmp_path_factory.mktemp("keys")
+    found = {}
+    for name in ("ours", "other"):
+        private, public = directory / f"{name}.pem", directory / f"{name}.pub"
+        subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+        subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+        found[name] = private.read_bytes(), public.read_bytes()
+    return found
+
+
+def test_a_signed_summary_is_verified(
+    spark: SparkSession, duemq_store: WrittenStore, tmp_path: Path, keys: dict[str, tuple[bytes, bytes]]
+) -> None:
+    private, public = keys["ours"]
+    summary = job.audit(spark, str(duemq_store.path), str(tmp_path), key=private)
+    text = (tmp_path / "audit.json").read_bytes()
+    assert job.verify(text, public) == summary
+    assert job.verify(text) == summary
+    with pytest.raises(JobError, match="not of this summary, or not by this key"):
+        job.verify(text, keys["other"][1])
+    for name, value in (("lost", 1), ("end", 5), ("store", "elsewhere"), ("inputs_sha256", "00")):
+        changed = json.loads(text) | {name: value}
+        with pytest.raises(JobError, match="digest is another"):
+            job.verify(json.dumps(changed).encode(), public)
+    # Whoever can make a digest cannot make a signature.
+    forged = msgspec.structs.replace(summary, delivered=summary.delivered + 1)
+    signature = forged.signature
+    job.sign(forged, None)
+    forged.signature = signature
+    assert job.verify(msgspec.json.encode(forged)).delivered == summary.delivered + 1
+    with pytest.raises(JobError, match="not of this summary"):
+        job.verify(msgspec.json.encode(forged), public)
+    job.sign(forged, keys["other"][0])
+    with pytest.raises(JobError, match="not by this key"):
+        job.verify(msgspec.json.encode(forged), public)
+
+
+def test_what_was_read_can_be_checked_against_the_files(spark: SparkSession, duemq_store: WrittenStore) -> None:
+    summary = job.audit(spark, str(duemq_store.path))
+    for part in summary.inputs:
+        path = duemq_store.path / "commitlog" / f"{part.start - part.start % SEGMENT:020d}"
+        data = path.read_bytes()[part.start % SEGMENT :][: part.end - part.start]
+        assert part.sha256 == sha256(data).hexdigest()
+    assert (summary.inputs[0].start, summary.inputs[-1].end) == (summary.begin, summary.end)
+
+
+def test_damages_are_told_and_the_rest_is_judged(spark: SparkSession, writable: WrittenStore) -> None:
+    before = oracle.contents(writable.path)
+    # Of a record that ends with zeros in its body and all behind; the audit itself takes no checksums.
+    middle = next(n for n in range(len(before.records) // 2, len(before.records)) if len(before.records[n].body) > 900)
+    fault = faults.zero_stretch(writable.path, before.records[middle], before.records[middle + 5])
+    summary = job.audit(spark, str(writable.path))
+    assert summary.damaged == 1
+    assert [damage[0] for damage in summary.damages] == [fault.damage_at]
+    check_totals(summary, audit.audit(writable.path))
+
+
+def test_an_audit_of_nothing_that_waits(spark: SparkSession, tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "store")
+    broker.send("orders", b"body")
+    broker.close()
+    with_none = Audit(spark, str(tmp_path / "store"))
+    summary = job.summarise(with_none)
+    assert (summary.records, summary.scheduled, summary.lateness.count) == (1, 0, 0)
+    assert summary.is_good
