@@ -385,7 +385,8 @@ def package(path: str) -> None:
 
     \b
     duemq spark package duemq-spark.zip
-    spark-submit --py-files duemq-spark.zip duemq-spark.zip analyse hdfs:///rocketmq/store --out report
+    unzip -p duemq-spark.zip __main__.py > duemq_spark.py
+    spark-submit --py-files duemq-spark.zip duemq_spark.py analyse hdfs:///rocketmq/store --out report
     """
     root = Path(__file__).resolve().parent.parent
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive_file:
