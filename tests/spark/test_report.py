@@ -90,6 +90,11 @@ def test_colours_follow_the_scheme(browser: Page, week: Path) -> None:
     browser.prefer(dark=True)
     browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert browser.evaluate(paper) != light
+    dark = browser.evaluate(
+        'parseInt(getComputedStyle(document.documentElement).getPropertyValue("--s1").slice(1), 16)'
+    )
+    curve = f'({COLOURS})(document.querySelector("[data-plot=lateness]")).has({dark})'
+    assert browser.evaluate(curve)
     assert browser.evaluate(MISSING) == []
     check_drawn(browser)
 
