@@ -39,6 +39,7 @@ _BORN_IPV6: Final = 1 << 4
 _STORE_IPV6: Final = 1 << 5
 _MAX_TOPIC_V1: Final = 127
 _MAX_PROPERTIES: Final = 32767
+_NOT_WRITTEN: Final = bytes(8)
 PADDING: Final = 128
 """Readers put that many zeros behind the bytes that they walk over, so that heads can be taken as a whole."""
 
@@ -302,7 +303,8 @@ class Records:
         return some
 
     def wrong_bodies(self) -> dict[int, str]:
-        """Which records have a body that their checksum is not of, by their index, and why."""
+        """Which records have a body that their checksum is not of, or properties that were not written to their end, by
+        their index, and why."""
         view = memoryview(self.data)  # type: ignore[arg-type]
         wrong = {}
         crc32 = zlib.crc32
@@ -311,6 +313,12 @@ class Records:
             # RocketMQ does not look at the checksum where there is no body, nor where a property says there is none.
             if size[i] and crc32(view[at[i] : at[i] + size[i]]) & 0x7FFFFFFF != crc[i] and crc[i]:
                 wrong[i] = "a wrong checksum of the body"
+        # No checksum covers the properties. A zero may be in one; many in a row, maybe on into what follows, are what a
+        # torn write leaves.
+        at, size = self.properties_at.tolist(), self.properties_size.tolist()
+        for i in range(len(at)):
+            if _NOT_WRITTEN in bytes(view[at[i] : at[i] + size[i] + len(_NOT_WRITTEN) - 1]):
+                wrong.setdefault(i, "zeros in the properties")
         return wrong
 
 

@@ -16,7 +16,7 @@ from spark_jobs.tables import COLUMNS, Batch
 
 HOSTS = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
 NAMES = st.text("abcXYZ_012", min_size=1, max_size=20)
-VALUES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=("Cs",)), max_size=12)
+VALUES = st.text(st.characters(exclude_characters="\0\x01\x02", exclude_categories=["Cs"]), max_size=12)
 MESSAGES = st.builds(
     StoredMessage,
     queue_id=st.integers(0, 2**31 - 1),
@@ -160,6 +160,24 @@ def test_a_wrong_body_is_told_by_its_checksum(messages: list[StoredMessage], vic
     assert found.records.starts.tolist() == starts[:victim] + starts[victim + 1 :]
     assert [damage.reason for damage in found.damages] == ["a wrong checksum of the body"]
     assert len(walked(bytes(log), check_crc=False).records) == len(messages)
+
+
+@pytest.mark.parametrize(("left", "zeros", "is_torn"), [(20, 12, True), (5, 25, True), (4, 4, False), (1, 1, False)])
+def test_properties_that_were_not_written_to_their_end_are_damage(left: int, zeros: int, is_torn: bool) -> None:
+    """No checksum covers them. `zeros` bytes from `left` before a record's end on may go on into the next one."""
+    message = StoredMessage(
+        queue_id=0, born_timestamp=1, born_host=bytes(8), store_timestamp=1, store_host=bytes(8), body=b"x", topic="t",
+        properties_text="KEYS\x01a key that is long enough",
+    )  # fmt: skip
+    log = bytearray(log_of([message, message, message]))
+    size = len(log) // 3
+    log[2 * size - left : 2 * size - left + zeros] = bytes(zeros)
+    found = walked(bytes(log))
+    lost = [size] * is_torn + [2 * size] * (zeros > left)
+    assert found.records.starts.tolist() == [start for start in (0, size, 2 * size) if start not in lost]
+    assert bool(found.damages) == bool(lost)
+    if is_torn:
+        assert found.damages[0] == (BASE + size, size, "zeros in the properties")
 
 
 @settings(deadline=None)
