@@ -159,6 +159,8 @@ def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
 
 def first_store_ms(store: StoreFiles, part: Range) -> int | None:
     """The store time of a range's first record; None where there is none at its start."""
+    for records in records_at(store, np.array([part.start], np.int64)):
+        return int(records.store_ms[0])
     for found in walks(store, Range(part.start, min(part.end, part.start + (1 << 16))), check_crc=False):
         if len(found.records):
             return int(found.records.store_ms[0])
