@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spark_jobs.analyse import Ahead
 from spark_jobs.report import render
 from tests.spark.browser import Page, chromium
 from tests.unit.spark_jobs import report_analyses as given_by
@@ -22,7 +23,9 @@ REPORTS = {
 }
 COLOURS = """(figure) => {
   const canvas = figure.querySelector("canvas"), at = new Set();
-  const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const data = copy.getImageData(0, 0, canvas.width, canvas.height).data;
   for (let i = 0; i < data.length; i += 4)
     if (data[i + 3] > 250) at.add(data[i] << 16 | data[i + 1] << 8 | data[i + 2]);
   return at;
@@ -81,6 +84,19 @@ def test_each_curve_is_there_in_its_colour(browser: Page, week: Path, dark: bool
     browser.open(week, dark=dark)
     # What is drawn last lies above, so that of lines over each other some pixels of each are left.
     assert browser.evaluate(MISSING) == []
+
+
+@pytest.mark.parametrize("width", [PHONE, WIDE])
+def test_one_message_alone_is_seen(browser: Page, tmp_path: Path, width: int) -> None:
+    """Though its minute is less wide than a pixel."""
+    analysis = given_by.small(audit=given_by.summary(records=2, scheduled=2, pending=2))
+    days = [given_by.MONDAY, given_by.MONDAY + 3 * given_by.DAY, given_by.MONDAY + 6 * given_by.DAY]
+    analysis.ahead = [Ahead(at, "orders", 1) for at in days]
+    analysis.ahead_step_ms = given_by.MINUTE
+    path = tmp_path / "report.html"
+    path.write_text(render(analysis, []), encoding="utf-8")
+    browser.open(path, width=width)
+    assert "ahead" not in browser.evaluate(MISSING)
 
 
 def test_colours_follow_the_scheme(browser: Page, week: Path) -> None:

@@ -151,7 +151,7 @@
         points: { size: 5, filter: alone, stroke: tint, fill: tint },
         spanGaps: false,
       };
-      if (isArea) Object.assign(options, { fill: tint, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } });
+      if (isArea) Object.assign(options, { fill: tint, paths: uPlot.paths.bars({ size: [1, Infinity, 1], align: 1 }), points: { show: false } });
       if (plot.style === "bar")
         Object.assign(options, { fill: tint, width: 0, paths: uPlot.paths.bars({ size: [0.7, 24, 2] }), points: { show: false } });
       if (!isArea && plot.series.length === 1 && plot.style === "line") options.fill = tint + "22";
