@@ -139,14 +139,17 @@
     return y.flatMap((value, i) => value != null && y[i - 1] == null && y[i + 1] == null ? [i] : []);
   }
 
-  function seriesOf(plot, raw, unit) {
+  function seriesOf(plot, raw, unit, width) {
+    // Bars have a line around them where that leaves something of them.
+    const end = plot.focus || plot.x[plot.x.length - 1] + plot.step;
+    const outline = plot.step * width > 8 * (end - plot.x[0]) ? 1 : 0;
     const isArea = plot.style === "area";
     return plot.series.map((series, k) => {
       const tint = color("--s" + (series.name === "others" && isArea ? 9 : k % 9 + 1));
       const options = {
         label: series.name,
         stroke: isArea ? color("--card") : tint,
-        width: isArea ? (plot.x.length < 100 ? 1 : 0) : 1.75,
+        width: isArea ? outline : 1.75,
         value: (_u, _v, _s, i) => i === null || raw[k][i] == null ? DASH : unit.full(raw[k][i]),
         points: { size: 5, filter: alone, stroke: tint, fill: tint },
         spanGaps: false,
@@ -179,7 +182,7 @@
         { ...axis, values: xLabels, space: 68 },
         { ...axis, size: 74, space: 34, values: (_u, splits) => splits.map(unit.short), ...(unit.steps && { incrs: unit.steps }), ...(plot.log && { splits: logSplits, filter: (_u, splits) => splits }) },
       ],
-      series: [{ label: "UTC", value: (_u, ms) => ms == null ? DASH : iso(ms).slice(0, plot.step < SECOND ? 23 : 19) }, ...seriesOf(plot, raw, unit)],
+      series: [{ label: "UTC", value: (_u, ms) => ms == null ? DASH : iso(ms).slice(0, plot.step < SECOND ? 23 : 19) }, ...seriesOf(plot, raw, unit, width)],
     };
     const made = new uPlot(options, [x, ...columns], host);
     if (plot.focus) made.setScale("x", { min: x[0], max: plot.focus });
