@@ -1,7 +1,7 @@
 """What a store is used for: traffic, sizes, producers, keys, retries, duplicates; counted in the tasks that read it.
 
 A task looks at the records of its range as arrays and leaves one small summary; the driver adds these up. Keys are
-counted exactly within a range, of which the KEYS_KEPT most frequent go on: a key's total is right to within `key_error`.
+counted exactly within a range, of which the KEYS_KEPT most frequent go on: a key's total is right but for `key_error`.
 """
 
 from __future__ import annotations
