@@ -1,8 +1,9 @@
 """Ranges of the commitlog that tasks read independently of each other, each starting with a record.
 
 A range starts where a record says that it lies there (magic and its own physical offset), and where the unit of the
-consume queue that the record names agrees; without such a unit the body's checksum decides. So what looks like a
-record inside a message's body is never taken for the start of a range.
+consume queue that the record names agrees. Without such a unit the body's checksum has to be right, and the same has to
+hold for what follows, until a unit agrees, or for _FOLLOWING records: so what looks like a record inside a message's
+body is not taken for the start of a range.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from spark_jobs.errors import JobError
-from spark_jobs.records import MIN_SIZE, PADDING, Damage, Records, Walk, joined_damages, starts_in, walk
+from spark_jobs.records import (
+    MAGIC_END,
+    MIN_SIZE,
+    PADDING,
+    ZEROS,
+    Damage,
+    Records,
+    Walk,
+    joined_damages,
+    starts_in,
+    walk,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +40,7 @@ CHUNK_SIZE: Final = 4 << 20
 """Bytes that are read and decoded at a time: they stay in the processor's cache from one column to the next."""
 _WINDOW: Final = 1 << 20
 _TRIES: Final = 64
+_FOLLOWING: Final = 64
 
 
 class Range(NamedTuple):
@@ -76,18 +89,41 @@ def _boundary(store: StoreFiles, segment: Segment, offset: int, end: int) -> int
 
 
 def _is_record(store: StoreFiles, segment: Segment, offset: int, end: int) -> bool:
-    """Whether a record starts at an offset, by the consume queue, else by its lengths and checksum."""
+    """Whether a record starts at an offset, by the consume queue, else by what it is itself and what follows it."""
+    at = offset
+    for _ in range(_FOLLOWING):
+        if at > offset and (at >= end or _ends(store, segment, at)):
+            return True
+        found = _looks_like(store, segment, at, end)
+        if found is None:
+            return False
+        unit, size = found
+        if unit is not None:
+            return unit == (at, size) or unit[1] == 1
+        at += size
+    return True
+
+
+def _looks_like(
+    store: StoreFiles, segment: Segment, offset: int, end: int
+) -> tuple[tuple[int, int] | None, int] | None:
+    """Of what looks like a record: the unit of the consume queue that it names, and its size."""
     at = offset - segment.first_offset
     size = int.from_bytes(store.read(segment.path, at, 4), "big")
     if not MIN_SIZE <= size <= end - offset:
-        return False
+        return None
     data = np.zeros(size + PADDING, np.uint8)
     store.read_into(segment.path, at, memoryview(data)[:size])  # type: ignore[arg-type]
     records = walk(data, offset, size, check_crc=True, is_last=True).records
     if not len(records) or records.starts[0]:
-        return False
-    unit = store.unit(records.topics()[1][0], int(records.queue_id[0]), int(records.queue_offset[0]))
-    return unit is None or unit == (offset, size) or unit[1] == 1
+        return None
+    return store.unit(records.topics()[1][0], int(records.queue_id[0]), int(records.queue_offset[0])), size
+
+
+def _ends(store: StoreFiles, segment: Segment, offset: int) -> bool:
+    """Whether records end at an offset: zeros, or the end marker."""
+    head = store.read(segment.path, offset - segment.first_offset, 8)
+    return not any(head) or int.from_bytes(head[4:], "big") == MAGIC_END
 
 
 def walks(store: StoreFiles, part: Range, *, check_crc: bool, chunk_size: int = CHUNK_SIZE) -> Iterator[Walk]:
@@ -98,12 +134,21 @@ def walks(store: StoreFiles, part: Range, *, check_crc: bool, chunk_size: int = 
         raise JobError(f"{store.path}: the file with physical offset {part.start} is gone since the job was planned")
     data = np.zeros(chunk_size + PADDING, np.uint8)
     at = part.start
+    zeros_at: int | None = None
     while at < part.end:
         size = min(len(data) - PADDING, part.end - at)
         got = store.read_into(segment.path, at - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
         data[got : got + PADDING] = 0
         is_last = at + got >= part.end or got < size
         found = walk(data, at, got, check_crc=check_crc, is_last=is_last, room=segment.end - at)
+        # Zeros are the end of the log if nothing comes behind, and damage if something does.
+        if zeros_at is not None and (found.zeros_at or found.at_end_marker):
+            found.damages.insert(0, Damage(zeros_at, at - zeros_at, ZEROS))
+            zeros_at = None
+        if found.zeros_at < found.end:
+            zeros_at = at + found.zeros_at if zeros_at is None else zeros_at
+            if is_last and part.end < store.readable_end:
+                found.damages.append(Damage(zeros_at, part.end - zeros_at, ZEROS))
         yield found
         if found.at_end_marker or is_last:
             return

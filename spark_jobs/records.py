@@ -39,6 +39,8 @@ _BORN_IPV6: Final = 1 << 4
 _STORE_IPV6: Final = 1 << 5
 _MAX_TOPIC_V1: Final = 127
 _MAX_PROPERTIES: Final = 32767
+ZEROS: Final = "zeros where a record should be"
+"""Why a stretch of them is damage."""
 _NOT_WRITTEN: Final = bytes(8)
 PADDING: Final = 128
 """Readers put that many zeros behind the bytes that they walk over, so that heads can be taken as a whole."""
@@ -75,12 +77,14 @@ class Damage(NamedTuple):
 
 class Walk(NamedTuple):
     """What `walk` found. `end`: position in the data behind the last thing understood; what follows is no whole record
-    (the start of one that goes on, or nothing). `at_end_marker`: the file has no more records."""
+    (the start of one that goes on, or nothing). `at_end_marker`: the file has no more records. `zeros_at`: position
+    from which on there are only zeros, `end` where there are none: the end of the log, if nothing comes behind."""
 
     records: Records
     damages: list[Damage]
     end: int
     at_end_marker: bool
+    zeros_at: int
 
 
 class Records:
@@ -333,7 +337,7 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
     buffer = memoryview(data)[:size]  # type: ignore[arg-type]
     starts: list[int] = []
     damages: list[Damage] = []
-    at, checked, at_end_marker = 0, 0, False
+    at, checked, at_end_marker, zeros_at = 0, 0, False, -1
     while True:
         at = _chain(buffer, at, starts)
         why = None
@@ -348,6 +352,8 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
                 if is_last:
                     if any(buffer[at:]):
                         damages.append(Damage(base + at, size - at, "less than the start of a record"))
+                    else:
+                        zeros_at = at
                     at = size
                 break
             record_size, magic = _SIZE_MAGIC.unpack_from(buffer, at)
@@ -355,7 +361,7 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
                 at, at_end_marker = size, True
                 break
             if not record_size and not magic and not data[at:size].any():
-                at = size
+                zeros_at, at = at, size
                 break
             if magic in (MAGIC_V1, MAGIC_V2) and MIN_SIZE <= record_size <= room - at and not is_last:
                 start = bytes(buffer[at + _OFFSET_AT : at + _OFFSET_AT + 8])
@@ -379,7 +385,7 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
             ]
             damages.sort()
             records = records.take(np.delete(np.arange(len(starts)), list(bodies)))
-    return Walk(records, damages, at, at_end_marker)
+    return Walk(records, damages, at, at_end_marker, at if zeros_at < 0 else zeros_at)
 
 
 def _chain(buffer: memoryview, at: int, starts: list[int]) -> int:
@@ -411,7 +417,7 @@ def starts_in(data: Bytes, base: int, size: int, at: int = 0) -> Iterator[int]:
 
 def _why(size: int, magic: int, room: int) -> str:
     if not size and not magic:
-        return "zeros where a record should be"
+        return ZEROS
     if magic not in (MAGIC_V1, MAGIC_V2):
         return f"no record: magic {magic:#010x}, size {size}"
     return f"a record of {size} bytes, with {room} there"
