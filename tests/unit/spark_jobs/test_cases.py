@@ -1,0 +1,274 @@
+"""Matching of messages and deliveries as arrays, against a matcher of dictionaries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.events import CANCELLED, CONTINUED, DELIVERED, DONE, WAITS
+from spark_jobs.figures import STATUSES
+
+Rows = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A record that waits."""
+
+    offset: int
+    message: int
+    key: int
+    level: int = 0
+    slot: int = 0
+    again: bool = False
+    passed: bool = False
+
+
+@dataclass(frozen=True)
+class Done:
+    """A record that delivers, cancels or continues."""
+
+    offset: int
+    what: int
+    origin: int = -1
+    message: int = 0
+    key: int = 0
+    slot: int = 0
+
+    @property
+    def at_ms(self) -> int:
+        return self.offset * 3 + 5
+
+
+def waits_of(waits: Sequence[Wait]) -> Rows:
+    rows = np.zeros(len(waits), WAITS)
+    for name in ("offset", "message", "key", "level", "slot", "again", "passed"):
+        rows[name] = [getattr(wait, name) for wait in waits]
+    rows["at_ms"], rows["due_ms"], rows["topic"] = rows["offset"] * 2, rows["offset"] * 2 + 9, rows["message"] + 100
+    rows["size"] = 91
+    return rows
+
+
+def done_of(done: Sequence[Done]) -> Rows:
+    rows = np.zeros(len(done), DONE)
+    for name in ("origin", "offset", "at_ms", "message", "key", "slot", "what"):
+        rows[name] = [getattr(one, name) for one in done]
+    return rows
+
+
+Verdict = tuple[int, str, int, int, int]
+
+
+def verdicts_of(cases: Rows) -> list[Verdict]:
+    """Of cases: physical offset, status, deliveries, first and last."""
+    fields = ("physical_offset", "status", "deliveries", "first_ms", "last_ms")
+    return sorted((row[0], STATUSES[row[1]], *row[2:]) for row in cases[list(fields)].tolist())
+
+
+def verdict(wait: Wait, deliveries: list[Done], *, is_cancelled: bool) -> Verdict:
+    times = sorted(done.at_ms for done in deliveries)
+    if deliveries:
+        status = "delivered" if len(deliveries) == 1 else "twice"
+    else:
+        status = "cancelled" if is_cancelled else "lost" if wait.passed else "pending"
+    return wait.offset, status, len(times), times[0] if times else 0, times[-1] if times else 0
+
+
+def unclaimed(done: Done) -> Verdict:
+    return done.offset, "unclaimed", 1, done.at_ms, done.at_ms
+
+
+def plain_by_origin(waits: Sequence[Wait], done: Sequence[Done]) -> tuple[list[Verdict], set[int]]:
+    """Verdicts of what is closed by origins, and the offsets of what stays open."""
+    by_offset = {wait.offset: wait for wait in waits}
+    of: dict[int, list[Done]] = defaultdict(list)
+    found = []
+    for one in done:
+        if one.origin in by_offset:
+            of[one.origin].append(one)
+        elif one.origin >= 0 and one.what == DELIVERED:
+            found.append(unclaimed(one))
+    left = set()
+    for wait in waits:
+        mine = of[wait.offset]
+        if any(one.what == CONTINUED and one.key == wait.key for one in mine):
+            continue  # It is another record's message now.
+        deliveries = [one for one in mine if one.what == DELIVERED]
+        is_cancelled = any(one.what in (CANCELLED, CONTINUED) for one in mine)
+        if deliveries or is_cancelled:
+            found.append(verdict(wait, deliveries, is_cancelled=is_cancelled))
+        else:
+            left.add(wait.offset)
+    return sorted(found), left
+
+
+def plain_by_key(waits: Sequence[Wait], done: Sequence[Done]) -> list[Verdict]:
+    of_key: dict[int, list[Wait]] = defaultdict(list)
+    for wait in sorted(waits, key=lambda wait: wait.offset):
+        of_key[wait.key].append(wait)
+    deliveries: dict[int, list[Done]] = defaultdict(list)
+    for one in sorted(done, key=lambda one: one.offset):
+        if one.what == DELIVERED:
+            deliveries[one.key].append(one)
+    marks = {(one.message, one.slot) for one in done if one.what == CANCELLED}
+    found = []
+    for key, records in of_key.items():
+        messages = records[-max(1, sum(not wait.again for wait in records)) :]
+        mine = deliveries.pop(key, [])
+        for number, wait in enumerate(messages):
+            last = number == len(messages) - 1
+            part = mine[number:] if last else mine[number : number + 1]
+            cancelled = wait.level == 0 and (wait.message, wait.slot) in marks
+            found.append(verdict(wait, part, is_cancelled=cancelled))
+    found += [unclaimed(one) for rest in deliveries.values() for one in rest]
+    return sorted(found)
+
+
+OFFSETS = st.integers(0, 60)
+WAIT = st.builds(
+    Wait,
+    offset=OFFSETS,
+    message=st.just(0),
+    key=st.integers(0, 6),
+    level=st.integers(0, 2),
+    slot=st.integers(0, 2),
+    again=st.booleans(),
+    passed=st.booleans(),
+)
+DONE_NAMED = st.builds(
+    Done,
+    offset=st.integers(61, 200),
+    what=st.sampled_from((DELIVERED, DELIVERED, CANCELLED, CONTINUED)),
+    origin=OFFSETS,
+    key=st.integers(0, 6),
+)
+DONE_NAMELESS = st.builds(
+    Done,
+    offset=st.integers(61, 200),
+    what=st.sampled_from((DELIVERED, DELIVERED, CANCELLED)),
+    key=st.integers(0, 8),
+    message=st.integers(0, 4),
+    slot=st.integers(0, 2),
+)
+
+
+def some(strategy: st.SearchStrategy[Any], most: int) -> st.SearchStrategy[list[Any]]:
+    return st.lists(strategy, max_size=most, unique_by=lambda row: row.offset)
+
+
+def with_messages(waits: list[Wait]) -> list[Wait]:
+    """A key is of one message."""
+    return [Wait(**(vars(wait) | {"message": wait.key // 2})) for wait in waits]
+
+
+@given(some(WAIT, 20), some(DONE_NAMED, 30), some(DONE_NAMELESS, 5))
+def test_by_origin(waits: list[Wait], done: list[Done], nameless: list[Done]) -> None:
+    found = match_by_origin(waits_of(waits), done_of([*nameless, *done]))
+    closed, left = plain_by_origin(waits, done)
+    assert verdicts_of(found.cases) == closed
+    assert set(found.waits["offset"].tolist()) == left
+    assert sorted(found.done["offset"].tolist()) == sorted(one.offset for one in nameless)
+
+
+@given(some(WAIT.map(lambda wait: wait), 20), some(DONE_NAMELESS, 30))
+def test_by_key(waits: list[Wait], done: list[Done]) -> None:
+    waits = with_messages(waits)
+    found = match_by_key(waits_of(waits), done_of(done))
+    assert verdicts_of(found) == plain_by_key(waits, done)
+    deliveries = sum(one.what == DELIVERED for one in done)
+    assert found["deliveries"].sum() == deliveries, "each delivery is of one case"
+
+
+@given(some(WAIT, 20), some(DONE_NAMELESS, 30), st.integers(1, 5))
+def test_buckets_by_message_give_the_same(waits: list[Wait], done: list[Done], buckets: int) -> None:
+    waits = with_messages(waits)
+    done = [Done(**(vars(one) | {"message": one.key // 2})) for one in done]
+    parts = [
+        match_by_key(
+            waits_of([wait for wait in waits if wait.message % buckets == number]),
+            done_of([one for one in done if one.message % buckets == number]),
+        )
+        for number in range(buckets)
+    ]
+    whole = match_by_key(waits_of(waits), done_of(done))
+    assert verdicts_of(np.concatenate(parts)) == verdicts_of(whole)
+
+
+# --- each status once, as it comes about
+
+
+def by_origin(waits: list[Wait], done: list[Done]) -> dict[int, str]:
+    found = match_by_origin(waits_of(waits), done_of(done))
+    rows = np.concatenate([found.cases, match_by_key(found.waits, found.done)])
+    return {offset: status for offset, status, *_ in verdicts_of(rows)}
+
+
+def test_what_names_its_origin() -> None:
+    waits = [Wait(offset, offset, offset, passed=offset != 5) for offset in (0, 1, 2, 3, 4, 5)]
+    done = [
+        Done(10, DELIVERED, 0),
+        Done(11, DELIVERED, 1),
+        Done(12, DELIVERED, 1),
+        Done(13, CANCELLED, 2),
+        Done(14, DELIVERED, 99),
+    ]
+    statuses = by_origin(waits, done)
+    assert statuses == {0: "delivered", 1: "twice", 2: "cancelled", 3: "lost", 4: "lost", 5: "pending", 14: "unclaimed"}
+
+
+def test_a_message_that_was_given_another_time_is_one_message() -> None:
+    waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True), Wait(9, 7, 7, again=True)]
+    moved = [Done(5, CONTINUED, 1, key=7), Done(9, CONTINUED, 5, key=7)]
+    assert by_origin(waits, moved) == {9: "pending"}
+    assert by_origin(waits, [*moved, Done(20, DELIVERED, 9)]) == {9: "delivered"}
+    assert by_origin(waits, [*moved, Done(20, CANCELLED, 9)]) == {9: "cancelled"}
+
+
+def test_a_message_that_was_replaced_is_cancelled_and_the_new_one_another() -> None:
+    waits = [Wait(1, 7, 7, passed=True), Wait(5, 8, 8, again=True)]
+    replaced = [Done(5, CONTINUED, 1, key=8), Done(6, CANCELLED, 1)]
+    assert by_origin(waits, replaced) == {1: "cancelled", 5: "pending"}
+    assert by_origin(waits, [*replaced, Done(20, DELIVERED, 5)]) == {1: "cancelled", 5: "delivered"}
+    # One that was delivered before stays so.
+    assert by_origin(waits, [Done(3, DELIVERED, 1), *replaced]) == {1: "delivered", 5: "pending"}
+
+
+def test_a_delivery_counts_although_a_cancellation_came_too_late() -> None:
+    assert by_origin([Wait(1, 7, 7)], [Done(3, DELIVERED, 1), Done(4, CANCELLED, 1)]) == {1: "delivered"}
+
+
+def test_several_messages_with_one_key() -> None:
+    """A producer that sent twice, and the n-th delivery is the n-th message's."""
+    waits = [Wait(1, 7, 7, level=1, passed=True), Wait(2, 7, 7, level=1, passed=True), Wait(3, 7, 7, level=1)]
+    assert by_origin(waits, [Done(10, DELIVERED, key=7)]) == {1: "delivered", 2: "lost", 3: "pending"}
+    deliveries = [Done(at, DELIVERED, key=7) for at in (10, 11, 12, 13)]
+    assert by_origin(waits, deliveries) == {1: "delivered", 2: "delivered", 3: "twice"}
+
+
+def test_rolled_by_rocketmq() -> None:
+    """It names no origin: the last record of a key counts, also if the first one has expired."""
+    waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True, passed=True), Wait(9, 7, 7, again=True, slot=3)]
+    assert by_origin(waits, []) == {9: "pending"}
+    assert by_origin(waits[1:], [Done(10, DELIVERED, key=7)]) == {9: "delivered"}
+    assert by_origin(waits, [Done(10, CANCELLED, message=7, slot=3)]) == {9: "cancelled"}
+
+
+def test_rocketmq_cancels_in_one_slot_only_and_timers_only() -> None:
+    mark = Done(10, CANCELLED, message=7, slot=3)
+    assert by_origin([Wait(1, 7, 7, slot=3)], [mark]) == {1: "cancelled"}
+    assert by_origin([Wait(1, 7, 7, slot=4)], [mark]) == {1: "pending"}
+    assert by_origin([Wait(1, 7, 7, level=1)], [mark]) == {1: "pending"}
+
+
+def test_nothing() -> None:
+    found = match_by_origin(waits_of([]), done_of([]))
+    assert (len(found.cases), len(found.waits), len(found.done)) == (0, 0, 0)
+    assert len(match_by_key(waits_of([]), done_of([]))) == 0
+    assert verdicts_of(match_by_key(waits_of([]), done_of([Done(3, DELIVERED)]))) == [(3, "unclaimed", 1, 14, 14)]

@@ -1,0 +1,96 @@
+"""The forecast, against a broker that is played second by second."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jobs.forecast import MAX_LISTED, backlog, forecast, measured_rate
+
+START = 1_700_000_000
+DUE = st.dictionaries(st.integers(0, 60), st.integers(1, 200), min_size=1, max_size=40)
+RATES = st.sampled_from((1.0, 3.5, 16.0, 64.0, 1000.0))
+
+
+def play(due: dict[int, int], rate: float) -> dict[int, float]:
+    """Messages left at the end of each second, by a broker that does `rate` of them in each."""
+    left, found = 0.0, {}
+    for second in range(max(due) + 1):
+        left = max(left + due.get(second, 0) - rate, 0.0)
+        found[second] = left
+    return found
+
+
+def arrays(due: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    seconds = sorted(due)
+    return np.array(seconds, np.int64) + START, np.array([due[second] for second in seconds], np.int64)
+
+
+@given(DUE, RATES)
+def test_what_is_left_is_what_a_broker_has_left(due: dict[int, int], rate: float) -> None:
+    played = play(due, rate)
+    np.testing.assert_allclose(backlog(*arrays(due), rate), [played[second] for second in sorted(due)], atol=1e-6)
+
+
+@given(DUE, RATES)
+def test_late_seconds_and_episodes(due: dict[int, int], rate: float) -> None:
+    played, found = play(due, rate), forecast(*arrays(due), rate)
+    late = {second: math.ceil(left / rate * 1000) for second, left in played.items() if left > 0 and second in due}
+    assert {row.second_ms // 1000 - START: (row.late_ms, row.due) for row in found.late_seconds} == {
+        second: (ms, due[second]) for second, ms in late.items()
+    }
+    assert found.messages == sum(due.values())
+    assert found.late_messages == sum(min(due[second], math.ceil(played[second])) for second in late)
+    # An episode is as long as the broker has something left.
+    covered = [s for e in found.episodes for s in late if e.start_ms <= (START + s) * 1000 < e.end_ms]
+    assert sorted(covered) == sorted(late), "each late second is in one episode"
+    for one, following in zip(found.episodes, found.episodes[1:], strict=False):
+        assert one.end_ms <= following.start_ms
+    for episode in found.episodes:
+        mine = [s for s in late if episode.start_ms <= (START + s) * 1000 < episode.end_ms]
+        assert episode.worst_ms == max(late[second] for second in mine)
+        assert episode.messages == sum(due[second] for second in mine)
+        assert episode.end_ms == (START + mine[-1] + 1) * 1000 + late[mine[-1]]
+
+
+def test_a_burst_is_late_by_what_it_takes() -> None:
+    found = forecast(np.array([START, START + 100]), np.array([1000, 5]), 100.0)
+    (second,), (episode,) = found.late_seconds, found.episodes
+    assert (second.second_ms, second.late_ms) == (START * 1000, 9000)
+    assert (episode.start_ms, episode.end_ms, episode.worst_ms) == (START * 1000, (START + 10) * 1000, 9000)
+    assert found.late_messages == 900
+
+
+def test_the_worst_are_listed() -> None:
+    seconds = np.arange(0, 3 * MAX_LISTED * 10, 10) + START
+    due = np.arange(len(seconds)) % 7 + 2
+    found = forecast(seconds, due, 1.0)
+    assert len(found.late_seconds) == len(found.episodes) == MAX_LISTED
+    assert [row.second_ms for row in found.late_seconds] == sorted(row.second_ms for row in found.late_seconds)
+    assert min(row.late_ms for row in found.late_seconds) >= 5000
+
+
+def test_nothing_ahead_and_no_rate() -> None:
+    nothing = forecast(np.zeros(0, np.int64), np.zeros(0, np.int64), 10.0)
+    assert (nothing.messages, nothing.late_seconds, nothing.episodes) == (0, [], [])
+    unknown = forecast(np.array([START]), np.array([5]), 0.0)
+    assert (unknown.messages, unknown.late_messages, unknown.episodes) == (5, 0, [])
+
+
+def rate_of(rows: list[tuple[int, int, int]]) -> tuple[float, int]:
+    seconds, delivered, late = (np.array([row[i] for row in rows], np.int64) for i in range(3))
+    return measured_rate(seconds, delivered, late)
+
+
+def test_the_rate_is_that_of_seconds_that_were_busy_throughout() -> None:
+    assert rate_of([]) == (0.0, 0)
+    # Without a backlog: the fastest second there was.
+    assert rate_of([(1, 10, 0), (2, 70, 0), (5, 30, 1)]) == (70.0, 0)
+    # The first and the last second of a backlog were not busy all the time.
+    busy = [(1, 5, 5), (2, 900, 900), (3, 1000, 990), (4, 1100, 1100), (5, 20, 20), (9, 3000, 0)]
+    assert rate_of(busy) == (1000.0, 3)
+    # Two seconds with a hole between are no backlog.
+    assert rate_of([(1, 50, 50), (3, 60, 60), (5, 70, 70)]) == (70.0, 0)
