@@ -128,6 +128,8 @@ class StoreFiles:
         if self.is_running and unflushed:
             self.readable_end = self._written_end()
             self.readable_end = self.records_end(since)
+        while len(self.segments) > 1 and self.segments[-1].first_offset >= self.readable_end:
+            self.segments.pop()  # Of a running broker's last file nothing is flushed yet.
 
     def _check_sequence(self) -> None:
         first = self.segments[0]
@@ -183,9 +185,16 @@ class StoreFiles:
             self.written_by = "duemq"
             self._recovery = recovery
         if self.is_running:
-            known = max(since, recovery or 0)
-            end = self._flushed(known if known >= last.first_offset else last.first_offset, physic)
-            self.readable_end = min(self.readable_end, end)
+            self.readable_end = self._flushed_end(max(since, recovery or 0), physic)
+
+    def _flushed_end(self, known: int, physic_ms: int) -> int:
+        """Up to where the log is flushed, as the checkpoint tells. `known`: up to here for certain."""
+        for segment in reversed(self.segments):
+            start, limit = max(known, segment.first_offset), min(segment.end, self.readable_end)
+            end = self._flushed(start, limit, physic_ms) if start < limit else limit
+            if end > segment.first_offset or known >= segment.first_offset:
+                return end
+        return self.segments[0].first_offset
 
     def _written_end(self) -> int:
         return self.segments[-1].first_offset + self._written(self.segments[-1])
@@ -199,11 +208,11 @@ class StoreFiles:
         lock = self.read_whole("lock") or b""
         return recovery if is_ours and lock.startswith(b"duemq") else None
 
-    def _flushed(self, start: int, physic_ms: int) -> int:
-        """Up to where the last file is flushed: behind the last record that was stored before the checkpoint's time.
-        `start`: a record's start in that file, known to be flushed."""
+    def _flushed(self, start: int, limit: int, physic_ms: int) -> int:
+        """Up to where a part of a file is flushed: behind the last record that was stored before the checkpoint's time.
+        `start`: a record's start, all before it is flushed."""
         end = start
-        for chunk in self.chunks(start, self.readable_end):
+        for chunk in self.chunks(start, limit):
             stored = chunk.store_ms
             if not len(stored):
                 continue

@@ -1,0 +1,206 @@
+"""What is in a directory, and what is said where that is no store."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.errors import JobError, NoStore
+from spark_jobs.progress import read_progress
+from spark_jobs.store_files import StoreFiles
+from tests.unit.spark_jobs.compact_world import SEGMENT, Broker, as_apache, new_broker
+
+
+def made(root: Path, messages: int = 300, *, close: bool = True) -> Broker:
+    """A store of several files."""
+    broker = new_broker(root)
+    for number in range(messages):
+        broker.send("orders", b"x" * 500, f"KEYS\x01{number}", number % 4)
+    broker.schedule(4, b"later")
+    broker.run()
+    if close:
+        broker.close()
+    return broker
+
+
+def told(path: Path) -> str:
+    with pytest.raises(NoStore) as caught:
+        StoreFiles.open(path)
+    text = str(caught.value)
+    assert text.startswith(str(path))
+    assert "\n" not in text
+    assert pickle.loads(pickle.dumps(caught.value)).why == caught.value.why
+    return caught.value.why
+
+
+def test_what_is_no_store_is_told_in_one_line(tmp_path: Path) -> None:
+    assert "no such directory" in told(tmp_path / "nowhere")
+    (tmp_path / "a file").write_bytes(b"x")
+    assert "no such directory" in told(tmp_path / "a file")
+    (tmp_path / "empty").mkdir()
+    assert told(tmp_path / "empty") == "is empty: no broker wrote here"
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("hello")
+    assert told(tmp_path / "foreign") == "has no commitlog/: it is no store of duemq or RocketMQ"
+    (tmp_path / "bare" / "commitlog").mkdir(parents=True)
+    assert "no message was ever stored" in told(tmp_path / "bare")
+    (tmp_path / "bare" / "commitlog" / f"{0:020d}").write_bytes(b"")
+    assert "no message was ever stored" in told(tmp_path / "bare")
+    (tmp_path / "bare" / "commitlog" / f"{0:020d}").write_bytes(b"PK\3\4" * 1000)
+    assert "this is no commitlog of RocketMQ's" in told(tmp_path / "bare")
+
+
+def test_a_level_too_high_or_too_low_is_told(tmp_path: Path) -> None:
+    made(tmp_path / "broker" / "store")
+    assert f"did you mean {tmp_path}/broker/store?" in told(tmp_path / "broker")
+    assert told(tmp_path / "broker" / "store" / "commitlog") == "holds commitlog files; give the directory above it"
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    made(tmp_path / "store")
+    path = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(JobError, match="cannot be read"):
+        StoreFiles.open(tmp_path / "store")
+
+
+def test_the_files_of_a_store(tmp_path: Path) -> None:
+    broker = made(tmp_path)
+    store = StoreFiles.open(tmp_path)
+    assert [segment.first_offset for segment in store.segments] == list(range(0, broker.store.log.end, SEGMENT))
+    assert store.segment_size == SEGMENT
+    assert broker.store.log.end <= store.readable_end
+    assert store.records_end() == broker.store.log.end
+    assert (store.written_by, store.is_clean, store.is_running) == ("duemq", True, False)
+    assert store.gaps() == []
+    for offset in (0, SEGMENT - 1, SEGMENT, 2 * SEGMENT):
+        segment = store.segment_of(offset)
+        assert segment is not None
+        assert segment.first_offset == offset // SEGMENT * SEGMENT
+    assert store.segment_of(10 * SEGMENT) is None
+    assert {(file.topic, file.queue_id) for file in store.queue_files()} >= {("orders", 0), ("orders", 3)}
+    queue = broker.store.queue("orders", 3)
+    assert queue is not None
+    units = [
+        u for file in store.queue_files() if (file.topic, file.queue_id) == ("orders", 3) for u in store.units(file)
+    ]
+    assert [tuple(unit) for unit in units] == [queue.unit(number) for number in range(queue.next_offset)]
+    assert store.unit("orders", 3, 60) == (queue.unit(60) or ())[:2]
+    assert store.unit("orders", 3, queue.next_offset) is None
+    assert store.unit("nobody", 0, 0) is None
+    again = pickle.loads(pickle.dumps(store))
+    assert again.read(again.segments[0].path, 4, 4) == store.read(store.segments[0].path, 4, 4)
+
+
+def test_who_wrote_it_last(tmp_path: Path) -> None:
+    made(tmp_path)
+    as_apache(tmp_path)
+    assert StoreFiles.open(tmp_path).written_by == "rocketmq"
+
+
+def test_a_store_that_was_killed(tmp_path: Path) -> None:
+    broker = made(tmp_path, close=False)
+    store = StoreFiles.open(tmp_path)
+    assert not store.is_clean
+    assert store.queues_whole_to() < broker.store.log.end
+    assert store.records_end() == broker.store.log.end
+    broker.close()
+    assert StoreFiles.open(tmp_path).queues_whole_to() >= broker.store.log.end
+
+
+def test_a_missing_file_in_the_middle(tmp_path: Path) -> None:
+    made(tmp_path)
+    (tmp_path / "commitlog" / f"{SEGMENT:020d}").unlink()
+    store = StoreFiles.open(tmp_path)
+    assert store.gaps() == [(SEGMENT, SEGMENT)]
+    assert store.segment_of(SEGMENT + 5) is None
+
+
+def test_files_made_ahead_of_need_are_left_out(tmp_path: Path) -> None:
+    """RocketMQ makes the next one, or two, before it needs them; a kill leaves them, sparse or of zeros."""
+    broker = made(tmp_path)
+    before = StoreFiles.open(tmp_path)
+    base = before.segments[-1].end
+    (tmp_path / "commitlog" / f"{base:020d}").write_bytes(bytes(SEGMENT))
+    with (tmp_path / "commitlog" / f"{base + SEGMENT:020d}").open("wb") as file:
+        file.truncate(SEGMENT)
+    (tmp_path / "commitlog" / f"{base + 2 * SEGMENT:020d}").write_bytes(b"")
+    (tmp_path / "commitlog" / "README").write_text("not ours")
+    store = StoreFiles.open(tmp_path)
+    assert store.segments == before.segments
+    assert store.records_end() == broker.store.log.end
+
+
+def test_a_store_of_only_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT))
+    store = StoreFiles.open(tmp_path)
+    assert store.records_end() == 0
+    assert read_progress(store).levels == {}
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process that holds the lock of a store, as Java's FileLock and our broker do."""
+    code = (
+        "import fcntl, sys; file = open(sys.argv[1], 'r+b'); fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1);"
+        "print('locked', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"locked\n"
+        yield
+        process.stdin.close()
+
+
+def test_of_a_running_broker_only_what_is_flushed_is_read(tmp_path: Path) -> None:
+    broker = made(tmp_path)
+    end = broker.store.log.end
+    again = Broker(tmp_path, broker.clock)
+    recovered = again.store.log.end
+    assert recovered == end
+    broker.clock.advance(60_000)
+    for _ in range(50):
+        again.send("orders", b"y" * 500)
+    # The lock is this process's, so that another one has to look.
+    code = (
+        "import sys; from spark_jobs.store_files import StoreFiles;"
+        "a, b = (StoreFiles.open(sys.argv[1], unflushed=flag) for flag in (False, True));"
+        "print(a.is_running, a.readable_end, b.readable_end)"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["True", str(end), str(again.store.log.end)]
+    assert again.store.log.end > end
+    again.close()
+    assert not StoreFiles.open(tmp_path).is_running
+
+
+def test_looking_for_a_lock_takes_none(tmp_path: Path) -> None:
+    made(tmp_path)
+    with locked(tmp_path / "lock"):
+        assert StoreFiles.open(tmp_path).is_running
+    assert not StoreFiles.open(tmp_path).is_running
+    (tmp_path / "lock").unlink()
+    assert not StoreFiles.open(tmp_path).is_running
+
+
+@pytest.mark.parametrize("text", [b"", b"   ", b"[1]", b"{broken", None])
+def test_a_table_that_is_broken_has_a_backup(tmp_path: Path, text: bytes | None) -> None:
+    made(tmp_path)
+    config = tmp_path / "config"
+    (config / "consumerOffset.json.bak").write_bytes(b'{"offsetTable":{"t@g":{0:5}}}')
+    if text is not None:
+        (config / "consumerOffset.json").write_bytes(text)
+    assert StoreFiles.open(tmp_path).json("config/consumerOffset.json") == {"offsetTable": {"t@g": {"0": 5}}}
+    (config / "consumerOffset.json.bak").unlink()
+    assert StoreFiles.open(tmp_path).json("config/consumerOffset.json") is None
