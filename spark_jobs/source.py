@@ -138,6 +138,15 @@ class RangePart(InputPartition):
         self.part = part
 
 
+class StreamPart(RangePart):
+    """A range, and the files that there were when it was planned: tasks have the reader as it was at the start of the
+    query, which knows no newer ones."""
+
+    def __init__(self, part: Range, store: StoreFiles) -> None:
+        super().__init__(part)
+        self.store = store
+
+
 class WaitingPart(InputPartition):
     """Messages that wait."""
 
@@ -387,9 +396,11 @@ class StoreStreamReader(_Reading, DataSourceStreamReader):
                 f"records from physical offset {first} to {begin} have expired before they were read; "
                 "set failOnDataLoss=false to go on behind them"
             )
-        return [RangePart(part) for part in plan(self.store, self.options.range_bytes, start=first, end=last)]
+        ranges = plan(self.store, self.options.range_bytes, start=first, end=last)
+        return [StreamPart(part, self.store) for part in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
-        assert isinstance(partition, RangePart)
+        assert isinstance(partition, StreamPart)
+        self.store = partition.store
         return self._read_range(partition.part)

@@ -1,0 +1,225 @@
+"""Stores as streams, and stores that brokers write meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from spark_jobs import audit as job
+from spark_jobs.store_files import StoreFiles
+from tests.interop.environment import make_broker
+from tests.interop.support import eventually
+from tests.peers.clients import java_client, unique
+from tests.peers.messages import Outgoing
+from tests.spark import audit, oracle
+from tests.spark.stores import PROPERTIES, Kind, Stores, WrittenStore
+from tests.unit.spark_jobs.compact_world import Broker, new_broker
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Stream:
+    """A query from a store into Parquet files, with a checkpoint. Spark keeps both over queries."""
+
+    def __init__(self, spark: SparkSession, store: Path, directory: Path, **options: str) -> None:
+        self._spark, self._store, self._directory = spark, store, directory
+        self.options = options
+
+    def start(self) -> StreamingQuery:
+        reader = self._spark.readStream.format("rocketmq").options(**self.options)
+        writer = reader.load(str(self._store)).writeStream.format("parquet")
+        writer = writer.option("checkpointLocation", str(self._directory / "checkpoint"))
+        return writer.start(str(self._directory / "out"))
+
+    def run(self) -> list[int]:
+        """Read what there is now; gives the physical offsets of everything that came through so far."""
+        query = self.start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        return self.offsets()
+
+    def offsets(self) -> list[int]:
+        frame = self._spark.read.parquet(str(self._directory / "out"))
+        return sorted(row.physical_offset for row in frame.select("physical_offset").collect())
+
+    def batches(self) -> int:
+        return len([path for path in (self._directory / "checkpoint" / "commits").iterdir() if path.name.isdecimal()])
+
+
+class Growing:
+    """A store of several files, to which a broker appends from time to time."""
+
+    def __init__(self, root: Path) -> None:
+        broker = new_broker(root)
+        self.root, self._clock = root, broker.clock
+        broker.close()
+
+    def grow(self, count: int) -> list[int]:
+        """Append messages; gives their physical offsets."""
+        broker = Broker(self.root, self._clock)
+        try:
+            return [broker.send("orders", b"x" * 500, f"KEYS\x01{number}", number % 4) for number in range(count)]
+        finally:
+            broker.close()
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Growing:
+    store = Growing(tmp_path / "store")
+    store.grow(300)
+    return store
+
+
+def everything(store: Growing) -> list[int]:
+    return [record.physical_offset for record in oracle.contents(store.root).records]
+
+
+def test_a_stream_reads_what_is_there_and_then_what_comes(
+    spark: SparkSession, growing: Growing, tmp_path: Path
+) -> None:
+    stream = Stream(spark, growing.root, tmp_path)
+    query = stream.start()
+    try:
+        query.processAllAvailable()
+        assert stream.offsets() == everything(growing)
+        growing.grow(200)
+        query.processAllAvailable()
+        assert stream.offsets() == everything(growing)
+    finally:
+        query.stop()
+    # Stopped, and started again elsewhere: the checkpoint says where it was.
+    more = growing.grow(150)
+    found = stream.run()
+    assert found == everything(growing)
+    assert set(more) <= set(found)
+    assert stream.run() == found
+
+
+def test_a_stream_begins_where_it_is_told_and_in_batches(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
+    before = everything(growing)
+    latest = Stream(spark, growing.root, tmp_path / "latest", startingOffset="latest", columns="physical_offset")
+    query = latest.start()
+    try:
+        query.processAllAvailable()
+        new = growing.grow(10)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert latest.offsets() == new
+    middle = before[100]
+    given = Stream(spark, growing.root, tmp_path / "given", startingOffset=str(middle), columns="physical_offset")
+    assert given.run() == [offset for offset in everything(growing) if offset >= middle]
+    # Files of 64 KiB: a batch ends with one of them at the latest.
+    small = Stream(spark, growing.root, tmp_path / "small", maxBytesPerBatch="100000", columns="physical_offset")
+    assert small.run() == everything(growing)
+    assert small.batches() >= 3
+
+
+def test_what_has_expired_is_an_error_unless_that_is_allowed(
+    spark: SparkSession, growing: Growing, tmp_path: Path
+) -> None:
+    stream = Stream(spark, growing.root, tmp_path, columns="physical_offset")
+    found = stream.run()
+    growing.grow(500)
+    files = sorted((growing.root / "commitlog").iterdir())
+    for path in files[:-2]:
+        path.unlink()
+    left = [offset for offset in everything(growing) if offset not in set(found)]
+    with pytest.raises(PySparkException, match="have expired before they were read; set failOnDataLoss=false"):
+        stream.run()
+    stream.options["failOnDataLoss"] = "false"
+    assert stream.run() == sorted([*found, *left])
+
+
+def test_only_messages_and_schedules_are_streams(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
+    with pytest.raises(PySparkException, match="the table pending is no stream; messages and schedules are"):
+        Stream(spark, growing.root, tmp_path, table="pending").run()
+    with pytest.raises(PySparkException, match="startingOffset=now is neither earliest, latest nor"):
+        Stream(spark, growing.root, tmp_path, startingOffset="now").run()
+
+
+def test_schedules_as_a_stream(spark: SparkSession, duemq_store: WrittenStore, tmp_path: Path) -> None:
+    contents = oracle.contents(duemq_store.path)
+    waiting = [r for r in contents.records if r.topic in (oracle.SCHEDULE_TOPIC, oracle.TIMER_TOPIC)]
+    expected = [r.physical_offset for r in waiting if "TIMER_DEL_UNIQKEY" not in r.properties]
+    assert Stream(spark, duemq_store.path, tmp_path, table="schedules").run() == expected
+
+
+@pytest.mark.parametrize("kind", ["duemq", "apache-4.9.7"])
+async def test_a_store_is_read_while_a_broker_writes_it(
+    spark: SparkSession, stores: Stores, kind: Kind, tmp_path: Path
+) -> None:
+    """Tables, a stream and audits of a store whose broker takes and delivers messages: never an error, only records
+    that are flushed, and nothing is lost."""
+    path = stores.get(kind).copy(tmp_path / "store")
+    broker = make_broker(kind, tmp_path / "broker", PROPERTIES, store=path)
+    java = java_client("4.9.7", tmp_path / "client")
+    stream = Stream(spark, path, tmp_path, columns="physical_offset,topic,role")
+    topic, count = unique("meanwhile"), 2000
+    await asyncio.gather(broker.start(), java.start())
+    try:
+        admin = java.admin(broker.nameserver)
+        await admin.create_topic(broker.address, topic, 4)
+        await eventually(lambda: admin.route(topic))
+        done = asyncio.Event()
+
+        async def send() -> None:
+            async with await java.producer(broker.nameserver, timeout_ms=30_000) as producer:
+                for part in range(10):
+                    messages = [Outgoing(b"%d of %d" % (n, part) * 20, level=1 + n % 2) for n in range(count // 10)]
+                    assert all(sent.status for sent in await producer.send(topic, messages, "async"))
+            done.set()
+
+        def look() -> tuple[list[int], job.Summary]:
+            """Of what is flushed the offsets, and the audit."""
+            store = StoreFiles.open(path)
+            assert store.is_running
+            frame = spark.read.format("rocketmq").option("columns", "physical_offset").load(str(path))
+            offsets = sorted(row.physical_offset for row in frame.collect())
+            damaged = spark.read.format("rocketmq").option("table", "damaged").load(str(path)).collect()
+            assert damaged == []
+            for table in ("schedules", "pending", "consume_queue", "timers", "offsets"):
+                spark.read.format("rocketmq").option("table", table).load(str(path)).collect()
+            return offsets, job.audit(spark, str(path))
+
+        sending = asyncio.create_task(send())
+        query, looks = await asyncio.to_thread(stream.start), []
+        while len(looks) < 3 or not done.is_set():
+            looks.append(await asyncio.to_thread(look))
+        await sending
+        for offsets, summary in looks:
+            counts = summary.delivered + summary.cancelled + summary.pending
+            assert (summary.lost, summary.twice, summary.unclaimed) == (0, 0, 0), summary.offenders
+            assert summary.scheduled == counts
+            assert summary.is_running
+
+        async def delivered() -> int:
+            return sum(queue.max for queue in (await admin.topic_stats(topic)).values())
+
+        await eventually(delivered, lambda found: found == count, timeout=60)
+        await asyncio.to_thread(query.processAllAvailable)
+        await asyncio.to_thread(query.stop)
+        while_running = stream.offsets()
+        await broker.stop()
+    finally:
+        if broker.running:
+            await broker.kill()
+        await java.stop()
+    records = {record.physical_offset: record for record in oracle.contents(path).records}
+    for offsets, _ in looks:
+        assert offsets == sorted(records)[: len(offsets)], "what is read is the beginning of what is there"
+    assert while_running == sorted(records)[: len(while_running)]
+    assert await asyncio.to_thread(stream.run) == sorted(records)
+    summary = await asyncio.to_thread(job.audit, spark, str(path))
+    expected = audit.audit(path)
+    assert Counter({name: getattr(summary, name) for name in ("delivered", "cancelled", "pending")}) == expected.totals
+    assert summary.is_good
+    assert [len(offsets) for offsets, _ in looks] == sorted(len(offsets) for offsets, _ in looks)
