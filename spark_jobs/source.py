@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from spark_jobs.records import Records
+    from spark_jobs.store_files import QueueFile
 
 _WAITING_PART: Final = 200_000
 _ROWS: Final = 1 << 16
+_QUEUE_BYTES: Final = 64 << 20
 
 
 def register(session: SparkSession) -> None:
@@ -156,7 +158,7 @@ class WaitingPart(InputPartition):
 
 
 class FilePart(InputPartition):
-    """A file, by its name in the store; what it is of."""
+    """A file, by its name in the store; what it is of: for consume queues several."""
 
     def __init__(self, name: str, of: Any) -> None:
         super().__init__(None)
@@ -169,6 +171,19 @@ class NothingPart(InputPartition):
 
     def __init__(self) -> None:
         super().__init__(None)
+
+
+def _packed(files: list[QueueFile]) -> list[list[QueueFile]]:
+    """Files in parts of about _QUEUE_BYTES: a store may have ten thousand of them, most with little in it."""
+    parts: list[list[QueueFile]] = []
+    size = _QUEUE_BYTES
+    for file in files:
+        if size >= _QUEUE_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(file)
+        size += file.size
+    return parts
 
 
 class _Reading:
@@ -240,8 +255,8 @@ class StoreReader(_Reading, DataSourceReader):
             ]
         elif table == "consume_queue":
             wanted = self.filters.topics
-            files = store.queue_files()
-            found = [FilePart(file.path, file) for file in files if wanted is None or file.topic in wanted]
+            files = [file for file in store.queue_files() if wanted is None or file.topic in wanted]
+            found = [FilePart(part[0].path, part) for part in _packed(files)]
         elif table == "damaged":
             found = [RangePart(part) for part in plan(store, self.options.range_bytes)]
             found += [FilePart("", gap) for gap in store.gaps()]
@@ -295,7 +310,8 @@ class StoreReader(_Reading, DataSourceReader):
             for records in at_offsets(self.store, *partition.found):
                 yield from self._batches(records, schema)
         elif isinstance(partition, FilePart) and table == "consume_queue":
-            yield from self._read_queue(partition.of)
+            for file in partition.of:
+                yield from self._read_queue(file)
         elif table == "timers":
             yield from self._read_timers()
         else:

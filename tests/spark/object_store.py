@@ -1,0 +1,138 @@
+"""A directory behind the API of S3, as much of it as reading takes: HEAD and GET of objects, with ranges, and lists.
+
+It is there for what goes through pyarrow's file systems: tasks in processes of their own have only a URI of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+BUCKET = "stores"
+
+
+class ObjectStore:
+    """One at work. `read`: bytes that were given out."""
+
+    def __init__(self, root: Path, port: int) -> None:
+        self.root, self.port, self.read = root, port, 0
+
+    def uri(self, name: str) -> str:
+        """The URI of something in the directory, for pyarrow."""
+        query = f"scheme=http&endpoint_override=127.0.0.1:{self.port}&region=us-east-1"
+        return f"s3://key:secret@{BUCKET}/{name}?{query}"
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[ObjectStore]:
+    """Serve a directory on a port of its own."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    store = ObjectStore(root, server.server_port)
+    server.store = store  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield store
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        parts = urlsplit(self.path)
+        bucket, _, key = unquote(parts.path).lstrip("/").partition("/")
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        store: ObjectStore = self.server.store  # type: ignore[attr-defined]
+        path = store.root / key
+        if bucket != BUCKET:
+            self._send(404, _error("NoSuchBucket"))
+        elif "list-type" in query:
+            self._send(200, _list(store.root, query))
+        elif not key:
+            self._send(200, b"")
+        elif key.endswith("/") or not path.is_file():
+            self._send(404, _error("NoSuchKey"))
+        else:
+            self._send_file(store, path)
+
+    def _send_file(self, store: ObjectStore, path: Path) -> None:
+        size = path.stat().st_size
+        first, last, code = 0, size - 1, 200
+        asked = self.headers.get("Range")
+        if asked:
+            begin, _, end = asked.removeprefix("bytes=").partition("-")
+            first, last, code = int(begin), min(int(end or size), size - 1), 206
+            if first >= size:
+                self._send(416, _error("InvalidRange"))
+                return
+        self.send_response(code)
+        self.send_header("Content-Length", str(last - first + 1))
+        if asked:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+        self.send_header("ETag", '"x"')
+        self.send_header("Last-Modified", formatdate(path.stat().st_mtime, usegmt=True))
+        self.end_headers()
+        if self.command == "GET":
+            with path.open("rb") as file:
+                file.seek(first)
+                self.wfile.write(file.read(last - first + 1))
+            store.read += last - first + 1
+
+    def _send(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def _error(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
+
+
+def _list(root: Path, query: dict[str, str]) -> bytes:
+    """The objects whose names begin with a prefix; with a delimiter only those of one directory, and its own
+    directories."""
+    prefix = query.get("prefix", "")
+    folder = root / prefix.rpartition("/")[0]
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    if not query.get("delimiter"):
+        entries = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else []
+    objects, folders = [], []
+    for path in entries:
+        key = path.relative_to(root).as_posix() + ("/" if path.is_dir() else "")
+        if key.startswith(prefix) and path.is_dir():
+            folders.append(f"<CommonPrefixes><Prefix>{escape(key)}</Prefix></CommonPrefixes>")
+        elif key.startswith(prefix):
+            size = path.stat().st_size
+            time = "2026-01-01T00:00:00.000Z"
+            objects.append(
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{time}</LastModified><ETag>x</ETag>"
+                f"<Size>{size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+            )
+    return (
+        f"<ListBucketResult><Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix>"
+        f"<KeyCount>{len(objects) + len(folders)}</KeyCount><MaxKeys>1000000</MaxKeys>"
+        f"<Delimiter>{quote(query.get('delimiter', ''))}</Delimiter><IsTruncated>false</IsTruncated>"
+        f"{''.join(objects)}{''.join(folders)}</ListBucketResult>"
+    ).encode()

@@ -1,0 +1,187 @@
+"""The analysis, against counting with the plain reader."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import output
+from spark_jobs.analyse import TABLES, Analysis, analyse, figures, forecast_of
+from tests.spark import audit, oracle
+from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
+from tests.spark.stores import WrittenStore
+from tests.spark.test_audit import check_totals
+from tests.unit.spark_jobs.compact_world import new_broker
+
+pytestmark = pytest.mark.timeout(300)
+
+SYSTEM = {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC}
+
+
+def purposes(records: list[Record], deliveries: set[int]) -> tuple[int, int, int, int]:
+    """Messages, scheduled, delivered, and other records."""
+    found: Counter[str] = Counter()
+    for record in records:
+        if record.physical_offset in deliveries:
+            found["delivered"] += 1
+        elif record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC) and "TIMER_DEL_UNIQKEY" not in record.properties:
+            found["scheduled"] += 1
+        else:
+            found["other" if record.topic in SYSTEM else "messages"] += 1
+    return found["messages"], found["scheduled"], found["delivered"], found["other"]
+
+
+def test_an_analysis(spark: SparkSession, written: WrittenStore) -> None:
+    found = analyse(spark, str(written.path))
+    contents = oracle.contents(written.path)
+    result = audit.audit(written.path, contents)
+    records = contents.records
+    deliveries = {record.physical_offset for message in result.scheduled for record in message.deliveries}
+    check_totals(found.audit, result)
+    check_traffic(found, records, deliveries)
+    check_lateness(found, result)
+    check_ahead(found, result)
+    check_consumers(found, written)
+    # The rest, by counting.
+    sent = [r for r in records if r.topic not in SYSTEM and r.physical_offset not in deliveries]
+    keyed = Counter((r.topic, r.unique_key) for r in sent if r.unique_key)
+    assert found.duplicates == sum(count - 1 for count in keyed.values())
+    retried = Counter(
+        (r.topic.split("%", 2)[2], r.properties.get("RETRY_TOPIC", ""), r.reconsume_times, r.topic.startswith("%DLQ%"))
+        for r in records
+        if r.topic.startswith(("%RETRY%", "%DLQ%"))
+    )
+    told = {(one.consumer_group, one.topic, one.attempt, one.is_dead): one.count for one in found.retries}
+    assert told == retried
+    keys = Counter((r.topic, r.properties["KEYS"]) for r in records if "KEYS" in r.properties)
+    counts = Counter(keys.values())
+    assert [key.count for key in found.keys] == [count for _, count in keys.most_common(50)]
+    assert all(keys[key.topic, key.key] == key.count for key in found.keys)
+    assert found.key_error == 0 or len(counts) > 1
+    space = {one.reason: (one.records, one.bytes) for one in found.space}
+    for reason, verdicts in (("delivered", ("delivered", "twice")), ("cancelled", ("cancelled",))):
+        mine = [message.last.size for message in result.scheduled if message.verdict in verdicts]
+        assert space.get(reason, (0, 0)) == (len(mine), sum(mine))
+
+
+def check_traffic(found: Analysis, records: list[Record], deliveries: set[int]) -> None:
+    assert found.bytes == sum(record.size for record in records)
+    assert found.last_ms == records[-1].store_ms
+    minutes: dict[int, list[Record]] = {}
+    for record in records:
+        minutes.setdefault(record.store_ms // 60_000 * 60_000, []).append(record)
+    assert [minute.minute_ms for minute in found.minutes] == sorted(minutes)
+    for minute in found.minutes:
+        mine = minutes[minute.minute_ms]
+        told = (minute.messages, minute.scheduled, minute.delivered, minute.other)
+        assert told == purposes(mine, deliveries)
+        assert minute.bytes == sum(record.size for record in mine)
+    topics = {topic.topic: topic for topic in found.topics}
+    assert set(topics) == {record.topic for record in records}
+    for name, topic in topics.items():
+        mine = [record for record in records if record.topic == name]
+        assert (topic.messages, topic.scheduled, topic.delivered, topic.other) == purposes(mine, deliveries)
+        assert topic.bytes == sum(record.size for record in mine)
+        bodies = sorted(len(record.body) for record in mine)
+        half = bodies[(len(bodies) - 1) // 2]
+        assert topic.body_p50 // 2 <= half < max(topic.body_p50, 1)
+    producers = {one.name: (one.count, one.bytes) for one in found.producers}
+    skipped = {HALF_TOPIC, OP_TOPIC}
+    mine = [r for r in records if r.topic not in skipped and r.physical_offset not in deliveries]
+    mine = [r for r in mine if "TIMER_DEL_UNIQKEY" not in r.properties]
+    addresses = Counter(".".join(map(str, record.born_host[:4])) for record in mine)
+    assert {name: count for name, (count, _) in producers.items()} == addresses
+    assert sum(size for _, size in producers.values()) == sum(record.size for record in mine)
+
+
+def check_lateness(found: Analysis, result: audit.Audit) -> None:
+    done = [message for message in result.scheduled if message.deliveries]
+    by_topic = Counter(message.real_topic for message in done)
+    assert {late.name: late.count for late in found.late_by_topic} == by_topic
+    worst: dict[str, int] = {}
+    for message in done:
+        worst[message.real_topic] = max(worst.get(message.real_topic, -1), message.late_ms or 0)
+    assert {late.name: late.max_ms for late in found.late_by_topic} == worst
+    assert sum(late.count for late in found.late_by_level) == len(done)
+    levels = Counter("timer" if m.last.topic == TIMER_TOPIC else f"level {m.last.queue_id + 1}" for m in done)
+    assert {late.name.partition(" (")[0]: late.count for late in found.late_by_level} == levels
+    hours = Counter(f"{(m.due_ms or 0) // 3_600_000 % 24:02}" for m in done)
+    assert {late.name: late.count for late in found.late_by_hour} == hours
+    assert sum(point.count for point in found.lateness) == len(done) == sum(cell.due for cell in found.heat)
+
+
+def check_ahead(found: Analysis, result: audit.Audit) -> None:
+    waits = result.of("pending")
+    assert sum(ahead.count for ahead in found.ahead) == len(waits)
+    seconds = Counter((message.due_ms or 0) // 1000 * 1000 for message in waits)
+    assert {one.second_ms: one.count for one in found.busiest}.items() <= seconds.items()
+    assert [one.count for one in found.busiest] == sorted(seconds.values(), reverse=True)[:50]
+    assert found.forecast.messages == len(waits)
+    assert found.forecast.rate > 0
+
+
+def check_consumers(found: Analysis, written: WrittenStore) -> None:
+    expected = {
+        (*name.split("@"), queue): offset
+        for name, queues in oracle.consumer_offsets(written.path).items()
+        for queue, offset in queues.items()
+        if not name.endswith("@CID_RMQ_SYS_TRANS")
+    }
+    told = {(one.topic, one.consumer_group, one.queue_id): one for one in found.consumers}
+    assert {key: one.next_offset for key, one in told.items()} == expected
+    last_ms = found.last_ms
+    records = {(r.topic, r.queue_id, r.queue_offset): r for r in oracle.contents(written.path).records}
+    for (topic, _, queue), one in told.items():
+        if one.lag:
+            behind = records[topic, queue, one.next_offset]
+            assert one.behind_ms == last_ms - behind.store_ms
+        elif one.lag == 0:
+            assert one.behind_ms == 0
+    assert any(one.lag for one in found.consumers)
+
+
+def test_its_tables_and_files(spark: SparkSession, duemq_store: WrittenStore, tmp_path: Path) -> None:
+    found = analyse(spark, str(duemq_store.path), out=str(tmp_path))
+    tables = figures(found)
+    assert set(tables) == set(TABLES)
+    for name, table in tables.items():
+        assert table.num_rows == len(getattr(found, name))
+    for _ in range(2):
+        output.write(found, str(tmp_path))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"report.html", "analysis.json", "audit.json", "offenders.parquet", "history.jsonl", "parquet"}
+    assert {path.stem for path in (tmp_path / "parquet").iterdir()} == set(TABLES)
+    runs = output.read_history(str(tmp_path / "history.jsonl"))
+    assert [run.delivered for run in runs] == [found.audit.delivered] * 2
+
+
+def test_a_killed_store_can_be_analysed(spark: SparkSession, killed: WrittenStore) -> None:
+    found = analyse(spark, str(killed.path))
+    check_totals(found.audit, audit.audit(killed.path))
+
+
+def test_a_forecast_at_a_rate(spark: SparkSession, duemq_store: WrittenStore) -> None:
+    waits = [message.due_ms or 0 for message in audit.audit(duemq_store.path).of("pending")]
+    found = forecast_of(spark, str(duemq_store.path), rate=0.01)
+    assert (found.rate, found.messages, found.measured_seconds) == (0.01, len(waits), 0)
+    # At one in 100 s all of the first hour is done after more than another.
+    assert found.late_messages > 40
+    assert found.episodes[0].start_ms == min(waits) // 1000 * 1000
+    fast = forecast_of(spark, str(duemq_store.path), rate=1_000_000)
+    assert (fast.late_messages, fast.episodes) == (0, [])
+
+
+def test_a_store_in_which_nothing_was_ever_delivered(spark: SparkSession, tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "store")
+    broker.send("orders", zlib.compress(b"x"))
+    broker.schedule(4, b"later")
+    broker.close()
+    found = analyse(spark, str(tmp_path / "store"))
+    assert (found.audit.scheduled, found.audit.pending, found.forecast.rate) == (1, 1, 0.0)
+    assert (found.late_by_topic, found.lateness, found.heat) == ([], [], [])
+    output.write(found, str(tmp_path / "out"))
+    assert all(table.num_rows >= 0 for table in figures(found).values())

@@ -1,0 +1,101 @@
+"""A store behind a URI, through pyarrow's file systems, is the same as on this machine. The file system is S3's, over
+HTTP, served from the store's own directory (tests/spark/object_store.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs import audit as job
+from spark_jobs.errors import NoStore
+from spark_jobs.store_files import StoreFiles
+from spark_jobs.tables import COLUMNS
+from tests.spark import faults, oracle
+from tests.spark.object_store import ObjectStore, serving
+from tests.spark.stores import SEGMENT, WrittenStore
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def writable(duemq_store: WrittenStore, tmp_path: Path) -> WrittenStore:
+    return replace(duemq_store, path=duemq_store.copy(tmp_path / "store"))
+
+
+@pytest.fixture
+def served(writable: WrittenStore) -> Iterator[ObjectStore]:
+    """The directory above a store of this test's own."""
+    with serving(writable.path.parent) as store:
+        yield store
+
+
+def table(spark: SparkSession, path: str, name: str) -> DataFrame:
+    return spark.read.format("rocketmq").option("table", name).option("columns", "*").load(path)
+
+
+def test_what_is_known_of_the_files_is_the_same(writable: WrittenStore, served: ObjectStore) -> None:
+    here, there = StoreFiles.open(writable.path), StoreFiles.open(served.uri("store"))
+    assert not there.is_local
+    assert there.segments == here.segments
+    assert there.queue_files() == here.queue_files()
+    assert (there.written_by, there.is_clean, there.is_running) == (here.written_by, here.is_clean, False)
+    # Where holes in a file begin is not told there.
+    assert there.records_end() == here.records_end()
+    for name in ("config/topics.json", "config/nothing.json"):
+        assert there.json(name) == here.json(name)
+    for file in here.queue_files():
+        assert there.units(file).tolist() == here.units(file).tolist()
+
+
+def test_every_table_is_the_same(spark: SparkSession, writable: WrittenStore, served: ObjectStore) -> None:
+    before = oracle.contents(writable.path)
+    faults.flip_byte(writable.path, next(record for record in before.records if len(record.body) > 100))
+    for name in COLUMNS:
+        here, there = (table(spark, path, name).toArrow() for path in (str(writable.path), served.uri("store")))
+        assert there.schema == here.schema
+        key = [(column, "ascending") for column in ("physical_offset", "topic", "queue_id", "position")]
+        key = [item for item in key if item[0] in here.column_names]
+        rows = [one.take(order_of(one, key)).to_pylist() for one in (here, there)]
+        assert rows[0] == rows[1], name
+        assert rows[0] or name in ("timers", "pending")
+
+
+def order_of(table: object, key: list[tuple[str, str]]) -> object:
+    import pyarrow.compute as pc
+
+    return pc.sort_indices(table, key)
+
+
+def test_filters_save_reading(spark: SparkSession, writable: WrittenStore, served: ObjectStore) -> None:
+    uri = served.uri("store")
+    assert table(spark, uri, "messages").where("physical_offset >= 0").count() > 0
+    everything, served.read = served.read, 0
+    found = table(spark, uri, "messages").where(f"physical_offset < {SEGMENT}").count()
+    assert found == sum(record.physical_offset < SEGMENT for record in oracle.contents(writable.path).records)
+    assert served.read < everything - SEGMENT
+
+
+def test_an_audit_is_the_same(spark: SparkSession, writable: WrittenStore, served: ObjectStore) -> None:
+    here, there = job.audit(spark, str(writable.path)), job.audit(spark, served.uri("store"))
+    for name in ("records", "scheduled", "delivered", "cancelled", "pending", "lost", "twice", "lateness", "begin"):
+        assert getattr(there, name) == getattr(here, name)
+    # All but the last file, of which only zeros follow, have the same hash.
+    assert [part.sha256 for part in there.inputs[:-1]] == [part.sha256 for part in here.inputs[:-1]]
+
+
+def test_what_is_no_store_there_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("hello")
+    with serving(tmp_path) as served:
+        with pytest.raises(NoStore, match="there is no such directory"):
+            StoreFiles.open(served.uri("nowhere"))
+        with pytest.raises(NoStore, match="has no commitlog/"):
+            StoreFiles.open(served.uri("foreign"))
+        with pytest.raises(PySparkException) as caught:
+            table(spark, served.uri("foreign"), "messages").count()
+        assert "has no commitlog/" in str(caught.value)
