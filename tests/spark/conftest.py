@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark.stores import KINDS, Stores, WrittenStore
+from tests.spark.stores import KINDS, Stores, WrittenStore, sampled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ def written(stores: Stores, request: pytest.FixtureRequest) -> WrittenStore:
     return stores.get(request.param)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=sampled(KINDS, ("duemq", "apache-5.3.3")))
 def killed(stores: Stores, request: pytest.FixtureRequest) -> WrittenStore:
     return stores.get(request.param, "kill")
 
