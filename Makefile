@@ -30,7 +30,12 @@ peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test p
 	$(BIN)/python -m tests.peers install
 
 test: $(VENV)/.dev peers ## Set up the peers and run every test but the soak
-	$(BIN)/python -m pytest -m "not soak"
+	@# The unit tests use a processor while the others mostly wait for brokers and clients.
+	@$(BIN)/python -m pytest -m "not soak" -p no:cacheprovider tests/unit > .unit.log 2>&1 & unit=$$!; \
+	trap 'kill $$unit 2>/dev/null' INT TERM; \
+	$(BIN)/python -m pytest -m "not soak" --ignore tests/unit; rest=$$?; \
+	wait $$unit; units=$$?; cat .unit.log; rm -f .unit.log; \
+	if [ $$rest -ne 0 ] || [ $$units -ne 0 ]; then echo "make test: failed (unit tests: $$units, others: $$rest)"; exit 1; fi
 
 unit: $(VENV)/.dev ## Run the tests that need no peer and no socket (seconds)
 	$(BIN)/python -m pytest tests/unit
