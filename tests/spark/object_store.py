@@ -47,6 +47,8 @@ def serving(root: Path) -> Iterator[ObjectStore]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
 
     def log_message(self, *_: object) -> None:
         pass

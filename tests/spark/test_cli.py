@@ -1,0 +1,149 @@
+"""The commands in processes of their own, as users and clusters run them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from unittest.mock import Mock
+
+import pyspark
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from spark_jobs import session
+from spark_jobs.cli import main
+from tests.spark import audit, faults, oracle
+from tests.spark.stores import WrittenStore
+
+pytestmark = pytest.mark.timeout(300)
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("--master", "local[1]", "--memory", "512m")
+
+
+def duemq(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `duemq spark ...`, with nothing of these tests' own session in its environment."""
+    code = "from duemq.cli import main; main()"
+    own = ("PYSPARK", "SPARK", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    command = [sys.executable, "-c", code, "spark", *map(str, arguments)]
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment, timeout=200)
+
+
+def test_analyse(duemq_store: WrittenStore, tmp_path: Path) -> None:
+    done = duemq("analyse", duemq_store.path, "--out", "out", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    totals = audit.audit(duemq_store.path).totals
+    told = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines() if len(line.split()) > 1}
+    for verdict in ("delivered", "cancelled", "pending", "lost", "twice"):
+        assert told[verdict] == str(totals[verdict])
+    assert "report: out/report.html" in done.stdout
+    assert "wait; the broker delivers" in done.stdout
+    made = json.loads((tmp_path / "out" / "analysis.json").read_text())
+    assert made["audit"]["delivered"] == totals["delivered"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "audit.json", "history.jsonl"}
+    checked = duemq("verify", "out/audit.json", cwd=tmp_path)
+    assert checked.stdout.endswith("; not signed\n")
+
+
+def test_an_audit_that_finds_something_lost_ends_with_1(apache_533_store: WrittenStore, tmp_path: Path) -> None:
+    path = apache_533_store.copy(tmp_path / "store")
+    before = audit.audit(path)
+    levels = [message for message in before.of("delivered") if message.level == 1]
+    fault = faults.remove_delivery(path, levels[0])
+    done = duemq("audit", path, "--json", "--out", "out", *SMALL, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["lost"], summary["delivered"]) == (1, before.totals["delivered"] - 1)
+    assert [one["unique_key"] for one in summary["offenders"]] == [fault.unique_key]
+    assert json.loads((tmp_path / "out" / "audit.json").read_text()) == summary
+
+
+def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
+    """spark-submit with the package: in a directory, and by a Python, that know nothing of this project."""
+    zipped = tmp_path / "duemq-spark.zip"
+    assert CliRunner().invoke(main, ["package", str(zipped)]).exit_code == 0
+    with zipfile.ZipFile(zipped) as archive:
+        (tmp_path / "duemq_spark.py").write_bytes(archive.read("__main__.py"))
+    # Python's own libraries and those of the extras, but no link to this project's sources.
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    site = Path(pyspark.__file__).parent.parent
+    for path in site.iterdir():
+        if not path.name.startswith(("duemq", "_duemq", "__editable__")) and path.suffix != ".pth":
+            (libraries / path.name).symlink_to(path)
+    base = str(Path(sys.base_prefix) / "bin" / "python3")
+    environment = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "LANG") if name in os.environ}
+    environment |= {"PYTHONPATH": str(libraries), "PYSPARK_PYTHON": base, "SPARK_LOCAL_IP": "127.0.0.1"}
+    found = subprocess.run([base, "-c", "import spark_jobs"], env=environment, cwd=tmp_path, check=False)
+    assert found.returncode != 0, "the project is importable here: this would prove nothing"
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    command = [submit, "--master", "local[1]", "--driver-memory", "512m", "--conf", "spark.ui.enabled=false"]
+    command += ["--py-files", zipped, "duemq_spark.py", "audit", duemq_store.path, "--json"]
+    done = subprocess.run(
+        list(map(str, command)), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout[done.stdout.index("{") :])
+    assert summary["delivered"] == audit.audit(duemq_store.path).totals["delivered"]
+
+
+@pytest.fixture
+def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands in this process use the session of all tests: to start one takes them seconds."""
+    kept = Mock(wraps=spark)
+    kept.stop = Mock()
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: kept)
+
+
+@pytest.mark.usefixtures("shared")
+def test_forecast(duemq_store: WrittenStore) -> None:
+    waits = audit.audit(duemq_store.path).totals["pending"]
+    done = CliRunner().invoke(main, ["forecast", str(duemq_store.path), "--rate", "0.01", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["rate"], found["messages"]) == (0.01, waits)
+    told = CliRunner().invoke(main, ["forecast", str(duemq_store.path), "--rate", "0.01"]).stdout
+    assert f"{waits} wait; the broker delivers 0 a second" in told
+    assert "late from" in told
+
+
+@pytest.mark.usefixtures("shared")
+def test_sql(duemq_store: WrittenStore) -> None:
+    records = oracle.contents(duemq_store.path).records
+    query = "select topic, count(*) as number, sum(size) as bytes from messages group by topic"
+    done = CliRunner().invoke(main, ["sql", str(duemq_store.path), query, "--format", "csv"])
+    assert done.exit_code == 0, done.output
+    rows = {row["topic"]: (int(row["number"]), int(row["bytes"])) for row in csv.DictReader(io.StringIO(done.stdout))}
+    assert {topic: count for topic, (count, _) in rows.items()} == {
+        topic: sum(record.topic == topic for record in records) for topic in {record.topic for record in records}
+    }
+    assert sum(size for _, size in rows.values()) == sum(record.size for record in records)
+    # Two tables in one query; properties and bodies are there when they are named.
+    query = (
+        "select m.physical_offset, m.properties['TAGS'] as tag, length(m.body) as size from messages m "
+        "join pending p on p.physical_offset = m.physical_offset order by p.due_ms"
+    )
+    done = CliRunner().invoke(main, ["sql", str(duemq_store.path), query, "--format", "json", "--limit", "20"])
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == 20
+    at = {record.physical_offset: record for record in records}
+    for line in lines:
+        record = at[line["physical_offset"]]
+        assert (line["tag"], line["size"]) == (record.properties.get("TAGS"), len(record.body))
+
+
+@pytest.mark.usefixtures("shared")
+def test_what_spark_refuses_is_told_in_one_line(duemq_store: WrittenStore) -> None:
+    done = CliRunner().invoke(main, ["sql", str(duemq_store.path), "selekt 1"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("duemq: Spark: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,195 @@
+"""What the commands say in one line, before Spark is started or without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from unittest.mock import Mock
+
+import msgspec
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.errors import PySparkException
+
+from spark_jobs import session
+from spark_jobs.audit import Lateness, Summary, sign
+from spark_jobs.cli import PACKAGES, _print_table, main
+from spark_jobs.errors import JobError
+from tests.unit.spark_jobs.compact_world import new_broker
+
+COMMANDS = {
+    "analyse": ["--out", "out"],
+    "audit": [],
+    "forecast": [],
+    "compact": ["new"],
+    "archive": ["out"],
+    "sql": ["select 1"],
+}
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def check_failed(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("duemq: ")
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_no_store_is_told_before_spark_is_started(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "notes.txt").write_text("hello")
+    rest = COMMANDS[command]
+    check_failed(run(command, "nowhere", *rest), "nowhere: there is no such directory")
+    check_failed(run(command, "empty", *rest), "empty: is empty: no broker wrote here")
+    check_failed(run(command, "foreign", *rest), "foreign: has no commitlog/")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "foreign"], "nothing is written then"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    broker = new_broker(tmp_path / "store")
+    broker.send("orders", b"x")
+    broker.close()
+    return tmp_path / "store"
+
+
+def test_java_that_is_missing_or_old_is_told(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    hint = "install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    check_failed(run("audit", store), "there is no java on the PATH", hint)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    check_failed(run("audit", store), f"JAVA_HOME is {tmp_path}/nothing, where there is no bin/java", hint)
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
+    for version, named in (('openjdk version "11.0.2"', "11"), ('java version "1.8.0_292"', "8"), ("hello", "unknown")):
+        java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+        java.chmod(0o755)
+        check_failed(run("audit", store), f"Spark needs Java 17 or newer, and {java} is version {named}", hint)
+    java.write_text("not a program")
+    check_failed(run("audit", store), "does not run", hint)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21\" 2023-09-19' >&2\n")
+    session.check_java()
+
+
+@pytest.mark.parametrize("library", ["pyspark", "numpy", "pyarrow", "rich"])
+def test_a_missing_extra_is_told(store: Path, tmp_path: Path, library: str) -> None:
+    """As after `pip install duemq`, without the packages that the jobs need."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.split('.')[0] == '{library}':\n"
+        f"            raise ModuleNotFoundError('No module named {library}', name=name)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from duemq.cli import main; main()", "spark", "audit", str(store)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": f"{tmp_path}:{Path.cwd()}", "PATH": "/nowhere"},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("duemq: the Spark jobs need")
+    assert "pip install 'duemq[spark]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_settings_of_spark_that_are_none_are_told(store: Path) -> None:
+    result = run("audit", store, "--conf", "spark.eventLog.enabled")
+    assert result.exit_code == 2
+    assert "'spark.eventLog.enabled' is not KEY=VALUE" in result.output
+
+
+def test_what_a_task_ended_with_is_told_in_one_line(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        told = "spark_jobs.errors.JobError: the file is gone"
+        raise PySparkException(f"[PYTHON_EXCEPTION] An exception was thrown\n  File x, line 1\n{told}\n\nat a.b.C")
+
+    monkeypatch.setattr(session, "make_session", fail)
+    check_failed(run("audit", store), "duemq: the file is gone")
+    monkeypatch.setattr(session, "make_session", Mock(side_effect=JobError("Spark did not start")))
+    check_failed(run("audit", store), "duemq: Spark did not start")
+    monkeypatch.setattr(session, "make_session", Mock(side_effect=KeyError("a bug")))
+    assert isinstance(run("audit", store).exception, KeyError), "a bug is not hidden"
+
+
+def summary() -> Summary:
+    made = Summary(
+        store="x", written_by="duemq", is_running=False, made_ms=1_700_000_000_000, begin=0, end=1, records=0,
+        scheduled=0, delivered=0, cancelled=0, pending=0, lost=0, twice=0, levels={}, timers={}, overdue=0,
+        superfluous=0, unclaimed=0, expired=0, lateness=Lateness(0, 0, 0.0, {}), damaged=0, damages=[], offenders=[],
+        inputs=[], inputs_sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    )  # fmt: skip
+    sign(made, None)
+    return made
+
+
+def test_verify(tmp_path: Path) -> None:
+    path = tmp_path / "audit.json"
+    path.write_bytes(msgspec.json.encode(summary()))
+    result = run("verify", path)
+    assert (result.exit_code, result.stdout) == (0, "unchanged since 2023-11-14 22:13:20 UTC; not signed\n")
+    changed = json.loads(path.read_text()) | {"delivered": 5}
+    path.write_text(json.dumps(changed))
+    check_failed(run("verify", path), "its digest is another")
+    path.write_text("[]")
+    check_failed(run("verify", path), "this is no audit.json")
+    path.write_bytes(msgspec.json.encode(summary()))
+    (tmp_path / "key.pub").write_text("not a key")
+    check_failed(run("verify", path, "--public-key", tmp_path / "key.pub"), "the public key is not readable")
+
+
+def test_a_package_has_what_tasks_import(tmp_path: Path) -> None:
+    result = run("package", tmp_path / "duemq-spark.zip")
+    assert result.exit_code == 0
+    with zipfile.ZipFile(tmp_path / "duemq-spark.zip") as archive:
+        names = set(archive.namelist())
+    assert {f"{package}/__init__.py" for package in PACKAGES} | {"__main__.py"} <= names
+    assert {"spark_jobs/report/static/page.html", "spark_jobs/log4j2.properties"} <= names
+    assert not any("__pycache__" in name for name in names)
+    # Alone in a directory, as on a cluster, it is whole.
+    modules = [f"spark_jobs.{name}" for name in ("cli", "source", "output", "compact", "archive")]
+    code = (
+        "import importlib, sys; sys.path[:] = [sys.argv[1], *(path for path in sys.path if 'lib' in path)];"
+        "print({importlib.import_module(name).__file__.startswith(sys.argv[1]) for name in sys.argv[2:]})"
+    )
+    arguments = [sys.executable, "-I", "-c", code, str(tmp_path / "duemq-spark.zip"), *modules]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("{True}\n", 0), done.stderr
+
+
+def test_results_are_printed_whatever_they_are(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    table = pa.table(
+        [
+            pa.array([[("a", "b")], None], pa.map_(pa.string(), pa.string())),
+            pa.array([b"\xff", None]),
+            pa.array([1, 2]),
+        ],
+        ["properties", "body", "body"],
+    )
+    _print_table(table, "json")
+    lines = capsysbinary.readouterr().out.decode().splitlines()
+    assert json.loads(lines[0]) == {"properties": "{'a': 'b'}", "body": "\\xff", "body_2": 1}
+    _print_table(table, "csv")
+    assert capsysbinary.readouterr().out.decode().splitlines()[0] == '"properties","body","body_2"'
+    _print_table(table, "table")
+    assert "properties" in capsysbinary.readouterr().out.decode()

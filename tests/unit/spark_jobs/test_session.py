@@ -1,0 +1,106 @@
+"""What a session is made with, without starting one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import session
+from spark_jobs.errors import JobError
+from spark_jobs.session import DRIVER_MEMORY, make_session
+
+ROOT = str(Path(session.__file__).parent.parent)
+
+
+class Builder:
+    """Notes what Spark's own is asked for."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.settings: dict[str, str] = {}
+        self.url: str | None = None
+        self._error = error
+
+    def appName(self, _: str) -> Builder:  # noqa: N802, Spark's name
+        return self
+
+    def master(self, url: str) -> Builder:
+        self.url = url
+        return self
+
+    def config(self, key: str, value: str) -> Builder:
+        self.settings[key] = value
+        return self
+
+    def getOrCreate(self) -> Any:  # noqa: N802, Spark's name
+        if self._error is not None:
+            raise self._error
+        return _Anything()
+
+
+class _Anything:
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        return self
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    made = Builder()
+    monkeypatch.setattr(SparkSession, "builder", made)
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "JAVA_HOME": os.environ.get("JAVA_HOME", "")})
+    monkeypatch.setattr(session, "check_java", lambda: None)
+    return made
+
+
+def test_on_this_machine_by_default(builder: Builder) -> None:
+    make_session("test")
+    assert builder.url == "local[*]"
+    assert builder.settings["spark.driver.memory"] == DRIVER_MEMORY
+    assert builder.settings["spark.driver.bindAddress"] == "127.0.0.1"
+    assert builder.settings["spark.sql.python.filterPushdown.enabled"] == "true"
+    # Workers are this Python, and find our packages.
+    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == ROOT
+    log4j = builder.settings["spark.driver.extraJavaOptions"].partition("file:")[2]
+    assert Path(log4j).is_file()
+
+
+def test_memory_and_settings_are_the_users(builder: Builder) -> None:
+    make_session("test", master="local[3]", memory="3g", settings={"spark.sql.session.timeZone": "CET"})
+    assert builder.url == "local[3]"
+    assert builder.settings["spark.driver.memory"] == "3g"
+    assert builder.settings["spark.sql.session.timeZone"] == "CET"
+
+
+def test_a_python_that_was_chosen_stays(builder: Builder) -> None:
+    os.environ["PYSPARK_PYTHON"] = "/opt/python"
+    make_session("test")
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+    assert builder.url == "local[*]"
+
+
+def test_on_a_cluster_nothing_is_said_of_this_machine(builder: Builder) -> None:
+    make_session("test", master="spark://host:7077")
+    assert builder.url == "spark://host:7077"
+    assert not {"spark.driver.memory", "spark.driver.host"} & set(builder.settings)
+
+
+def test_under_spark_submit_it_says_where(builder: Builder) -> None:
+    os.environ.update(SPARK_ENV_LOADED="1", SPARK_HOME="/opt/spark")
+    make_session("test")
+    assert builder.url is None
+    assert "spark.driver.memory" not in builder.settings
+    assert "PYTHONPATH" not in os.environ
+
+
+def test_that_spark_did_not_start_is_told_in_one_line(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkSession, "builder", Builder(RuntimeError("\nCannot bind to port\n  at x\n")))
+    with pytest.raises(JobError, match=r"^Spark did not start: Cannot bind to port$"):
+        make_session("test")
