@@ -1,5 +1,6 @@
 """How fast is this broker beside Apache's 4.9.7? Both are started in turn on this machine, with the same clients. In
-the cases of timers it is Apache's 5.3.3, since 4.9.7 has none: the figures whose names begin with `timers`.
+the cases of timers it is Apache's 5.3.3, since 4.9.7 has none: the figures whose names begin with `timers`. Those of
+the Spark jobs, which begin with `spark`, have nothing to be compared with but naive ways of their own.
 
     python -m tests.bench [--rounds 2] [--tiny] [--big] [--only CASE ...]      (make bench)
 
@@ -22,11 +23,12 @@ import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tests.bench import cases, level_cases, timer_cases, timer_growth
+from tests.bench import cases, level_cases, spark_cases, timer_cases, timer_growth
 from tests.bench.brokers import MakeBroker, apache, ours
 from tests.bench.figures import Figures, median, table
 
-NAMES = (*cases.NAMES, *level_cases.NAMES, *timer_cases.NAMES)
+NAMES = (*cases.NAMES, *level_cases.NAMES, *timer_cases.NAMES, *spark_cases.NAMES)
+BIG = (timer_cases.BIG, spark_cases.BIG)
 RESULTS = Path(__file__).parent / "results.jsonl"
 
 
@@ -34,13 +36,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="only see that it works")
-    parser.add_argument("--big", action="store_true", help=f"with {timer_cases.BIG}, which takes minutes and 6 GB")
+    parser.add_argument("--big", action="store_true", help=f"with {' and '.join(BIG)}: minutes, 12 GB")
     parser.add_argument("--only", nargs="+", choices=NAMES, metavar="CASE", help=f"some of: {', '.join(NAMES)}")
     arguments = parser.parse_args()
-    only = arguments.only or [name for name in NAMES if arguments.big or name != timer_cases.BIG]
+    only = arguments.only or [name for name in NAMES if arguments.big or name not in BIG]
     theirs, mine = asyncio.run(run(arguments.rounds, only, tiny=arguments.tiny))
     print(table({**cases.FIGURES, **level_cases.FIGURES}, theirs, mine, "Apache 4.9.7"))
     print(table(timer_cases.FIGURES, theirs, mine, "Apache 5.3.3"))
+    print(table(spark_cases.FIGURES, theirs, mine, "nothing like it"))
     if not arguments.tiny and not arguments.only:
         record(theirs, mine)
         timer_growth.plot(timer_growth.measure(timer_growth.REAL))
@@ -66,7 +69,8 @@ async def one_broker(
     """The figures of some cases for one broker."""
     figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
     figures |= await level_cases.run(make, directory, level_cases.TINY if tiny else level_cases.REAL, only, say)
-    return figures | await timer_cases.run(make, directory, timer_cases.TINY if tiny else timer_cases.REAL, only, say)
+    figures |= await timer_cases.run(make, directory, timer_cases.TINY if tiny else timer_cases.REAL, only, say)
+    return figures | await spark_cases.run(make, directory, spark_cases.TINY if tiny else spark_cases.REAL, only, say)
 
 
 def record(theirs: Figures, mine: Figures) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench import level_cases, timer_cases, timer_growth
+from tests.bench import level_cases, spark_cases, timer_cases, timer_growth
 from tests.bench.brokers import ours
 
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.
@@ -41,6 +41,17 @@ async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:
     assert tuple(said) == timer_cases.NAMES
     assert set(figures) == set(timer_cases.FIGURES)
     assert all(value >= 0 for value in figures.values()), figures
+
+
+@pytest.mark.timeout(300)
+async def test_the_cases_of_the_spark_jobs_give_their_figures(tmp_path: Path) -> None:
+    """All but those of stores that grow, which are the same over again."""
+    said: list[str] = []
+    names = tuple(name for name in spark_cases.NAMES if name != spark_cases.BIG)
+    figures = await spark_cases.run(ours, tmp_path, spark_cases.TINY, names, said.append)
+    assert tuple(said) == names
+    assert set(figures) == {name for name in spark_cases.FIGURES if not name.startswith(spark_cases.BIG)}
+    assert all(value > 0 for value in figures.values()), figures
 
 
 def test_the_growth_of_the_timer_wheel_is_plotted() -> None:

@@ -1,0 +1,288 @@
+"""What is measured of the Spark jobs: queries, audit, analysis and compaction of a store that was generated
+(tests.bench.spark_stores), and the naive ways of the same. MB and GB are 10^6 and 10^9 bytes of commitlog.
+
+Sessions are warm, and so is the page cache: what is measured is the jobs, not the disk. Every answer is compared with
+what the store's maker wrote. The naive ways:
+
+    loop     a Python loop with struct over the file, which adds up the same as the query by topic, of a part of it
+    client   a push consumer of this project that drains the store's topics from its broker, and writes Parquet: of some
+             hundred thousand messages, from which the time for all is told. It gets no schedule copies, and so less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+import shutil
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from duemq import PushConsumer
+from tests.bench import spark_stores
+from tests.bench.brokers import MakeBroker, ours
+from tests.bench.figures import Figure, Figures
+from tests.bench.spark_stores import TOPICS, Generated
+from tests.interop.environment import make_broker
+
+GROWTH_GB = (1, 2, 4, 8)
+FIGURES: Mapping[str, Figure] = {
+    "spark_query_1": Figure("Spark, a query by topic, one task at a time", "MB/s", True),
+    "spark_query_2": Figure("  two tasks at a time", "MB/s", True),
+    "spark_query_share": Figure("  time of two tasks, of that of one", "", False),
+    "spark_query_cpu_s": Figure("  CPU of all processes a GB", "s", False),
+    "spark_roles_2": Figure("a query by role and real topic, two tasks", "MB/s", True),
+    "spark_audit": Figure("audit, two tasks", "MB/s", True),
+    "spark_analyse": Figure("analyse, two tasks", "MB/s", True),
+    "spark_compact": Figure("compact, two tasks, from and to one disk", "MB/s", True),
+    "spark_compact_saved": Figure("  less than before", "%", True),
+    "spark_jvm_mib": Figure("most anonymous memory: JVM", "MiB", False),
+    "spark_workers_mib": Figure("  Python workers together", "MiB", False),
+    "spark_naive_loop": Figure("the query as a Python loop over struct", "MB/s", True),
+    "spark_naive_client": Figure("a consumer that drains into Parquet", "MB/s", True),
+    **{
+        f"spark_growth_{size}_{name}": figure
+        for size in GROWTH_GB
+        for name, figure in (
+            ("query_s", Figure(f"{size} GB: the query by topic, two tasks", "s", False)),
+            ("audit_s", Figure("  audit", "s", False)),
+            ("analyse_s", Figure("  analyse", "s", False)),
+            ("jvm_mib", Figure("  most anonymous memory: JVM", "MiB", False)),
+            ("workers_mib", Figure("  Python workers together", "MiB", False)),
+        )
+    },
+}
+BIG = "spark_growth"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much each case does."""
+
+    gigabytes: float
+    """GiB of the store."""
+    growth: tuple[float, ...]
+    """GiB of the stores that grow, for the figures of GROWTH_GB."""
+    rounds: int
+    loop_bytes: int
+    """Of the commitlog, that the naive loop reads."""
+    client_messages: int
+    """That the naive client drains."""
+    segment: int = spark_stores.SEGMENT
+
+
+REAL = Sizes(gigabytes=2, growth=GROWTH_GB, rounds=3, loop_bytes=256 << 20, client_messages=200_000)
+TINY = Sizes(
+    gigabytes=0.04,
+    growth=(0.03, 0.04, 0.05, 0.06),
+    rounds=1,
+    loop_bytes=8 << 20,
+    client_messages=3000,
+    segment=16 << 20,
+)
+
+
+@dataclass(frozen=True)
+class SparkBench:
+    """Where stores are made, and how large."""
+
+    directory: Path
+    sizes: Sizes
+
+    def generated(self, gigabytes: float) -> Generated:
+        """A new store, in the page cache."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        store = spark_stores.write(self.directory / "store", gigabytes, segment=self.sizes.segment)
+        for path in (store.path / "commitlog").iterdir():
+            with path.open("rb", buffering=0) as file:
+                while file.read(16 << 20):
+                    pass
+        return store
+
+
+async def _run(store: Generated, master: str, jobs: list[str], rounds: int) -> dict[str, Any]:
+    """Run jobs in a process of their own, and check what they found."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.bench.spark_run", str(store.path), "--master", master, "--rounds", str(rounds),
+        "--jobs", *jobs, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"the Spark jobs over {store.path} failed")
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    for name, one in result.items():
+        _check(store, name, one["found"])
+    return result
+
+
+def _check(store: Generated, name: str, found: Any) -> None:
+    expected: Any = None
+    told: Any = None
+    if name == "aggregate":
+        expected, told = _ends(store), {row[0]: row[1] for row in found}
+    elif name == "roles":
+        expected, told = store.records, sum(row[2] for row in found)
+    elif name == "audit":
+        told = found
+        expected = {
+            "scheduled": store.scheduled, "delivered": store.delivered, "pending": store.pending, "lost": 0, "twice": 0,
+        }  # fmt: skip
+    elif name == "analyse":
+        expected, told = store.delivered, found["delivered"]
+    elif name == "compact":
+        expected, told = store.records - store.delivered, found["kept"]
+    if told != expected:
+        raise RuntimeError(f"{name}: {told} and not {expected}")
+
+
+def _ends(store: Generated) -> dict[str, int]:
+    """How many records each topic has."""
+    ends: dict[str, int] = {}
+    for name, end in store.offsets.items():
+        topic = name.split("@")[0]
+        ends[topic] = ends.get(topic, 0) + end
+    return {topic: end for topic, end in ends.items() if end}
+
+
+async def spark_jobs(bench: SparkBench) -> Figures:
+    """Queries, audit, analysis and compaction of one store."""
+    store = await asyncio.to_thread(bench.generated, bench.sizes.gigabytes)
+    one = await _run(store, "local[1]", ["aggregate"], bench.sizes.rounds)
+    jobs = ["aggregate", "roles", "audit", "analyse", "compact"]
+    two = await _run(store, "local[2]", jobs, bench.sizes.rounds)
+    size = store.size / 1e6
+    shutil.rmtree(bench.directory)
+    return {
+        "spark_query_1": size / one["aggregate"]["wall_s"],
+        "spark_query_2": size / two["aggregate"]["wall_s"],
+        "spark_query_share": two["aggregate"]["wall_s"] / one["aggregate"]["wall_s"],
+        "spark_query_cpu_s": two["aggregate"]["cpu_s"] / size * 1000,
+        "spark_roles_2": size / two["roles"]["wall_s"],
+        "spark_audit": size / two["audit"]["wall_s"],
+        "spark_analyse": size / two["analyse"]["wall_s"],
+        "spark_compact": size / two["compact"]["wall_s"],
+        "spark_compact_saved": two["compact"]["found"]["saved"] * 100,
+        "spark_jvm_mib": max(job["jvm_mib"] for job in two.values()),
+        "spark_workers_mib": max(job["workers_mib"] for job in two.values()),
+    }
+
+
+async def spark_naive(bench: SparkBench) -> Figures:
+    """The same as the query by topic without Spark, and without the files."""
+    # A store of its own, since the broker goes on with it.
+    store = await asyncio.to_thread(bench.generated, bench.sizes.gigabytes)
+    loop = await asyncio.to_thread(_loop, store, bench.sizes.loop_bytes)
+    messages = await _drained(store, bench.directory, bench.sizes.client_messages)
+    in_topics = sum(end for name, end in store.offsets.items() if name.split("@")[0] in TOPICS)
+    shutil.rmtree(bench.directory)
+    return {"spark_naive_loop": loop, "spark_naive_client": store.size / 1e6 / (in_topics / messages)}
+
+
+def _loop(store: Generated, limit: int) -> float:
+    """MB/s of what is written first when one knows the format, and Python."""
+    totals: dict[bytes, list[int]] = {}
+    head = struct.Struct(">iIiiiqqiq8sq8siqi")
+    path = min((store.path / "commitlog").iterdir())
+    at = 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = time.perf_counter()
+        end = min(limit, len(data), store.size)
+        while at < end:
+            size, magic, _, _, _, _, _, _, _, _, store_ms, _, _, _, body_size = head.unpack_from(data, at)
+            if magic != 0xDAA320A7:
+                break
+            topic_at = at + head.size + body_size
+            topic = data[topic_at + 1 : topic_at + 1 + data[topic_at]]
+            total = totals.setdefault(topic, [0, 0, 0])
+            total[0] += 1
+            total[1] += size
+            total[2] = max(total[2], store_ms)
+            at += size
+        seconds = time.perf_counter() - start
+    if sum(total[1] for total in totals.values()) != at or not at:
+        raise RuntimeError("the loop read something else than records")
+    return at / 1e6 / seconds
+
+
+async def _drained(store: Generated, directory: Path, wanted: int) -> float:
+    """Messages a second that a consumer gets from a broker, and writes to Parquet."""
+    broker = make_broker("duemq", directory / "broker", {"mappedFileSizeCommitLog": _segment(store)}, store=store.path)
+    await broker.start()
+    names = ("topic", "queue_id", "queue_offset", "store_ms", "tags", "body")
+    try:
+        consumer = PushConsumer("drain", nameserver=broker.nameserver, from_="first", max_cached_messages=20_000)
+        for topic in TOPICS:
+            consumer.subscribe(topic)
+        rows: list[tuple[Any, ...]] = []
+        count, start, writer = 0, 0.0, None
+        async with consumer:
+            async for message in consumer:
+                # The first messages wait for what a consumer has to know of its group.
+                start = start or time.perf_counter()
+                place = (message.topic, message.queue.queue_id, message.queue_offset)
+                rows.append((*place, message.store_time_ms, message.tags, message.body))
+                await message.ack()
+                count += 1
+                if len(rows) == 20_000 or count >= wanted:
+                    batch = pa.record_batch([pa.array(column) for column in zip(*rows, strict=True)], names)
+                    writer = writer or pq.ParquetWriter(directory / "drained.parquet", batch.schema, compression="zstd")
+                    writer.write_batch(batch)
+                    rows = []
+                if count >= wanted:
+                    break
+            seconds = time.perf_counter() - start
+        if writer is not None:
+            writer.close()
+    finally:
+        await broker.stop()
+    if pq.read_metadata(directory / "drained.parquet").num_rows != wanted:
+        raise RuntimeError("not all messages are in the file")
+    return count / seconds
+
+
+def _segment(store: Generated) -> int:
+    return min((store.path / "commitlog").iterdir()).stat().st_size
+
+
+async def spark_growth(bench: SparkBench) -> Figures:
+    """The same jobs over stores of more and more: time in proportion, and the same memory."""
+    figures: Figures = {}
+    for label, gigabytes in zip(GROWTH_GB, bench.sizes.growth, strict=True):
+        store = await asyncio.to_thread(bench.generated, gigabytes)
+        found = await _run(store, "local[2]", ["aggregate", "audit", "analyse"], bench.sizes.rounds)
+        figures |= {
+            f"spark_growth_{label}_query_s": found["aggregate"]["wall_s"],
+            f"spark_growth_{label}_audit_s": found["audit"]["wall_s"],
+            f"spark_growth_{label}_analyse_s": found["analyse"]["wall_s"],
+            f"spark_growth_{label}_jvm_mib": max(job["jvm_mib"] for job in found.values()),
+            f"spark_growth_{label}_workers_mib": max(job["workers_mib"] for job in found.values()),
+        }
+    shutil.rmtree(bench.directory)
+    return figures
+
+
+CASES: tuple[Callable[[SparkBench], Awaitable[Figures]], ...] = (spark_jobs, spark_naive, spark_growth)
+NAMES = tuple(case.__name__ for case in CASES)
+
+
+async def run(
+    make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
+) -> Figures:
+    """The figures of the cases whose names are in `only`. No broker takes part in most of it: Apache's has none."""
+    if make is not ours:
+        return {}
+    bench = SparkBench(directory / "spark", sizes)
+    figures: Figures = {}
+    for case in CASES:
+        if case.__name__ in only:
+            say(case.__name__)
+            figures |= await case(bench)
+    return figures

@@ -1,0 +1,168 @@
+"""One Spark session over one store: how long queries and jobs take, and what memory they need. A process of its own for
+each, since a JVM keeps its master and its heap.
+
+    python -m tests.bench.spark_run STORE --master local[2] --jobs aggregate audit analyse compact
+
+Each job runs once to warm up the session, and then so often that the best of them counts; compact runs once. Its answer
+is printed as JSON: of each job seconds of the wall clock and of CPU, and what it found; of all processes the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_INTERVAL_S = 0.1
+BY_TOPIC = "select topic, count(*) as number, sum(size) as bytes, max(store_ms) as last from messages group by topic"
+BY_ROLE = "select role, real_topic, count(*) as number, sum(size) as bytes from messages group by role, real_topic"
+
+
+@dataclass
+class Processes:
+    """This process and all that it started: their CPU time, and the most memory that they had, in MiB. A worker that
+    was forked shares pages with others, which are counted for each."""
+
+    jvm: float = 0.0
+    worker: float = 0.0
+    workers: float = 0.0
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Processes:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_INTERVAL_S):
+            sizes = [(name, _anonymous(pid)) for pid, (name, _) in _family().items() if pid != os.getpid()]
+            workers = [size for name, size in sizes if not name.startswith("java")]
+            self.jvm = max([self.jvm, *(size for name, size in sizes if name.startswith("java"))])
+            self.worker, self.workers = max([self.worker, *workers]), max(self.workers, sum(workers))
+
+    @staticmethod
+    def cpu_seconds() -> float:
+        """Of all of them, and of those that they waited for."""
+        return sum(seconds for _, seconds in _family().values())
+
+
+def _family() -> dict[int, tuple[str, float]]:
+    """This process and its descendants: name, and CPU seconds."""
+    found: dict[int, tuple[int, str, float]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                name, fields = Path(f"/proc/{entry}/stat").read_text().split("(", 1)[1].rsplit(")", 1)
+            except OSError:
+                continue
+            numbers = fields.split()
+            found[int(entry)] = (int(numbers[1]), name, sum(map(int, numbers[11:15])) / _TICK)
+    mine = {os.getpid()}
+    while more := {pid for pid, (parent, _, _) in found.items() if parent in mine} - mine:
+        mine |= more
+    return {pid: found[pid][1:] for pid in mine if pid in found}
+
+
+def _anonymous(pid: int) -> float:
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in text.splitlines() if line.startswith("RssAnon")), 0.0)
+
+
+class Jobs:
+    """What can be measured; each gives what it found."""
+
+    def __init__(self, session: SparkSession, store: Path) -> None:
+        self._session, self._store = session, store
+
+    def _query(self, columns: str, query: str) -> list[list[Any]]:
+        reader = self._session.read.format("rocketmq").option("columns", columns)
+        reader.load(str(self._store)).createOrReplaceTempView("messages")
+        return [list(row) for row in self._session.sql(query).collect()]
+
+    def aggregate(self) -> Any:
+        return self._query("topic,size,store_ms", BY_TOPIC)
+
+    def roles(self) -> Any:
+        return self._query("role,real_topic,size", BY_ROLE)
+
+    def audit(self) -> Any:
+        from spark_jobs.audit import audit
+
+        found = audit(self._session, str(self._store))
+        return {name: getattr(found, name) for name in ("scheduled", "delivered", "pending", "lost", "twice")}
+
+    def analyse(self) -> Any:
+        from spark_jobs.analyse import analyse
+
+        found = analyse(self._session, str(self._store))
+        return {"bytes": found.bytes, "delivered": found.audit.delivered}
+
+    def compact(self) -> Any:
+        from spark_jobs.compact import compact
+
+        new = self._store.parent / "compacted"
+        try:
+            found = compact(str(self._store), str(new), spark=self._session)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+        return {"kept": found.kept, "saved": found.saved}
+
+
+def measure(store: Path, master: str, jobs: list[str], *, rounds: int) -> dict[str, Any]:
+    """Run jobs; see the module."""
+    from spark_jobs.session import make_session
+
+    session = make_session("duemq benchmark", master=master)
+    result: dict[str, Any] = {}
+    work = Jobs(session, store)
+    try:
+        for name in jobs:
+            job: Callable[[], Any] = getattr(work, name)
+            once = name == "compact"
+            if not once:
+                job()
+            with Processes() as processes:
+                best: dict[str, Any] = {}
+                for _ in range(1 if once else rounds):
+                    cpu, start = processes.cpu_seconds(), time.perf_counter()
+                    found = job()
+                    wall = time.perf_counter() - start
+                    if not best or wall < best["wall_s"]:
+                        best = {"wall_s": wall, "cpu_s": processes.cpu_seconds() - cpu, "found": found}
+            memory = {"jvm_mib": processes.jvm, "worker_mib": processes.worker, "workers_mib": processes.workers}
+            result[name] = best | memory
+    finally:
+        session.stop()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.spark_run", description=__doc__)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--jobs", nargs="+", default=["aggregate"])
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments.store, arguments.master, arguments.jobs, rounds=arguments.rounds)))
+
+
+if __name__ == "__main__":
+    main()
