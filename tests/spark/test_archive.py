@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from spark_jobs.archive import archive, restore
 from spark_jobs.compact import CompactOptions, compact
-from spark_jobs.session import make_session
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.spark import oracle
@@ -20,13 +18,6 @@ from tests.spark.stores import KINDS, PROPERTIES, Kind, Stores, WrittenStore, sa
 from tests.spark.test_compact import client_for, running
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.interop]
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = make_session("archive", master="local[2]", memory="1g")
-    yield session
-    session.stop()
 
 
 def test_records_come_back_byte_for_byte(written: WrittenStore, tmp_path: Path) -> None:
