@@ -1,5 +1,6 @@
 """The programs of the machine that peers are built and run with."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ _PACKAGES = {
     "java": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
     "javac": "a JDK, 17 or newer (Debian: openjdk-17-jdk-headless)",
     "mvn": "Maven (Debian: maven)",
-    "chromium": "Chromium (Debian: chromium)",
+    "chromium": "Chromium (Debian: chromium; as root on Debian this is done for you)",
     "go": "Go, 1.22 or newer (Debian: golang-go)",
 }
 
@@ -21,6 +22,21 @@ def find(tool: str) -> str:
     if path is None:
         raise MissingToolError(tool, _PACKAGES.get(tool, tool))
     return path
+
+
+def find_or_install(tool: str, package: str) -> str:
+    """Return the path of a program; on Debian, as root, install its package where it is missing."""
+    apt = shutil.which("apt-get")
+    if shutil.which(tool) is None and apt is not None and os.geteuid() == 0:
+        env = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        install = [apt, "install", "--yes", "--quiet", "--no-install-recommends", package]
+        try:
+            run(f"Debian's {package}", install, env=env)
+        except BuildError:
+            # No list of packages yet, or one of an older state.
+            run("the list of Debian's packages", [apt, "update", "--quiet"], env=env)
+            run(f"Debian's {package}", install, env=env)
+    return find(tool)
 
 
 def run(what: str, command: list[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
