@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
+BESIDE := tests/unit tests/spark
 
 .PHONY: help run test unit interop crash fuzz bench soak lint type format check peers clean
 
@@ -30,12 +31,12 @@ peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test p
 	$(BIN)/python -m tests.peers install
 
 test: $(VENV)/.dev peers ## Set up the peers and run every test but the soak
-	@# The unit tests use a processor while the others mostly wait for brokers and clients.
-	@$(BIN)/python -m pytest -m "not soak" -p no:cacheprovider tests/unit > .unit.log 2>&1 & unit=$$!; \
-	trap 'kill $$unit 2>/dev/null' INT TERM; \
-	$(BIN)/python -m pytest -m "not soak" --ignore tests/unit; rest=$$?; \
-	wait $$unit; units=$$?; cat .unit.log; rm -f .unit.log; \
-	if [ $$rest -ne 0 ] || [ $$units -ne 0 ]; then echo "make test: failed (unit tests: $$units, others: $$rest)"; exit 1; fi
+	@# What uses the processors runs beside what mostly waits for brokers and clients.
+	@$(BIN)/python -m pytest -m "not soak" -p no:cacheprovider $(BESIDE) > .beside.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside 2>/dev/null' INT TERM; \
+	$(BIN)/python -m pytest -m "not soak" $(addprefix --ignore ,$(BESIDE)); rest=$$?; \
+	wait $$beside; jobs=$$?; cat .beside.log; rm -f .beside.log; \
+	if [ $$rest -ne 0 ] || [ $$jobs -ne 0 ]; then echo "make test: failed ($(BESIDE): $$jobs, others: $$rest)"; exit 1; fi
 
 unit: $(VENV)/.dev ## Run the tests that need no peer and no socket (seconds)
 	$(BIN)/python -m pytest tests/unit
