@@ -381,7 +381,8 @@ def sql(
 @click.argument("path", metavar="ZIP")
 @one_line_errors
 def package(path: str) -> None:
-    """Write the packages that Spark's tasks import to ZIP. The cluster's Python needs numpy, pandas, pyarrow, msgspec.
+    """Write the packages that Spark's tasks import to ZIP. The cluster's Python needs numpy, pandas, pyarrow, msgspec,
+    structlog and zlib-ng.
 
     \b
     duemq spark package duemq-spark.zip

@@ -2,7 +2,8 @@
 # Runs a job of duemq's on a Spark cluster: submit.sh analyse hdfs:///rocketmq/store --out /var/lib/duemq-report
 #
 #   MASTER           where Spark runs: yarn (default), spark://host:7077, k8s://https://host:6443, local[2]
-#   PYTHON           the executors' Python, 3.11 or newer, with numpy, pandas, pyarrow and msgspec (default: python3)
+#   PYTHON           the executors' Python, 3.11 or newer (default: python3), with numpy, pandas, pyarrow, msgspec,
+#                    structlog and zlib-ng
 #   EXECUTORS        how many (default: 4), each with two tasks at a time
 #   EXECUTOR_MEMORY  of each, Java's part (default: 2g); Python has as much again
 #   SPARK_SUBMIT     the program (default: spark-submit)

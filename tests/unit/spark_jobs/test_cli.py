@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.errors import PySparkException
 
+import spark_jobs
 from spark_jobs import session
 from spark_jobs.audit import Lateness, Summary, sign
 from spark_jobs.cli import PACKAGES, _print_table, main
@@ -175,6 +178,40 @@ def test_a_package_has_what_tasks_import(tmp_path: Path) -> None:
     arguments = [sys.executable, "-I", "-c", code, str(tmp_path / "duemq-spark.zip"), *modules]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("{True}\n", 0), done.stderr
+
+
+_IMPORTS = """
+import importlib, os, sys
+import numpy, pandas, pyarrow, pyspark
+known = set(sys.modules)
+for name in sys.argv[1:]:
+    importlib.import_module("spark_jobs." + name)
+files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if name not in known}
+print(*sorted({name.split(".")[0] for name, file in files.items() if "site-packages" in file}))
+"""
+
+
+@pytest.mark.parametrize("where", ["tasks", "driver"])
+def test_what_is_imported_is_what_is_asked_for(where: str) -> None:
+    """The packages that executors are said to need, and the extra `spark` for whoever has no broker."""
+    folder = Path(spark_jobs.__file__).parent
+    names = ["source", "cases", "compact_scan", "archive_rows"]
+    if where == "driver":
+        names = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")] + ["report", "writers"]
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTS, *names], cwd=folder.parent, capture_output=True, text=True, check=True
+    )
+    imported = {name.replace("_", "-") for name in done.stdout.split()}
+    assert {"msgspec", "structlog"} <= imported
+    if where == "tasks":
+        missing = [name for name in imported if name not in run("package", "--help").stdout]
+    else:
+        project = tomllib.loads((folder.parent / "pyproject.toml").read_text())["project"]
+        wanted = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
+        missing = sorted(imported - {re.match(r"[\w-]+", name)[0] for name in wanted})  # type: ignore[index]
+    # What these bring along or use where it is there.
+    known = {"cffi", "markdown-it", "markupsafe", "mdurl", "py4j", "pygments", "typing-extensions"}
+    assert set(missing) - known <= ({"pyspark", "rich"} if where == "tasks" else set())
 
 
 def test_results_are_printed_whatever_they_are(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
