@@ -40,6 +40,7 @@ _OFFSET_AT: Final = 28
 _PREPARED_AT: Final = 76
 _CHECKSUM_NAME: Final = b"__CRC32#\x01"
 _CHECKSUM_SIZE: Final = 20
+_PROPERTY_END: Final = 2
 _MAX_SLICES: Final = 512
 _ORIGIN_KINDS: Final = (PLAIN, KEYED_MESSAGE, TIMER_AGAIN, TIMER_DELETE)
 
@@ -157,7 +158,10 @@ def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: Of
 def _renew_checksums(records: Records) -> None:
     """5.x with enabledAppendPropCRC ends the properties with a checksum of all that is before it in the record."""
     data, ends = records.data, records.starts + records.sizes
-    mark = data[ends - _CHECKSUM_SIZE] == _CHECKSUM_NAME[0]
+    # What only looks like one, in a body before short properties, or at the end of another name, is none.
+    before, size = data[ends - _CHECKSUM_SIZE - 1], records.properties_size
+    mark = (size == _CHECKSUM_SIZE) | (size > _CHECKSUM_SIZE) & (before == _PROPERTY_END)
+    mark &= data[ends - _CHECKSUM_SIZE] == _CHECKSUM_NAME[0]
     for row in np.flatnonzero(mark).tolist():
         start, end = int(records.starts[row]), int(ends[row])
         at = end - _CHECKSUM_SIZE

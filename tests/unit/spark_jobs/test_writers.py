@@ -116,7 +116,7 @@ messages = st.builds(
     store_timestamp=st.integers(0, 1 << 42),
     store_host=st.sampled_from(HOSTS),
     prepared_transaction_offset=st.sampled_from((0, -1, 100, 200, 300)),
-    body=st.binary(max_size=300),
+    body=st.binary(max_size=300) | st.just(b"__CRC32#\x01"),
     topic=st.sampled_from(("T", "orders", "%RETRY%g")),
     properties_text=st.sampled_from(("", "KEYS\x01k\x02", "A\x01b\x02KEYS\x01x y\x02")),
 )
@@ -210,6 +210,33 @@ def test_the_checksum_of_a_whole_record_is_renewed(tmp_path: Path) -> None:
     digits = found.properties_text[-11:-1]
     assert int(digits[::-1]) == zlib.crc32(record[:-20]) & 0x7FFFFFFF
     assert found.properties_text[:-11] == text[:-11]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"__CRC32#\x01", ""),
+        (b"__CRC32#\x010000", "A\x01b\x02"),
+        (b"body", "A\x01b\x02X__CRC32#\x010000000000\x02"),
+    ],
+)
+def test_what_only_looks_like_a_checksum_stays(body: bytes, text: str, tmp_path: Path) -> None:
+    message = StoredMessage(
+        queue_id=0,
+        born_timestamp=0,
+        born_host=HOSTS[0],
+        store_timestamp=0,
+        store_host=HOSTS[0],
+        body=body,
+        topic="%RETRY%g" if len(body) < 10 else "T",
+        properties_text=text,
+    )
+    record = encode(message)
+    buffer = np.concatenate([np.frombuffer(record, np.uint8), np.zeros(PADDING, np.uint8)])
+    OffsetMap.make(str(tmp_path), 0)
+    records = Records(buffer, 0, np.zeros(1, np.int64))
+    commitlog.patch(records, np.array([0]), np.zeros(1, np.uint8), OffsetMap(str(tmp_path)))
+    assert buffer[: len(record)].tobytes() == record
 
 
 def test_many_slices_are_written_in_few_calls(tmp_path: Path) -> None:
