@@ -27,6 +27,7 @@ from spark_jobs.events import DELIVERED as WAS_DELIVERED
 from spark_jobs.figures import CANCELLED, CASE, DELIVERED, LOST, PENDING, TWICE, UNCLAIMED, Figures
 from spark_jobs.hashes import hash_ints
 from spark_jobs.usage import RangeUsage, UsageObserver
+from spark_jobs.worker import settle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,16 +81,19 @@ def find(
     buckets = max(1, (store.readable_end - begin) // _BUCKET_BYTES)
 
     def scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 if number < len(ranges):
                     yield from _scan(store, ranges[number], progress, buckets if with_usage else 0)
 
     def by_origin(table: pa.Table) -> pa.Table:
+        settle()
         matched = match_by_origin(_of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE))
         return pa.concat_tables([_as_they_are(table), _to_parts(matched, buckets)])
 
     def by_key(table: pa.Table) -> pa.Table:
+        settle()
         matched = match_by_key(_of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE))
         figures = Figures.of(np.concatenate([_of_kind(table, _K_CASES, CASE), matched]), step_ms, begin)
         unique = _of_kind(table, _K_UNIQUE, _HASHES)
@@ -262,7 +266,7 @@ def _to_parts(matched: Matched, buckets: int) -> pa.Table:
 def match_by_key(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
     """Match what names no origin. `waits`, `done`: WAITS and DONE of a bucket, in any order. Gives CASE."""
     waits = _last_records(waits)
-    deliveries = np.sort(done[done["what"] == WAS_DELIVERED], order=("key", "offset"))
+    deliveries = _in_order(done[done["what"] == WAS_DELIVERED])
     keys, first, counts = np.unique(waits["key"], return_index=True, return_counts=True)
     at = np.searchsorted(keys, deliveries["key"])
     known = at < len(keys)
@@ -282,10 +286,15 @@ def match_by_key(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([cases, _unclaimed(deliveries[~known])])
 
 
+def _in_order(rows: NDArray[Any]) -> NDArray[Any]:
+    """By key and offset."""
+    return rows[np.lexsort((rows["offset"], rows["key"]))]
+
+
 def _last_records(waits: NDArray[Any]) -> NDArray[Any]:
     """The record of each message that counts, by key and offset. Of the records of a key as many are messages as were
     not rolled, at least one (the first may have expired), and the last ones are theirs."""
-    waits = np.sort(waits, order=("key", "offset"))
+    waits = _in_order(waits)
     if not len(waits):
         return waits
     _, first, counts = np.unique(waits["key"], return_index=True, return_counts=True)

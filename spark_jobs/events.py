@@ -179,7 +179,7 @@ def _named(records: Records) -> Integers:
     at, size = records.property("TIMER_DEL_UNIQKEY")
     topic_at, topic_size = records.property("REAL_TOPIC")
     data = records.texts.data
-    topic = hash_slices(data, np.maximum(topic_at, 0), topic_size)
+    topic = records.texts.hashes("REAL_TOPIC")
     has_room = (topic_at >= 0) & (size > topic_size + 1)
     start = hash_slices(data, at, np.where(has_room, topic_size, 0))
     has_topic = has_room & (start == topic) & (data[at + np.where(has_room, topic_size, 0)] == ord("+"))
@@ -189,8 +189,7 @@ def _named(records: Records) -> Integers:
 
 def _topic_hashes(records: Records, topics: dict[int, str]) -> Integers:
     """Hashes of the topics that messages wait for; their names are noted."""
-    at, size = records.property("REAL_TOPIC")
-    hashes = hash_slices(records.texts.data, np.maximum(at, 0), size)
+    hashes = records.texts.hashes("REAL_TOPIC")
     distinct, first = np.unique(hashes, return_index=True)
     names = records.take(first).property_strings("REAL_TOPIC").to_pylist()
     topics.update(zip(distinct.tolist(), [name or "" for name in names], strict=True))

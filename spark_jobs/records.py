@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from spark_jobs.hashes import hash_slices
 from spark_jobs.slices import gather
 from spark_jobs.texts import Texts
 
@@ -108,8 +109,8 @@ class Records:
         if "_heads" in known:
             some.__dict__["_heads"] = self._heads[which]
         if "_topics" in known:
-            codes, names = self._topics
-            some.__dict__["_topics"] = codes[which], names
+            codes, names, hashes = self._topics
+            some.__dict__["_topics"] = codes[which], names, hashes
         if "texts" in known:
             some.__dict__["texts"] = self.texts.take(which)
         return some
@@ -249,15 +250,23 @@ class Records:
         return self._byte(self.properties_at - 2) << 8 | self._byte(self.properties_at - 1)
 
     @cached_property
-    def _topics(self) -> tuple[NDArray[np.int32], list[str]]:
+    def _topics(self) -> tuple[NDArray[np.int32], list[str], Integers]:
         encoded = gather(self.data, self.topic_at, self.topic_size).dictionary_encode()
-        return encoded.indices.to_numpy(), [
-            bytes(name).decode("utf-8", "replace") for name in encoded.dictionary.to_pylist()
-        ]
+        raw = encoded.dictionary.to_pylist()
+        size = np.array([len(name) for name in raw], np.int64)
+        joined = np.frombuffer(b"".join(raw) + bytes(8), np.uint8)
+        names = [name.decode("utf-8", "replace") for name in raw]
+        return encoded.indices.to_numpy(), names, hash_slices(joined, np.cumsum(size) - size, size)
 
     def topics(self) -> tuple[NDArray[np.int32], list[str]]:
         """The topics as an index into a list of names: (codes of n, names)."""
-        return self._topics
+        return self._topics[:2]
+
+    @property
+    def topic_hashes(self) -> Integers:
+        """Hashes of the topics' names (`hashes.hash_slices`)."""
+        codes, _, hashes = self._topics
+        return hashes[codes]
 
     @cached_property
     def texts(self) -> Texts:

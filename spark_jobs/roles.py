@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.hashes import hash_ints, hash_slices
+from spark_jobs.hashes import hash_ints
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,10 +104,8 @@ class Roles:
         records = self._records
         at, size = records.property("REAL_TOPIC")
         same: Flags = (at >= 0) & (size == records.topic_size)
-        rows = np.flatnonzero(same)
-        if len(rows):
-            real = hash_slices(records.texts.data, at[rows], size[rows])
-            same[rows] = real == hash_slices(records.data, records.topic_at[rows], records.topic_size[rows])
+        if same.any():
+            same &= records.texts.hashes("REAL_TOPIC") == records.topic_hashes
         return same
 
     @cached_property
@@ -176,16 +174,14 @@ class Roles:
     def message_hash(self) -> Integers:
         """Real topic and unique key as 63 bits; without a unique key the body's checksum and size take its place."""
         records = self._records
-        at, size = records.property("UNIQ_KEY")
-        has_key = at >= 0
-        name = hash_slices(records.texts.data, np.maximum(at, 0), size)
+        has_key = records.property("UNIQ_KEY")[0] >= 0
+        name = records.texts.hashes("UNIQ_KEY")
         if not has_key.all():
             name = np.where(has_key, name, hash_ints(records.body_crc, records.body_size, records.flag))
-        topic_at, topic_size = records.property("REAL_TOPIC")
-        is_real = topic_at >= 0
-        topic = hash_slices(records.texts.data, np.maximum(topic_at, 0), topic_size)
+        is_real = records.property("REAL_TOPIC")[0] >= 0
+        topic = records.texts.hashes("REAL_TOPIC")
         if not is_real.all():
-            topic = np.where(is_real, topic, hash_slices(records.data, records.topic_at, records.topic_size))
+            topic = np.where(is_real, topic, records.topic_hashes)
         return hash_ints(topic, name)
 
     @cached_property

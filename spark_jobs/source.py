@@ -35,6 +35,7 @@ from spark_jobs.offsets import offset_rows
 from spark_jobs.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
 from spark_jobs.ranges import RANGE_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, walks
 from spark_jobs.store_files import StoreFiles
+from spark_jobs.worker import settle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,6 +105,7 @@ class RocketmqSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of a table."""
+        settle()
         options = Options(self.options)
         _check_schema(options.table, schema)
         return StoreReader(options, schema)
@@ -298,6 +300,7 @@ class StoreReader(_Reading, DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
+        settle()
         if isinstance(partition, NothingPart):
             return
         table = self.options.table
@@ -418,5 +421,6 @@ class StoreStreamReader(_Reading, DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
         assert isinstance(partition, StreamPart)
+        settle()
         self.store = partition.store
         return self._read_range(partition.part)

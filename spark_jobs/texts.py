@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from spark_jobs.hashes import hash_slices
 from spark_jobs.slices import column, gather, joined, offsets_of
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Texts:
     def __init__(self, data: Bytes, at: Integers, size: Integers) -> None:
         self._count = len(at)
         self._found: dict[str, tuple[Integers, Integers]] = {}
+        self._hashed: dict[str, Integers] = {}
         longest = int(size.max()) if len(size) else 0
         is_even = longest * len(at) <= _SPREAD * int(size.sum()) and len(at) > 1
         if is_even and int(at.max()) + longest <= len(data):
@@ -93,6 +95,17 @@ class Texts:
         sizes[record[rows]] = (value_end - name_end)[rows] - 1
         return at, sizes
 
+    def hashes(self, name: str) -> Integers:
+        """Hashes of the values of one property (`hashes.hash_slices`); that of an empty one where there is none."""
+        known = self._hashed.get(name)
+        if known is None:
+            known = self._hashed[name] = self._hash(name)
+        return known
+
+    def _hash(self, name: str) -> Integers:
+        at, size = self.find(name)
+        return hash_slices(self.data, np.maximum(at, 0), size)
+
     def strings(self, name: str) -> pa.StringArray:
         """The values of one property; null where there is none."""
         at, size = self.find(name)
@@ -140,6 +153,7 @@ class _Some(Texts):
         self._which = which
         self._count = len(which)
         self._found = {}
+        self._hashed = {}
         self.data = whole.data
         self._starts = whole._starts
 
@@ -157,6 +171,9 @@ class _Some(Texts):
     def _look_for(self, name: str) -> tuple[Integers, Integers]:
         at, size = self._whole.find(name)
         return at[self._which], size[self._which]
+
+    def _hash(self, name: str) -> Integers:
+        return self._whole.hashes(name)[self._which]
 
 
 def _rows(data: Bytes, at: Integers, size: Integers, longest: int) -> tuple[Bytes, Integers]:

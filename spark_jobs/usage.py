@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
-from spark_jobs.hashes import hash_ints, hash_slices
+from spark_jobs.hashes import hash_ints
 from spark_jobs.roles import MESSAGE, NAMES
 
 if TYPE_CHECKING:
@@ -81,11 +81,10 @@ class UsageObserver:
         self._producers_of(records, role)
         self._keys_of(records)
         self._retries_of(records, topic, names)
-        at, size = records.property("UNIQ_KEY")
+        at, _ = records.property("UNIQ_KEY")
         sent = np.flatnonzero((role == MESSAGE) & (at >= 0))
         if len(sent):
-            own = hash_slices(records.data, records.topic_at[sent], records.topic_size[sent])
-            self._unique.append(hash_ints(own, hash_slices(records.texts.data, at[sent], size[sent])))
+            self._unique.append(hash_ints(records.topic_hashes[sent], records.texts.hashes("UNIQ_KEY")[sent]))
 
     def _traffic(self, records: Records, role: Integers, topic: Integers, names: list[str]) -> None:
         roles = len(NAMES)
@@ -127,12 +126,11 @@ class UsageObserver:
                 counts[1] += size
 
     def _keys_of(self, records: Records) -> None:
-        at, size = records.property("KEYS")
+        at, _ = records.property("KEYS")
         rows = np.flatnonzero(at >= 0)
         if len(rows):
-            topic = hash_slices(records.data, records.topic_at[rows], records.topic_size[rows])
-            keys = hash_slices(records.texts.data, at[rows], size[rows])
-            self._keys.append((hash_ints(topic, keys), records.physical_offset[rows]))
+            keys = hash_ints(records.topic_hashes[rows], records.texts.hashes("KEYS")[rows])
+            self._keys.append((keys, records.physical_offset[rows]))
 
     def _retries_of(self, records: Records, topic: Integers, names: list[str]) -> None:
         special = np.array([name.startswith((_RETRY, _DLQ)) for name in names] or [False])

@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from typing import Any, Protocol, TypeVar
 
 from spark_jobs.errors import JobError
+from spark_jobs.worker import settle
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -102,6 +103,7 @@ class _Task:
         self._function = function
 
     def __call__(self, item: Any) -> tuple[bool, Any]:
+        settle()
         return _guarded(self._function, item)
 
 

@@ -3,8 +3,8 @@ each, since a JVM keeps its master and its heap.
 
     python -m tests.bench.spark_run STORE --master local[2] --jobs aggregate audit analyse compact
 
-Each job runs once to warm up the session, and then so often that the best of them counts; compact runs once. Its answer
-is printed as JSON: of each job seconds of the wall clock and of CPU, and what it found; of all processes the memory.
+Each job runs once to warm up the session, and then some times, of which the best counts; compact, which writes, once. The
+answer is printed as JSON: of each job seconds of the wall clock and of CPU, and what it found; of all processes the memory.
 """
 
 from __future__ import annotations
@@ -136,12 +136,10 @@ def measure(store: Path, master: str, jobs: list[str], *, rounds: int) -> dict[s
     try:
         for name in jobs:
             job: Callable[[], Any] = getattr(work, name)
-            once = name == "compact"
-            if not once:
-                job()
+            job()
             with Processes() as processes:
                 best: dict[str, Any] = {}
-                for _ in range(1 if once else rounds):
+                for _ in range(1 if name == "compact" else rounds):
                     cpu, start = processes.cpu_seconds(), time.perf_counter()
                     found = job()
                     wall = time.perf_counter() - start
