@@ -345,13 +345,15 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
     room = size if is_last else (1 << 62) if room is None else room
     buffer = memoryview(data)[:size]  # type: ignore[arg-type]
     starts: list[int] = []
+    seen = None
     damages: list[Damage] = []
     at, checked, at_end_marker, zeros_at = 0, 0, False, -1
     while True:
         at = _chain(buffer, at, starts)
         why = None
         if len(starts) > checked:
-            wrong = Records(data, base, np.array(starts[checked:], np.int64)).first_wrong()
+            seen = Records(data, base, np.array(starts[checked:], np.int64))
+            wrong = seen.first_wrong()
             if wrong is not None:
                 at, why = starts[checked + wrong[0]], wrong[1]
                 del starts[checked + wrong[0] :]
@@ -385,7 +387,8 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
         at = end
         if following < 0:
             break
-    records = Records(data, base, np.array(starts, np.int64))
+    # Nearly always one chain, of which the check has decoded much.
+    records = seen if seen is not None and len(seen) == len(starts) else Records(data, base, np.array(starts, np.int64))
     if check_crc and starts:
         bodies = records.wrong_bodies()
         if bodies:

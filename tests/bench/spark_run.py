@@ -3,8 +3,9 @@ each, since a JVM keeps its master and its heap.
 
     python -m tests.bench.spark_run STORE --master local[2] --jobs aggregate audit analyse compact
 
-Each job runs once to warm up the session, and then some times, of which the best counts; compact, which writes, once. The
-answer is printed as JSON: of each job seconds of the wall clock and of CPU, and what it found; of all processes the memory.
+Each job runs once to warm up the session, and then some times, of which the best counts; compact, which writes, once.
+The answer is printed as JSON: of each job seconds of the wall clock and of CPU, and what it found; of all processes the
+memory.
 """
 
 from __future__ import annotations
