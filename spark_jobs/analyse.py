@@ -1,7 +1,7 @@
 """The analysis: what a store is used for, how late its deliveries were, what is ahead.
 
 One scan of the store gives the cases (`cases`) and the usage (`usage`); all figures are made of these two and of the
-tables of offsets. `Analysis` has them all; `figures` gives each list of it as a table.
+tables of offsets. What comes out is an `analysis.Analysis`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,22 @@ import msgspec
 import numpy as np
 
 from spark_jobs import lateness, tables
-from spark_jobs.audit import MAX_POINTS, STEPS_MS, Audit, Summary, finish, summarise
+from spark_jobs.analysis import (
+    Ahead,
+    Analysis,
+    BusySecond,
+    Consumer,
+    Count,
+    HeatCell,
+    Key,
+    Late,
+    LatePoint,
+    Minute,
+    Retry,
+    Space,
+    Topic,
+)
+from spark_jobs.audit import MAX_POINTS, STEPS_MS, Audit, finish, summarise
 from spark_jobs.figures import CANCELLED, DELIVERED, TWICE
 from spark_jobs.forecast import Forecast, forecast, measured_rate
 from spark_jobs.offsets import offset_rows
@@ -46,189 +61,7 @@ SERIES: Final = 8
 MAX_TOPICS: Final = 1000
 OTHERS: Final = "others"
 _GROUP_OF_HALF: Final = "CID_RMQ_SYS_TRANS"
-
-
-class Minute(msgspec.Struct):
-    """Records stored in a minute."""
-
-    minute_ms: int
-    messages: int
-    """Sent for now."""
-    scheduled: int
-    """Sent for later."""
-    delivered: int
-    """Of those for later."""
-    other: int
-    bytes: int
-
-
-class Topic(msgspec.Struct):
-    """A topic, as it is on disk."""
-
-    topic: str
-    messages: int
-    scheduled: int
-    delivered: int
-    other: int
-    bytes: int
-    body_p50: int
-    """Bodies smaller than this are half of them; a power of two."""
-    body_p99: int
-    first_ms: int
-    last_ms: int
-    """Start of the first and of the last hour that has records."""
-
-
-class Count(msgspec.Struct):
-    """A name and how often it comes, and bytes where they are known."""
-
-    name: str
-    count: int
-    bytes: int = 0
-
-
-class Key(msgspec.Struct):
-    """A key (the property KEYS) and how often it comes at least in its topic."""
-
-    topic: str
-    key: str
-    count: int
-
-
-class Retry(msgspec.Struct):
-    """Messages that consumers sent back, or gave up."""
-
-    consumer_group: str
-    topic: str
-    """The one they were consumed from."""
-    attempt: int
-    count: int
-    is_dead: bool
-    """Whether they are in the group's dead letter queue."""
-
-
-class Late(msgspec.Struct):
-    """Lateness of deliveries: store time of the first delivery minus deliver time, ms."""
-
-    name: str
-    count: int
-    early: int
-    p50_ms: int
-    p90_ms: int
-    p99_ms: int
-    max_ms: int
-
-
-class LatePoint(msgspec.Struct):
-    """Deliveries due in a stretch of time."""
-
-    start_ms: int
-    count: int
-    p50_ms: int
-    p99_ms: int
-    max_ms: int
-
-
-class HeatCell(msgspec.Struct):
-    """What was due in a minute of an hour of the day (UTC), over all days."""
-
-    hour: int
-    minute: int
-    due: int
-    p99_ms: int
-
-
-class Ahead(msgspec.Struct):
-    """Messages that wait, due in a stretch of time."""
-
-    start_ms: int
-    topic: str
-    count: int
-
-
-class BusySecond(msgspec.Struct):
-    """A second ahead with many messages due."""
-
-    second_ms: int
-    count: int
-
-
-class Consumer(msgspec.Struct):
-    """A consumer group at a queue."""
-
-    consumer_group: str
-    topic: str
-    queue_id: int
-    next_offset: int
-    max_offset: int | None
-    lag: int | None
-    """Messages."""
-    behind_ms: int | None
-    """Time from the first message it has not consumed to the last record in the store; 0 without a lag."""
-
-
 _NOBODY: Final = Consumer("", "", 0, 0, None, None, None)
-
-
-class Space(msgspec.Struct):
-    """What compaction would give back, and why."""
-
-    reason: str
-    records: int
-    bytes: int
-
-
-class Analysis(msgspec.Struct, kw_only=True):
-    """All figures. Times in ms since the epoch, durations in ms, sizes in bytes."""
-
-    store: str
-    made_ms: int
-    first_ms: int
-    last_ms: int
-    bytes: int
-    audit: Summary
-    minutes: list[Minute]
-    topics: list[Topic]
-    producers: list[Count]
-    keys: list[Key]
-    key_error: int
-    """How much higher the counts of keys may be."""
-    duplicates: int
-    """Messages that producers stored again, by topic and unique key."""
-    retries: list[Retry]
-    late_by_topic: list[Late]
-    late_by_level: list[Late]
-    late_by_hour: list[Late]
-    """By hour of the deliver time, UTC."""
-    lateness: list[LatePoint]
-    lateness_step_ms: int
-    heat: list[HeatCell]
-    ahead: list[Ahead]
-    ahead_step_ms: int
-    busiest: list[BusySecond]
-    overdue: int
-    consumers: list[Consumer]
-    space: list[Space]
-    forecast: Forecast
-
-
-TABLES: Final[dict[str, type[msgspec.Struct]]] = {
-    "minutes": Minute,
-    "topics": Topic,
-    "producers": Count,
-    "keys": Key,
-    "retries": Retry,
-    "late_by_topic": Late,
-    "late_by_level": Late,
-    "late_by_hour": Late,
-    "lateness": LatePoint,
-    "heat": HeatCell,
-    "ahead": Ahead,
-    "busiest": BusySecond,
-    "consumers": Consumer,
-    "space": Space,
-}
-"""The lists of an analysis that are tables, each with its row."""
 
 
 def analyse(
@@ -483,19 +316,3 @@ def _consumers(store: StoreFiles, now_ms: int) -> list[Consumer]:
         known = {name: row[name] for name in msgspec.structs.asdict(_NOBODY) if name in row}
         found.append(msgspec.structs.replace(_NOBODY, **known, behind_ms=behind))
     return sorted(found, key=lambda consumer: (-(consumer.lag or 0), consumer.consumer_group, consumer.topic))
-
-
-def figures(analysis: Analysis) -> dict[str, Any]:
-    """Each of the lists in TABLES as an Arrow table."""
-    import pyarrow as pa
-
-    kinds = {int: pa.int64(), str: pa.string(), bool: pa.bool_()}
-    result = {}
-    for name, row in TABLES.items():
-        fields = [
-            pa.field(field.name, next((kinds[t] for t in kinds if t is field.type), pa.int64()))
-            for field in msgspec.structs.fields(row)
-        ]
-        rows = [msgspec.structs.asdict(item) for item in getattr(analysis, name)]
-        result[name] = pa.Table.from_pylist(rows, pa.schema(fields))
-    return result

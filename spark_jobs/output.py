@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import pyarrow.parquet as pq
 
-from spark_jobs.analyse import Analysis, figures
+from spark_jobs.analysis import Analysis, figures
 from spark_jobs.errors import JobError
 from spark_jobs.files import replace_file
 from spark_jobs.report import render

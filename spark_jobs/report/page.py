@@ -17,7 +17,7 @@ from spark_jobs.report import formats, plots
 from spark_jobs.report.verdict import verdict_of
 
 if TYPE_CHECKING:
-    from spark_jobs.analyse import Analysis, Late
+    from spark_jobs.analysis import Analysis, Late
     from spark_jobs.output import Run
 
 ROWS: Final = 20

@@ -18,7 +18,7 @@ import msgspec
 from spark_jobs.report import formats
 
 if TYPE_CHECKING:
-    from spark_jobs.analyse import Ahead, Analysis, LatePoint, Minute
+    from spark_jobs.analysis import Ahead, Analysis, LatePoint, Minute
     from spark_jobs.output import Run
 
 T = TypeVar("T")

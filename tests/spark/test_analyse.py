@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import output
-from spark_jobs.analyse import TABLES, Analysis, analyse, figures, forecast_of
+from spark_jobs.analyse import analyse, forecast_of
+from spark_jobs.analysis import TABLES, Analysis, figures
 from tests.spark import audit, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import WrittenStore

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.analyse import Ahead
+from spark_jobs.analysis import Ahead
 from spark_jobs.report import render
 from tests.spark.browser import Page, chromium
 from tests.unit.spark_jobs import report_analyses as given_by

@@ -6,7 +6,7 @@ import hashlib
 import random
 from typing import Any
 
-from spark_jobs.analyse import (
+from spark_jobs.analysis import (
     Ahead,
     Analysis,
     BusySecond,

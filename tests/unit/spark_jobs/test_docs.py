@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from spark_jobs.analyse import TABLES
+from spark_jobs.analysis import TABLES
 from spark_jobs.cli import main
 from spark_jobs.tables import COLUMNS
 

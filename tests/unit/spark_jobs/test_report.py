@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.analyse import Ahead, Analysis, LatePoint, Minute, Topic
+from spark_jobs.analysis import Ahead, Analysis, LatePoint, Minute, Topic
 from spark_jobs.audit import Lateness
 from spark_jobs.report import formats, plots, render
 from spark_jobs.report.verdict import BAD, GOOD, WARN, verdict_of
