@@ -88,7 +88,9 @@ store_argument = click.argument("store", metavar="STORE")
 
 
 @contextmanager
-def _session(name: str, master: str | None, memory: str | None, conf: tuple[str, ...]) -> Iterator[SparkSession]:
+def _session(
+    name: str, master: str | None, memory: str | None, conf: tuple[str, ...], *, for_jobs: bool = True
+) -> Iterator[SparkSession]:
     from spark_jobs.session import make_session
 
     settings = {}
@@ -97,7 +99,7 @@ def _session(name: str, master: str | None, memory: str | None, conf: tuple[str,
         if not separator:
             raise click.BadParameter(f"{item!r} is not KEY=VALUE", param_hint="--conf")
         settings[key] = value
-    session = make_session(f"duemq {name}", master=master, memory=memory, settings=settings)
+    session = make_session(f"duemq {name}", master=master, memory=memory, settings=settings, for_jobs=for_jobs)
     try:
         yield session
     finally:
@@ -364,7 +366,7 @@ def sql(
     from spark_jobs import tables
     from spark_jobs.progress_bar import spark_tasks
 
-    with _session("sql", master, memory, conf) as session:
+    with _session("sql", master, memory, conf, for_jobs=False) as session:
         for name in tables.COLUMNS:
             reader = session.read.format("rocketmq").option("table", name)
             if delay_levels is not None:

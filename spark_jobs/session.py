@@ -55,10 +55,17 @@ def check_java() -> None:
 
 
 def make_session(
-    name: str, *, master: str | None = None, memory: str | None = None, settings: Mapping[str, str] | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    memory: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    for_jobs: bool = False,
 ) -> SparkSession:
     """A session with the data source `rocketmq` registered. `master`: local[*] by default; under spark-submit what it
-    says. `memory`: of the driver, and so of local tasks, as Spark writes it (2g). Raises JobError."""
+    says. `memory`: of the driver, and so of local tasks, as Spark writes it (2g). `for_jobs`: for our own jobs, in which
+    Java only moves arrays: on this machine it then compiles once and quickly, for which long queries would pay.
+    Raises JobError."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -85,7 +92,8 @@ def make_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.config("spark.driver.memory", memory or DRIVER_MEMORY)
         log4j = os.path.join(os.path.dirname(__file__), "log4j2.properties")
-        builder = builder.config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile=file:{log4j}")
+        options = f"-Dlog4j2.configurationFile=file:{log4j}" + (" -XX:TieredStopAtLevel=1" if for_jobs else "")
+        builder = builder.config("spark.driver.extraJavaOptions", options)
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)

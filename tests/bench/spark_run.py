@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _INTERVAL_S = 0.1
+QUERIES = {"aggregate", "roles"}
+"""Which are not measured in the session of a job, since that is made for jobs."""
 BY_TOPIC = "select topic, count(*) as number, sum(size) as bytes, max(store_ms) as last from messages group by topic"
 BY_ROLE = "select role, real_topic, count(*) as number, sum(size) as bytes from messages group by role, real_topic"
 
@@ -131,7 +133,7 @@ def measure(store: Path, master: str, jobs: list[str], *, rounds: int) -> dict[s
     """Run jobs; see the module."""
     from spark_jobs.session import make_session
 
-    session = make_session("duemq benchmark", master=master)
+    session = make_session("duemq benchmark", master=master, for_jobs=not QUERIES & {*jobs})
     result: dict[str, Any] = {}
     work = Jobs(session, store)
     try:

@@ -78,6 +78,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     scratch = str(tmp_path_factory.mktemp("spark"))
     settings = {"spark.sql.shuffle.partitions": "2", "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch}
-    session = make_session("duemq tests", master="local[2]", memory="768m", settings=settings)
+    session = make_session("duemq tests", master="local[2]", memory="768m", settings=settings, for_jobs=True)
     yield session
     session.stop()
