@@ -63,7 +63,7 @@ def make_session(
     for_jobs: bool = False,
 ) -> SparkSession:
     """A session with the data source `rocketmq` registered. `master`: local[*] by default; under spark-submit what it
-    says. `memory`: of the driver, and so of local tasks, as Spark writes it (2g). `for_jobs`: for our own jobs, in which
+    says. `memory`: of the driver, and so of local tasks, as Spark writes it (2g). `for_jobs`: for our own jobs, whose
     Java only moves arrays: on this machine it then compiles once and quickly, for which long queries would pay.
     Raises JobError."""
     try:
