@@ -34,7 +34,9 @@ from broker.handlers.pending import PendingHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.reset_offset import ResetOffsetHandlers
 from broker.handlers.send import SendHandlers
+from broker.handlers.send_back import SendBackHandlers
 from broker.handlers.settings import SettingsHandlers
+from broker.handlers.staging import Staging
 from broker.handlers.timers import TimerHandlers
 from broker.housekeeping import Housekeeping
 from broker.live import follow, retention_config
@@ -230,7 +232,9 @@ class Broker:
             )
         self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
         sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
-        send = SendHandlers(config, store, topics, groups, levels, timers, flusher, router, self._read_apart)
+        staging = Staging(store, topics.table, levels, timers)
+        send = SendHandlers(config, store, topics, groups, levels, timers, staging, flusher, router, self._read_apart)
+        send_back = SendBackHandlers(config, store, topics, groups, staging, router)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock)
         pending = Pending(store, timers, levels, clock)
         self._pending = PendingHandlers(store, timers, pending, timer_handlers, router, clock, self._read_apart)
@@ -239,6 +243,7 @@ class Broker:
         )
         for handlers in (
             send,
+            send_back,
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
             ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients),
@@ -282,6 +287,7 @@ class Broker:
             clients,
             flusher,
             send,
+            send_back,
             self._pulls,
             admin,
             timer_handlers,

@@ -9,6 +9,7 @@ from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.send import SendHandlers
+from broker.handlers.send_back import SendBackHandlers
 from broker.handlers.timers import TimerHandlers
 from broker.housekeeping import Housekeeping
 from broker.settings import LiveSettings
@@ -37,6 +38,7 @@ def follow(
     clients: Clients,
     flusher: Flusher,
     send: SendHandlers,
+    send_back: SendBackHandlers,
     pull: PullHandlers,
     admin: AdminHandlers,
     timers: TimerHandlers,
@@ -54,6 +56,7 @@ def follow(
     def permit(config: BrokerConfig) -> None:
         topics.reconfigure(config)
         send.reconfigure(config)
+        send_back.reconfigure(config)
         pull.reconfigure(config)
 
     def make_groups(config: BrokerConfig) -> None:

@@ -255,8 +255,8 @@ class Pending:
 
     def cancel(self, physical_offset: int) -> Cancelled:
         """See `Timers.cancel`."""
-        return self._timers.cancel(physical_offset)
+        return self._timers.changes.cancel(physical_offset)
 
     def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Cancelled, int | None]:
         """See `Timers.reschedule`."""
-        return self._timers.reschedule(physical_offset, due_ms)
+        return self._timers.changes.reschedule(physical_offset, due_ms)

@@ -53,7 +53,7 @@ class Replacements:
         try:
             async with self._turn:
                 await self._known()
-                ranges = self._timers.replaced_by(topic, key)
+                ranges = self._timers.changes.replaced_by(topic, key)
                 if ranges and self._store.read(ranges) is None:
                     await self._read_apart(ColdRead(self._store.log, ranges))
                 return stage()

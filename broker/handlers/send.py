@@ -1,4 +1,4 @@
-"""SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), CONSUMER_SEND_MSG_BACK (36).
+"""SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320).
 
 Messages are staged here (see `storage.append`) and written by the router, once for all sends that one read brought.
 A plain send to a known topic takes the short way through `send`, one with a timer that through `_send_timer`; whatever
@@ -18,9 +18,18 @@ from broker.errors import Refused
 from broker.flusher import Flusher
 from broker.groups import Groups
 from broker.handlers.replace import ReadApart, Replacements
+from broker.handlers.staging import (
+    HOST_FLAGS,
+    TIMER_NAMES,
+    Staging,
+    is_delayed,
+    is_special,
+    level_of,
+    replace_key_of,
+)
+from broker.retries import dead_letters, retry_limit
 from broker.router import Answer, Router
 from broker.topics import (
-    DLQ_PREFIX,
     PERM_WRITE,
     RETRY_PREFIX,
     Topic,
@@ -29,48 +38,25 @@ from broker.topics import (
     check_sendable,
 )
 from protocol import batch, fastjson, properties, recall_handle
-from protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION, VERSION_MAX_RECONSUME_TIMES, RequestCode, ResponseCode
-from protocol.command import Body, Command
+from protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION, RequestCode, ResponseCode
+from protocol.command import Command
 from protocol.frame import JSON
-from protocol.headers import ConsumerSendMsgBack, Request, SendMessage, SendMessageResponse, SendMessageV2, response
+from protocol.headers import Request, SendMessage, SendMessageResponse, SendMessageV2, response
 from protocol.message_id import offset_message_id
 from protocol.record import (
-    FLAG_BORN_IPV6,
-    FLAG_STORE_IPV6,
     FLAG_TRANSACTION,
     TRANSACTION_NONE,
-    StoredMessage,
 )
-from protocol.timer_properties import TimerIllegal, deliver_time, out_ms, replace_key
-from scheduler.delay_levels import queue_id_of
+from protocol.timer_properties import out_ms
 from scheduler.level_queues import LevelQueues
-from scheduler.timer_config import Refusal
 from scheduler.timer_keys import key_hash
 from scheduler.timers import Timers
-from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
 from storage.errors import RecordTooLarge
 from storage.store import MessageStore
 
 _FRAME: Final = struct.Struct(">II").pack
 _WAIT_TRUE: Final = "WAIT\x01true\x02"
-_FIRST_RETRY_LEVEL: Final = 3
-_MAX_RECONSUME_TIMES: Final = 2**31 - 1
-_HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
-"""How long the hosts in a record are: that is ours to say, and not what a client's sysflag says of it."""
-_SPECIAL_FLAGS: Final = FLAG_TRANSACTION | _HOST_FLAGS
-_TIMER_NAMES: Final = (
-    *properties.TIMERS,
-    *properties.TIMER_STATE,
-    properties.TIMER_DEL_UNIQKEY,
-    properties.TIMER_REPLACE,
-)
-_NOT_FOR_RETRIES: Final = (
-    properties.DELAY,
-    properties.REAL_TOPIC,
-    properties.REAL_QID,
-    properties.WAIT,
-    *_TIMER_NAMES,
-)
+_SPECIAL_FLAGS: Final = FLAG_TRANSACTION | HOST_FLAGS
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 _UNIQ_KEY: Final = f"{properties.UNIQ_KEY}{properties.NAME_END}"
 _find_timer: Final = re.compile(
@@ -90,17 +76,18 @@ class SendHandlers:
         groups: Groups,
         levels: LevelQueues,
         timers: Timers,
+        staging: Staging,
         flusher: Flusher,
         router: Router,
         read_apart: ReadApart,
     ) -> None:
-        self._store = store
         self._appender = store.appender
         self._topics = topics
         self._table = topics.table
         self._groups = groups
         self._levels = levels
         self._timers = timers
+        self._staging = staging
         self._flusher = flusher
         self._router = router
         self._replacements = Replacements(store, timers, read_apart)
@@ -133,7 +120,6 @@ class SendHandlers:
         router.add(RequestCode.SEND_MESSAGE, SendMessage, self.send, stages=True)
         router.add(RequestCode.SEND_MESSAGE_V2, SendMessageV2, self.send, stages=True)
         router.add(RequestCode.SEND_BATCH_MESSAGE, SendMessageV2, self.send_batch, stages=True)
-        router.add(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack, self.send_back)
 
     # --- one message
 
@@ -189,7 +175,7 @@ class SendHandlers:
         timers = self._timers
         refusal = timers.refusal(deliver_ms, now_ms)
         if refusal is not None:
-            raise self._refused(refusal, deliver_ms - now_ms)
+            raise self._staging.refused(refusal, deliver_ms - now_ms)
         header, body = request.header, request.body
         queue_id, slot_ms = header.queue_id, out_ms(deliver_ms)
         property_bytes = (
@@ -275,9 +261,9 @@ class SendHandlers:
         self._refuse_transactions(header, text)
         topic_name, queue_id = header.topic, header.queue_id
         reconsume_times = header.reconsume_times or 0
-        level = _level(text)
+        level = level_of(text)
         is_retry = topic_name.startswith(RETRY_PREFIX)
-        if properties.TIMER_REPLACE in text and not is_retry and (key := _replace_key(text)) is not None:
+        if properties.TIMER_REPLACE in text and not is_retry and (key := replace_key_of(text)) is not None:
             self._replacements.check(len(request.body))
             work = self._replacements.send(
                 topic_name, key, len(request.body), lambda: self._send_instead(connection, request, key)
@@ -286,11 +272,11 @@ class SendHandlers:
             return None
         if "TIMER_" in text and (level > 0 or is_retry):
             # The level counts; and what a retry has of a timer is left of the message's first delivery.
-            text = properties.without_all(text, _TIMER_NAMES)
+            text = properties.without_all(text, TIMER_NAMES)
         if is_retry:
             group = topic_name.removeprefix(RETRY_PREFIX)
-            if reconsume_times >= self._max_reconsume_times(group, request.version, header.max_reconsume_times):
-                dead = _with_queues(self._topics.create_for_group(f"{DLQ_PREFIX}{group}", 1))
+            if reconsume_times >= retry_limit(self._groups, group, request.version, header.max_reconsume_times):
+                dead = dead_letters(self._topics, group)
                 if not dead.is_saved:
                     self._later(connection, request)
                     return None
@@ -301,8 +287,8 @@ class SendHandlers:
             queue_id = random.randrange(topic.config.write_queue_nums)
         deliver_ms = None
         if "TIMER_D" in text:
-            deliver_ms, text = self._timer_of(text)
-        offset = self._stage(
+            deliver_ms, text = self._staging.timer_of(text)
+        offset = self._staging.stage(
             topic.queue(queue_id),
             level,
             deliver_ms,
@@ -334,14 +320,14 @@ class SendHandlers:
             return None
         text = header.properties or ""
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.config.write_queue_nums)
-        queue, level = topic.queue(queue_id), _level(text)
+        queue, level = topic.queue(queue_id), level_of(text)
         now_ms = self._appender.begin()
         if level > 0:
             # By the wheel: the queue of a level does not tell what waits there for which key.
-            deliver_ms: int | None = self._levels.table.deliver_time(self._level_for(topic.name, level), now_ms)
+            deliver_ms: int | None = self._levels.table.deliver_time(self._staging.level_for(topic.name, level), now_ms)
             text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
-        deliver_ms, text = self._timer_of(text)
+        deliver_ms, text = self._staging.timer_of(text)
         answers: list[Answer] = []
 
         def stage(origin: int) -> None:
@@ -351,7 +337,7 @@ class SendHandlers:
                 due_ms = now_ms
                 stored = properties.without_all(text, properties.TIMERS)
                 stored = properties.with_property(stored, properties.TIMER_DELIVER_MS, str(due_ms))
-            offset = self._stage(
+            offset = self._staging.stage(
                 queue,
                 0,
                 due_ms,
@@ -370,126 +356,9 @@ class SendHandlers:
             else:
                 answers.append(self._accepted_timer(request, queue_id, offset, due_ms, out_ms(due_ms)))
 
-        self._timers.replace(topic.name, key, properties.get(text, properties.UNIQ_KEY), deliver_ms or now_ms, stage)
+        unique_key = properties.get(text, properties.UNIQ_KEY)
+        self._timers.changes.replace(topic.name, key, unique_key, deliver_ms or now_ms, stage)
         return answers[0]
-
-    def _timer_of(self, text: str) -> tuple[int | None, str]:
-        """The time for which a message has to wait, None for one that need not, and its properties without what
-        another broker, or an earlier delivery, added about that. Raises Refused."""
-        now_ms = self._appender.begin()
-        try:
-            deliver_ms = deliver_time(text, now_ms)
-        except TimerIllegal as error:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
-        if deliver_ms is None:
-            return None, text
-        is_to_come = deliver_ms > now_ms
-        if is_to_come:
-            refusal = self._timers.refusal(deliver_ms, now_ms)
-            if refusal is not None:
-                raise self._refused(refusal, deliver_ms - now_ms)
-        elif properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, self._timer_illegal())
-        return deliver_ms if is_to_come else None, properties.without_all(text, properties.TIMER_STATE)
-
-    def _refused(self, refusal: Refusal, delay_ms: int) -> Refused:
-        """The error for a message that the timers do not take; `delay_ms` is how long it would have to wait."""
-        config = self._timers.config
-        if refusal is Refusal.DISABLED:
-            return Refused(
-                ResponseCode.SYSTEM_ERROR, "accurate timer message is not enabled, timerWheelEnable is false"
-            )
-        if refusal is Refusal.TOO_FAR:
-            return Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"{self._timer_illegal()}. It asks for {delay_ms // 1000} s, and timerMaxDelaySec is "
-                f"{config.max_delay}",
-            )
-        return Refused(
-            ResponseCode.SYSTEM_ERROR,
-            f"timer message is under flow control, max num limit is {config.congest_limit} for each second "
-            "(timerCongestNumEachSlot): ask for another time",
-        )
-
-    def _timer_illegal(self) -> str:
-        return (
-            "timer message illegal, the delay time should not be bigger than the max delay "
-            f"{self._timers.config.max_delay * 1000}ms; or if set del msg, the delay time should be bigger than the "
-            "current time"
-        )
-
-    def _stage(
-        self,
-        queue: ConsumeQueue,
-        level: int,
-        deliver_ms: int | None,
-        body: Body,
-        property_bytes: bytes,
-        born_timestamp: int,
-        born_host: bytes,
-        flag: int,
-        sys_flag: int,
-        reconsume_times: int,
-        origin: int = 0,
-        key: int = 0,
-    ) -> int:
-        """Stage a message for a queue: at once, by way of a delay level, or by way of the timers for a time. With a
-        timer, `origin` is the physical offset of a message that it replaces, and `key` see `Timers.staged`."""
-        text = property_bytes.decode()
-        topic_name, real_queue = queue.topic, queue.queue_id
-        if level > 0:
-            level = self._level_for(topic_name, level)
-            text = properties.with_property(text, properties.DELAY, str(level))
-            queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(level))
-        elif deliver_ms is not None:
-            text = properties.with_property(text, properties.TIMER_OUT_MS, str(out_ms(deliver_ms)))
-            if origin:
-                text = properties.with_property(text, properties.TIMER_ROLL_TIMES, "1")
-            queue = self._timers.queue
-        is_delayed = level > 0 or deliver_ms is not None
-        if is_delayed:
-            text = properties.with_property(text, properties.REAL_TOPIC, topic_name)
-            text = properties.with_property(text, properties.REAL_QID, str(real_queue))
-            property_bytes = text.encode()
-        self._appender.check(body, property_bytes)
-        store_timestamp = self._appender.begin()
-        if level > 0:
-            code = self._levels.table.deliver_time(level, store_timestamp)
-        else:
-            code = deliver_ms if deliver_ms is not None else properties.tags_code_of(text)
-        offset = self._appender.add(
-            queue,
-            body,
-            property_bytes,
-            code,
-            born_timestamp,
-            born_host,
-            flag,
-            sys_flag & ~_HOST_FLAGS,
-            reconsume_times,
-            origin or (code if is_delayed else 0),  # the promise: see MessageStore.tags_code
-        )
-        if queue is self._timers.queue:
-            self._timers.staged(offset, topic_name, key)
-        return offset
-
-    def _level_for(self, topic_name: str, level: int) -> int:
-        """The level of the broker's table for the level that a message asks for. Raises Refused where the topic has a
-        table of its own with a delay that the broker's has not: that would have no queue."""
-        table = self._levels.table
-        topic = self._table.get(topic_name)
-        if topic is None or topic.delay_levels is None:
-            return table.cap(level)
-        own = topic.delay_levels
-        delay_ms = own.delay_ms(own.cap(level))
-        found = table.level_of(delay_ms)
-        if found is None:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"level {own.cap(level)} of the topic {topic_name} is {delay_ms // 1000} s, which "
-                f"messageDelayLevel has not ({table.text}): add it there",
-            )
-        return found
 
     def _prepare(self, connection: Connection, request: Request[SendMessage]) -> Topic | None:
         """The topic of a send, checked; None where the request has to wait for the topic to be made. Raises Refused."""
@@ -558,17 +427,6 @@ class SendHandlers:
                 f"the broker[{self._config.advertised_host}] sending transaction message is forbidden",
             )
 
-    def _max_reconsume_times(self, group_name: str, version: int, asked: int | None) -> int:
-        group = self._groups.get(group_name)
-        if group is None:
-            raise Refused(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {group_name}",
-            )
-        if asked is not None and version >= VERSION_MAX_RECONSUME_TIMES:
-            return asked
-        return group.retry_max_times
-
     # --- batches
 
     def send_batch(self, connection: Connection, request: Request[SendMessage]) -> Answer:
@@ -581,7 +439,7 @@ class SendHandlers:
             return None
         header = request.header
         request_text = header.properties or ""
-        if _is_special(request_text) or topic.name.startswith(RETRY_PREFIX):
+        if is_special(request_text) or topic.name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry nor replace")
         self._refuse_transactions(header, request_text)
         queue_id = header.queue_id
@@ -607,7 +465,7 @@ class SendHandlers:
                     header.born_timestamp,
                     connection.born_host,
                     flag,
-                    header.sys_flag & ~_HOST_FLAGS,
+                    header.sys_flag & ~HOST_FLAGS,
                     header.reconsume_times or 0,
                 )
             )
@@ -618,113 +476,13 @@ class SendHandlers:
 
     def _part_properties(self, text: str) -> bytes:
         """The stored properties of a message of a batch; one that asks for a time of its own is refused."""
-        if _replace_key(text) is not None:
+        if replace_key_of(text) is not None:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own"
             )
-        if _is_delayed(text):
+        if is_delayed(text):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
         return self._stored_properties(text)
-
-    # --- retries
-
-    async def send_back(self, connection: Connection, request: Request[ConsumerSendMsgBack]) -> Answer:
-        """A consumer could not process a message: deliver it again later, or put it to the dead letters."""
-        header = request.header
-        group = self._groups.get(header.group)
-        if group is None:
-            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
-        if not self._config.broker_permission & PERM_WRITE:
-            raise Refused(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._config.advertised_host}] sending is forbidden"
-            )
-        if group.retry_queue_nums <= 0:
-            return response(ResponseCode.SUCCESS)
-        message = self._store.message_at(header.offset)
-        if message is None:
-            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
-        limit = self._max_reconsume_times(header.group, request.version, header.max_reconsume_times)
-        level = header.delay_level
-        if message.reconsume_times >= limit or level < 0:
-            name, queues, level = f"{DLQ_PREFIX}{header.group}", 1, 0
-        else:
-            name, queues = f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums
-            level = level or _FIRST_RETRY_LEVEL + message.reconsume_times
-        check_name(name)
-        topic = _with_queues(self._topics.create_for_group(name, queues, 2 if header.unit_mode else 0))
-        if not topic.is_saved:
-            await self._topics.save()
-        if not topic.config.perm & PERM_WRITE:
-            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
-        self._stage_again(message, topic, level)
-        self._appender.commit()
-        return self._router.answer_when_flushed(connection, request, response(ResponseCode.SUCCESS))
-
-    def _stage_again(self, message: StoredMessage, topic: Topic, level: int) -> None:
-        """Stage a message that was delivered before, one more time."""
-        text = message.properties_text
-        if properties.get(text, properties.RETRY_TOPIC) is None:
-            text = properties.with_property(text, properties.RETRY_TOPIC, message.topic)
-        if properties.get(text, properties.ORIGIN_MESSAGE_ID) is None:
-            text = properties.with_property(text, properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
-        text = properties.without_all(text, _NOT_FOR_RETRIES)
-        self._stage(
-            topic.queue(random.randrange(topic.queue_limit)),
-            level,
-            None,
-            message.body,
-            text.encode(),
-            message.born_timestamp,
-            message.born_host,
-            message.flag,
-            message.sys_flag,
-            min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
-        )
-
-
-def _with_queues(topic: Topic) -> Topic:
-    """A topic that has queues. Raises Refused."""
-    if topic.queue_limit <= 0:
-        raise Refused(ResponseCode.SYSTEM_ERROR, f"the topic[{topic.name}] has no queues")
-    return topic
-
-
-def _level(text: str) -> int:
-    """The delay level that a message asks for, 0 without. Raises Refused where it is no number."""
-    level = properties.get(text, properties.DELAY)
-    if level is None:
-        return 0
-    try:
-        return int(level)
-    except ValueError:
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY={level} is no delay level") from None
-
-
-def _is_delayed(text: str) -> bool:
-    """Whether the properties of a message ask for a level or a time. Raises Refused for a level that is no number."""
-    return _level(text) > 0 or any(properties.get(text, name) is not None for name in properties.TIMERS)
-
-
-def _is_special(text: str) -> bool:
-    """Whether they ask for a level, a time, or for a message to be replaced. Raises Refused."""
-    return _is_delayed(text) or _replace_key(text) is not None
-
-
-def _replace_key(text: str) -> str | None:
-    """See `timer_properties.replace_key`. Raises Refused."""
-    if properties.TIMER_REPLACE not in text:
-        return None
-    try:
-        key = replace_key(text)
-    except TimerIllegal as error:
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
-    if key is not None and properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
-        raise Refused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"timer message illegal, {properties.TIMER_REPLACE} and {properties.TIMER_DEL_UNIQKEY} contradict each "
-            "other",
-        )
-    return key
 
 
 def _unique_key(text: str) -> str | None:

@@ -95,7 +95,7 @@ class TimerHandlers:
         ):
             # The handle is of another store, which this broker had before.
             return Cancelled.UNKNOWN
-        return self._timers.cancel(physical_offset)
+        return self._timers.changes.cancel(physical_offset)
 
     def _recall_key(self, handle: RecallHandle) -> Cancelled:
         """Cancel by a handle of Apache's broker: the message is looked for in its slot. Raises Refused."""
@@ -103,9 +103,9 @@ class TimerHandlers:
         latest = now_ms + self._timers.config.max_delay * 1000
         physical_offset = None
         if 0 < handle.slot_ms < latest:
-            physical_offset = self._timers.find(handle.topic, handle.unique_key, handle.slot_ms)
+            physical_offset = self._timers.changes.find(handle.topic, handle.unique_key, handle.slot_ms)
         if physical_offset is not None:
-            return self._timers.cancel(physical_offset)
+            return self._timers.changes.cancel(physical_offset)
         if not now_ms < handle.slot_ms < latest:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return Cancelled.UNKNOWN
@@ -118,7 +118,8 @@ class TimerHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
         places = [self.place_of(message_id) for message_id in ids]
         results = [
-            _OUTCOMES[self._timers.cancel(place) if place is not None else Cancelled.UNKNOWN] for place in places
+            _OUTCOMES[self._timers.changes.cancel(place) if place is not None else Cancelled.UNKNOWN]
+            for place in places
         ]
         told = [CancelledMessage(message_id, result) for message_id, result in zip(ids, results, strict=True)]
         answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))

@@ -93,7 +93,7 @@ class World:
             self.timers.staged(offset, "orders", key_hash(key))
             self.sent[body] = appender.last_physical_offset
 
-        self.timers.replace("orders", key, body.decode(), due, stage)
+        self.timers.changes.replace("orders", key, body.decode(), due, stage)
         self.unacknowledged.append(body)
         before = self.newest.get(key)
         if before is not None and before not in delivered and before not in self.maybe_cancelled:
@@ -104,7 +104,7 @@ class World:
 
     def cancel(self) -> None:
         body = self.chance.choice(list(self.sent)) if self.sent else b""
-        if body and self.timers.cancel(self.sent[body]) is Cancelled.CANCELLED:
+        if body and self.timers.changes.cancel(self.sent[body]) is Cancelled.CANCELLED:
             self.uncancelled.append(body)
             self.maybe_cancelled.add(body)
 

@@ -13,7 +13,7 @@ from broker.errors import ConfigError
 from broker.settings import LiveSettings
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import GetRouteInfo, Topic
+from protocol.headers import ConsumerSendMsgBack, GetRouteInfo, Topic
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -246,11 +246,14 @@ async def test_new_topics_get_the_queues_that_are_usual_now(broker: UnboundBroke
 
 async def test_the_brokers_permission_holds_for_topics_that_there_are(peer: Peer) -> None:
     await peer.ask(send("T"))
+    back = request(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack(0, "g", 0))
     await change(peer, brokerPermission=4)
     assert (await peer.ask(send("T"))).code == ResponseCode.NO_PERMISSION
     assert (await peer.ask(pull("T"))).code == ResponseCode.SUCCESS
+    assert (await peer.ask(back)).code == ResponseCode.NO_PERMISSION
     await change(peer, brokerPermission=2)
     assert (await peer.ask(send("T"))).code == ResponseCode.SUCCESS
+    assert (await peer.ask(back)).code == ResponseCode.SUCCESS
     assert (await peer.ask(pull("T"))).code == ResponseCode.NO_PERMISSION
 
 

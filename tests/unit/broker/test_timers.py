@@ -71,12 +71,12 @@ def cancelled(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[tu
         asked.append(place)
         return Cancelled.CANCELLED
 
-    monkeypatch.setattr(broker.timers, "cancel", cancel)
+    monkeypatch.setattr(broker.timers.changes, "cancel", cancel)
     return asked
 
 
 def let_say(monkeypatch: pytest.MonkeyPatch, timers: Timers, result: Cancelled) -> None:
-    monkeypatch.setattr(timers, "cancel", lambda *_: result)
+    monkeypatch.setattr(timers.changes, "cancel", lambda *_: result)
 
 
 async def fails(peer: Peer, command: Command, code: int = ResponseCode.ILLEGAL_OPERATION) -> str:
@@ -177,7 +177,7 @@ async def test_a_handle_of_apaches_broker_is_looked_for_in_its_slot(
         asked.append(what)
         return 4711
 
-    monkeypatch.setattr(broker.timers, "find", find)
+    monkeypatch.setattr(broker.timers.changes, "find", find)
     answer = await peer.ask(recall(theirs("v1", "T", "broker-a", str(slot_ms), "U1")))
     assert (answer.code, answer.ext["msgId"]) == (ResponseCode.SUCCESS, "U1")
     assert (asked, cancelled) == ([("T", "U1", slot_ms)], [(4711,)])
@@ -213,7 +213,7 @@ async def test_each_message_of_a_list_has_its_outcome(
         await peer.ask(send("T", properties=delay))
         ids.append(last(broker).offset_message_id)
     results = iter(Cancelled)
-    monkeypatch.setattr(broker.timers, "cancel", lambda _: next(results))
+    monkeypatch.setattr(broker.timers.changes, "cancel", lambda _: next(results))
     told = await outcomes(peer, *ids[:3], ids[3].lower(), frame_codec=frame_codec)
     assert [result for _, result in told] == ["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"]
     assert [message_id for message_id, _ in told] == [*ids[:3], ids[3].lower()]
@@ -240,7 +240,7 @@ async def test_a_message_keeps_its_id_when_the_broker_moves(tmp_path: Path, monk
         await broker.connect().ask(send("T", properties="TIMER_DELAY_SEC\x0160"))
         message = last(broker)
     async with running(tmp_path, "brokerIP1=10.0.0.2") as broker:
-        monkeypatch.setattr(broker.timers, "cancel", lambda _: Cancelled.CANCELLED)
+        monkeypatch.setattr(broker.timers.changes, "cancel", lambda _: Cancelled.CANCELLED)
         moved = offset_message_id(broker.store.appender.store_host, message.physical_offset)
         told = await outcomes(broker.connect(), message.offset_message_id, moved)
         assert [result for _, result in told] == ["CANCELLED", "NEVER_EXISTED"]
@@ -280,7 +280,7 @@ async def test_the_answer_waits_for_the_disk_as_a_sends_does(
         peer = broker.connect()
         answer = await peer.ask(send("T", properties="UNIQ_KEY\x01U1\x02TIMER_DELAY_SEC\x0160"))
         command = recall(answer.ext["recallHandle"]) if by == "handle" else cancel(last(broker).offset_message_id)
-        monkeypatch.setattr(broker.timers, "cancel", append_a_mark(broker))
+        monkeypatch.setattr(broker.timers.changes, "cancel", append_a_mark(broker))
         peer.post(command)
         assert broker.store.ensure_queue("mark", 0).next_offset == 1
         assert last(broker).topic == "mark"
@@ -295,7 +295,7 @@ async def test_what_could_not_be_written_is_no_success(
     broker: UnboundBroker, peer: Peer, waiting: tuple[StoredMessage, str], monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     command = recall(waiting[1]) if by == "handle" else cancel(waiting[0].offset_message_id)
-    monkeypatch.setattr(broker.timers, "cancel", append_a_mark(broker))
+    monkeypatch.setattr(broker.timers.changes, "cancel", append_a_mark(broker))
     broker.store.appender.refuse(StoreFull("the disk is 95% full"))
     assert "95% full" in await fails(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE)
 

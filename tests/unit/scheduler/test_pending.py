@@ -33,7 +33,7 @@ class PendingWorld(TimerWorld):
         file = ConfigFile(self.files, "/s/config/delayOffset.json")
         self.levels = LevelQueues(self.store, file, self.clock, TABLE)
         self.levels.load(self.recovered)
-        self.timers.levels = self.levels
+        self.timers.changes.levels = self.levels
         self.pending = Pending(self.store, self.timers, self.levels, self.clock)
 
     def schedule(self, level: int, text: str = "", topic: str = "orders") -> int:

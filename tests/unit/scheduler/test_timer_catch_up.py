@@ -159,7 +159,7 @@ def test_what_is_put_off_can_be_cancelled(world: TimerWorld, monkeypatch: pytest
     other = send(world, 1000, "b")
     go_down(world)
     world.timers.step()
-    assert world.timers.cancel(other) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(other) is Cancelled.CANCELLED
     world.pass_time(10_000)
     assert world.bodies() == [b"m50"]
 

@@ -90,7 +90,7 @@ class TimerMachine(RuleBasedStateMachine):
         if not self.due:
             return
         body = sorted(self.due)[which % len(self.due)]
-        answer = self.world.timers.cancel(self.places[body])
+        answer = self.world.timers.changes.cancel(self.places[body])
         if body in self.cancelled:
             assert answer is Cancelled.CANCELLED_BEFORE or (self.was_log_lost and answer is Cancelled.DELIVERED)
         elif body in self.world.bodies():

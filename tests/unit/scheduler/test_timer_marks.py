@@ -51,16 +51,16 @@ def test_what_was_withdrawn_is_gone_at_once_and_after_a_restart(
     world.checkpoint()
     expected = [b"m1"]
     if how == "cancel":
-        assert world.timers.cancel(place) is Cancelled.CANCELLED
-        assert world.timers.cancel(place) is Cancelled.CANCELLED_BEFORE
+        assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
+        assert world.timers.changes.cancel(place) is Cancelled.CANCELLED_BEFORE
         expected = []
     elif how == "reschedule":
-        assert world.timers.reschedule(place, START_MS + delay + 500)[0] is Cancelled.CANCELLED
+        assert world.timers.changes.reschedule(place, START_MS + delay + 500)[0] is Cancelled.CANCELLED
     elif how == "replace":
         assert world.send_instead(START_MS + delay, "a") == 1
         expected = [b"m2"]
     else:
-        for _ in world.timers._keep_before(world.store.log.end):
+        for _ in world.timers.changes.keep_before(world.store.log.end):
             pass
     assert disk.refused
     with pytest.raises(OSError, match="broken"):
@@ -81,7 +81,7 @@ def test_the_mark_is_written_when_the_disk_takes_it_again(world: TimerWorld, dis
     place = world.send(START_MS + 60_000)
     world.run()
     world.checkpoint()
-    world.timers.cancel(place)
+    world.timers.changes.cancel(place)
     disk.is_broken = False
     world.checkpoint()
     world.open()
@@ -95,8 +95,8 @@ def test_what_was_withdrawn_of_a_level_is_gone(disk: BrokenMarks, is_kill: bool)
     world = PendingWorld(TimerConfig(log_segment_size=52 * 1000))
     place = world.schedule(3)
     world.checkpoint()
-    assert world.timers.cancel(place) is Cancelled.CANCELLED
-    assert world.timers.cancel(place) is Cancelled.CANCELLED_BEFORE
+    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED_BEFORE
     assert disk.refused
     with pytest.raises(OSError, match="broken"):
         world.checkpoint()

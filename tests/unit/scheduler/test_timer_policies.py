@@ -146,9 +146,9 @@ def test_what_is_held_can_be_cancelled(world: TimerWorld) -> None:
     world.timers.set_policy("orders", TimerPolicy(rate=1))
     places = [world.send(START_MS + 500) for _ in range(5)]
     world.pass_time(1000)
-    assert world.timers.cancel(places[0]) is Cancelled.DELIVERED
-    assert world.timers.cancel(places[3]) is Cancelled.CANCELLED
-    assert world.timers.cancel(places[3]) is Cancelled.CANCELLED_BEFORE
+    assert world.timers.changes.cancel(places[0]) is Cancelled.DELIVERED
+    assert world.timers.changes.cancel(places[3]) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(places[3]) is Cancelled.CANCELLED_BEFORE
     world.pass_time(10_000)
     assert world.bodies() == [b"m1", b"m2", b"m3", b"m5"]
 

@@ -124,11 +124,11 @@ def test_what_replaces_can_be_cancelled_moved_and_replaced(world: TimerWorld) ->
     world.send_instead(START_MS + 5000, "a")
     first = world.last_physical_offset
     world.send_instead(START_MS + 5000, "a")
-    assert world.timers.cancel(first) is Cancelled.CANCELLED_BEFORE
-    result, _ = world.timers.reschedule(world.last_physical_offset, START_MS + 8000)
+    assert world.timers.changes.cancel(first) is Cancelled.CANCELLED_BEFORE
+    result, _ = world.timers.changes.reschedule(world.last_physical_offset, START_MS + 8000)
     assert result is Cancelled.CANCELLED
     assert world.send_instead(START_MS + 7000, "a") == 1
-    assert world.timers.cancel(world.last_physical_offset) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(world.last_physical_offset) is Cancelled.CANCELLED
     assert world.send_instead(START_MS + 7000, "a") == 0
     world.pass_time(10_000)
     assert world.bodies() == [b"m4"]

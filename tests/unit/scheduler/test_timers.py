@@ -190,7 +190,7 @@ def test_a_message_of_a_level_is_kept_when_its_file_goes() -> None:
     table = DelayLevels("1s 200d")
     levels = LevelQueues(world.store, ConfigFile(world.files, "/s/config/delayOffset.json"), world.clock, table)
     levels.load(world.recovered)
-    world.timers.levels = levels
+    world.timers.changes.levels = levels
     appender = world.store.appender
     due = appender.begin() + 200 * DAY_MS
     text = "DELAY\x012\x02UNIQ_KEY\x01U\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
@@ -226,7 +226,7 @@ def test_a_cancelled_message_of_a_level_is_not_delivered(world: TimerWorld) -> N
         world.store, ConfigFile(world.files, "/s/config/delayOffset.json"), world.clock, DelayLevels("1s 5s")
     )
     levels.load(world.recovered)
-    world.timers.levels = levels
+    world.timers.changes.levels = levels
     appender = world.store.appender
     places = []
     for body in (b"one", b"two"):
@@ -235,33 +235,33 @@ def test_a_cancelled_message_of_a_level_is_not_delivered(world: TimerWorld) -> N
         appender.add(world.store.ensure_queue(SCHEDULE_TOPIC, 1), body, text.encode(), due, 7, HOST, 0, 0, 0, due)
         appender.commit()
         places.append(appender.last_physical_offset)
-    assert world.timers.cancel(places[0]) is Cancelled.CANCELLED
-    assert world.timers.cancel(places[0]) is Cancelled.CANCELLED_BEFORE
+    assert world.timers.changes.cancel(places[0]) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(places[0]) is Cancelled.CANCELLED_BEFORE
     world.clock.advance(5000)
     while levels.step() is not None:
         pass
     assert world.bodies() == [b"two"]
-    assert world.timers.cancel(places[1]) is Cancelled.DELIVERED
+    assert world.timers.changes.cancel(places[1]) is Cancelled.DELIVERED
 
 
 def test_cancel_tells_what_it_found(world: TimerWorld) -> None:
     place = world.send(START_MS + 90_000)
     world.send(START_MS + 90_000)
-    assert world.timers.cancel(place) is Cancelled.CANCELLED
-    assert world.timers.cancel(place) is Cancelled.CANCELLED_BEFORE
-    assert world.timers.cancel(place + 1) is Cancelled.UNKNOWN
-    assert world.timers.cancel(1 << 40) is Cancelled.UNKNOWN
+    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED_BEFORE
+    assert world.timers.changes.cancel(place + 1) is Cancelled.UNKNOWN
+    assert world.timers.changes.cancel(1 << 40) is Cancelled.UNKNOWN
     world.pass_time(90_000)
     assert world.bodies() == [b"m2"]
-    assert world.timers.cancel(world.delivered()[0].physical_offset) is Cancelled.UNKNOWN
+    assert world.timers.changes.cancel(world.delivered()[0].physical_offset) is Cancelled.UNKNOWN
 
 
 def test_a_message_is_found_by_topic_key_and_time(world: TimerWorld) -> None:
     place = world.send(START_MS + 90_000)
     world.run()
-    assert world.timers.find("orders", "K1", START_MS + 90_000) == place
-    assert world.timers.find("orders", "K2", START_MS + 90_000) is None
-    assert world.timers.find("other", "K1", START_MS + 90_000) is None
+    assert world.timers.changes.find("orders", "K1", START_MS + 90_000) == place
+    assert world.timers.changes.find("orders", "K2", START_MS + 90_000) is None
+    assert world.timers.changes.find("other", "K1", START_MS + 90_000) is None
 
 
 @pytest.mark.parametrize("key", ["orders+K1", "K1"])
@@ -396,7 +396,7 @@ def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
     world.run()
     world.checkpoint()
     world.checkpoint()
-    assert world.timers.cancel(places[3]) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(places[3]) is Cancelled.CANCELLED
     world.run()
     world.checkpoint()
     world.checkpoint()
@@ -453,7 +453,7 @@ def test_nothing_is_lost_when_weeks_are_missed(days: int, is_down: bool) -> None
 def test_recovery_need_not_read_all_since_the_clock_was_set_back(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.timers._MAX_SINCE_BYTES", 1000)
+    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 1000)
     for number in range(20):
         world.send(START_MS + 2000 + number)
     world.pass_time(2010)
@@ -502,7 +502,7 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
     place = world.send(START_MS + 113_907)
     world.pass_time(36_000)
     assert world.timers._slots.second == START_MS // 1000 + 33, "the second in whose slot it has waited until now"
-    assert world.timers.cancel(place) is Cancelled.CANCELLED
+    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
     world.close()
     world.open()
     assert world.timers.metrics() == {}

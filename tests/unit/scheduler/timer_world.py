@@ -114,7 +114,7 @@ class TimerWorld:
             timers.staged(offset, topic, key_hash(key))
             self.last_physical_offset = appender.last_physical_offset
 
-        return timers.replace(topic, key, unique_key, due_ms, stage)
+        return timers.changes.replace(topic, key, unique_key, due_ms, stage)
 
     def curve(self, begin_ms: int, step_ms: int, steps: int) -> list[int]:
         """How many messages are due when, as operators see it."""

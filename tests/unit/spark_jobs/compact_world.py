@@ -89,7 +89,7 @@ class Broker:
     def cancel(self, physical_offset: int) -> None:
         """Cancel a message that waits."""
         self.run()
-        assert self.timers.cancel(physical_offset) is Cancelled.CANCELLED
+        assert self.timers.changes.cancel(physical_offset) is Cancelled.CANCELLED
 
     def run(self) -> int | None:
         """Do what is to be done now; gives when there will be more."""

@@ -642,7 +642,7 @@ def test_a_broker_does_with_the_new_store_what_it_does_with_the_old(
             waiting.append(broker.timer(broker.clock.now_ms() + value, body))
         elif what == "cancel" and waiting:
             broker.run()
-            broker.timers.cancel(waiting[value % len(waiting)])
+            broker.timers.changes.cancel(waiting[value % len(waiting)])
         elif what == "wait":
             broker.pass_time(value)
         elif what == "restart":

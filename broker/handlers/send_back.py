@@ -1,0 +1,110 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer could not process a message."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from broker.config import BrokerConfig
+from broker.connection import Connection
+from broker.errors import Refused
+from broker.groups import Groups
+from broker.handlers.staging import TIMER_NAMES, Staging
+from broker.retries import dead_letters, group_topic, retry_limit
+from broker.router import Answer, Router
+from broker.topics import PERM_WRITE, RETRY_PREFIX, Topic, Topics
+from protocol import properties
+from protocol.codes import RequestCode, ResponseCode
+from protocol.headers import ConsumerSendMsgBack, Request, response
+from protocol.record import StoredMessage
+from storage.store import MessageStore
+
+_FIRST_RETRY_LEVEL: Final = 3
+_MAX_RECONSUME_TIMES: Final = 2**31 - 1
+_NOT_FOR_RETRIES: Final = (
+    properties.DELAY,
+    properties.REAL_TOPIC,
+    properties.REAL_QID,
+    properties.WAIT,
+    *TIMER_NAMES,
+)
+
+
+class SendBackHandlers:
+    """Delivers messages again."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        staging: Staging,
+        router: Router,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._staging = staging
+        self._router = router
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take over a setting that changed: brokerPermission."""
+        self._config = config
+
+    def register(self, router: Router) -> None:
+        """Add the handler to a router."""
+        router.add(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack, self.send_back)
+
+    async def send_back(self, connection: Connection, request: Request[ConsumerSendMsgBack]) -> Answer:
+        """A consumer could not process a message: deliver it again later, or put it to the dead letters."""
+        header = request.header
+        group = self._groups.get(header.group)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
+        if not self._config.broker_permission & PERM_WRITE:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._config.advertised_host}] sending is forbidden"
+            )
+        if group.retry_queue_nums <= 0:
+            return response(ResponseCode.SUCCESS)
+        message = self._store.message_at(header.offset)
+        if message is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        limit = retry_limit(self._groups, header.group, request.version, header.max_reconsume_times)
+        level = header.delay_level
+        sys_flag = 2 if header.unit_mode else 0
+        if message.reconsume_times >= limit or level < 0:
+            topic, level = dead_letters(self._topics, header.group, sys_flag), 0
+        else:
+            level = level or _FIRST_RETRY_LEVEL + message.reconsume_times
+            topic = group_topic(self._topics, f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums, sys_flag)
+        if not topic.is_saved:
+            await self._topics.save()
+        if not topic.config.perm & PERM_WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
+        self._stage_again(message, topic, level)
+        self._store.appender.commit()
+        return self._router.answer_when_flushed(connection, request, response(ResponseCode.SUCCESS))
+
+    def _stage_again(self, message: StoredMessage, topic: Topic, level: int) -> None:
+        """Stage a message that was delivered before, one more time."""
+        text = message.properties_text
+        if properties.get(text, properties.RETRY_TOPIC) is None:
+            text = properties.with_property(text, properties.RETRY_TOPIC, message.topic)
+        if properties.get(text, properties.ORIGIN_MESSAGE_ID) is None:
+            text = properties.with_property(text, properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
+        text = properties.without_all(text, _NOT_FOR_RETRIES)
+        self._staging.stage(
+            topic.queue(random.randrange(topic.queue_limit)),
+            level,
+            None,
+            message.body,
+            text.encode(),
+            message.born_timestamp,
+            message.born_host,
+            message.flag,
+            message.sys_flag,
+            min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
+        )

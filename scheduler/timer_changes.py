@@ -1,0 +1,262 @@
+"""Messages that wait and are to wait no longer, or otherwise: cancelled, given another time, replaced by the next one
+of their key, appended once more because their file goes.
+
+Each such change is one record in the timer topic that names the message it takes the place of (`timer_records`), and a
+mark at the message's unit in the timer log, so that it is not delivered. The record decides: where a crash took the
+mark, recovery sets it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import structlog
+
+from protocol import properties
+from protocol.record import StoredMessage
+from protocol.timer_properties import PRECISION_MS, slot_second, stored_key
+from scheduler.level_queues import LevelQueues
+from scheduler.timer_catch_up import CatchUp
+from scheduler.timer_config import Cancelled
+from scheduler.timer_enqueuer import Enqueuer
+from scheduler.timer_keys import key_hash, tag_of
+from scheduler.timer_log import DELETE, MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
+from scheduler.timer_records import TimerRecords
+from scheduler.timer_slots import Slots, due_of
+from scheduler.timer_topics import TimerTopics
+from storage.clock import Clock
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from storage.copies import ORIGIN_ZERO
+from storage.pull import Range
+from storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from scheduler.timer_second import Waits
+
+log = structlog.get_logger(__name__)
+
+
+class _Place(NamedTuple):
+    """Where a message waits in the wheel: what its unit says, and the second whose slot that is in."""
+
+    message: StoredMessage
+    due_ms: int
+    waits: Waits
+    second: int
+
+
+class TimerChanges:
+    """Changes what waits in the wheel, and in the levels where there are any. The caller holds his answer until what
+    was appended is durable enough, as for a send."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        enqueuer: Enqueuer,
+        slots: Slots,
+        topics: TimerTopics,
+        records: TimerRecords,
+        catch_up: CatchUp,
+        expect: Callable[[int], None],
+        levels: LevelQueues | None,
+    ) -> None:
+        """`expect` is called with the deliver time of each message that is appended, before it is."""
+        self._store = store
+        self._clock = clock
+        self._enqueuer = enqueuer
+        self._slots = slots
+        self._topics = topics
+        self._records = records
+        self._catch_up = catch_up
+        self._expect = expect
+        self.levels = levels
+        """Where messages with a level wait, which can be changed as well."""
+
+    # --- one message, by its place
+
+    def cancel(self, physical_offset: int) -> Cancelled:
+        """Cancel a message that waits, with a timer or a level. Raises StoreError, OSError."""
+        return self._take_out(physical_offset, self._records.delete)
+
+    def reschedule(self, physical_offset: int, deliver_ms: int) -> tuple[Cancelled, int | None]:
+        """Give a message that waits, with a timer or a level, another time; one that is past for "at once". It is
+        another record then: CANCELLED says so, and at which physical offset. Raises StoreError, OSError."""
+        due_ms = max(deliver_ms, self._clock.now_ms())
+        places: list[int] = []
+        result = self._take_out(physical_offset, lambda message, _: places.append(self._again(message, due_ms)))
+        return result, places[0] if places else None
+
+    def _take_out(self, physical_offset: int, append: Callable[[StoredMessage, int], None]) -> Cancelled:
+        """Withdraw a message that waits, after `append` has put down what becomes of it."""
+        message = self._store.message_at(physical_offset)
+        if message is not None and message.topic == SCHEDULE_TOPIC:
+            return self._take_out_of_level(message, append)
+        place = self._place_of(message)
+        if isinstance(place, Cancelled):
+            return place
+        append(place.message, place.due_ms)
+        self._slots.withdraw(place.waits, place.second)
+        return Cancelled.CANCELLED
+
+    def _take_out_of_level(self, message: StoredMessage, append: Callable[[StoredMessage, int], None]) -> Cancelled:
+        is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
+        if is_waiting is None:
+            return Cancelled.CANCELLED_BEFORE
+        if self.levels is None or not is_waiting:
+            return Cancelled.DELIVERED
+        append(message, self._clock.now_ms())
+        self.levels.withdraw(message)
+        return Cancelled.CANCELLED
+
+    def _place_of(self, message: StoredMessage | None) -> _Place | Cancelled:
+        """Where a message waits in the wheel; else what became of it. Raises OSError."""
+        if message is None or message.topic != TIMER_TOPIC:
+            return Cancelled.UNKNOWN
+        physical_offset, due_ms = message.physical_offset, due_of(message)
+        is_mark = properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY) is not None
+        if due_ms is None or is_mark:
+            return Cancelled.UNKNOWN
+        self._enqueuer.through(message.queue_offset, self._clock.now_ms())
+        found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+        if found is None:
+            return Cancelled.DELIVERED
+        position, second = found
+        if int(self._slots.log.read(position, 1)["magic"][0]) & WITHDRAWN:
+            return Cancelled.CANCELLED_BEFORE
+        if not self._waits(physical_offset, second):
+            return Cancelled.DELIVERED
+        return _Place(message, due_ms, self._slots.wait_at(position, second), second)
+
+    def _waits(self, physical_offset: int, second: int) -> bool:
+        """Whether a message whose unit is in a second's slot is not delivered yet."""
+        slots = self._slots
+        is_delivered = second < slots.second or (slots.start.done == physical_offset).any()
+        return not is_delivered and slots.is_waiting(second, physical_offset)
+
+    def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
+        """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
+        of `deliver_ms`; None where there is none. Looks at each message of the slot."""
+        second, window = slot_second(deliver_ms), self._slots.window
+        if second > self._slots.second:
+            second -= (second - self._slots.second - 1) // window * window
+        topic_hash = self._topics.hash_of(topic)
+        for candidate in (second, second + window):
+            for _, units in self._slots.log.chain(self._slots.wheel.last(candidate)):
+                for unit in units[units["topic_hash"] == topic_hash][["physical_offset", "record_size"]].tolist():
+                    message = self._store.message_at(*unit)
+                    if (
+                        message is not None
+                        and properties.get(message.properties_text, properties.UNIQ_KEY) == unique_key
+                    ):
+                        return message.physical_offset
+        return None
+
+    # --- all messages of a key
+
+    def replaced_by(self, topic: str, key: str) -> list[Range]:
+        """Where the records of messages lie that the next one of a topic and key may replace: of all that it will, and
+        of some with other keys. What waits is counted (`Timers.is_counted`). Raises OSError."""
+        units = [self._slots.log.read(position, 1) for position in self._with_key(topic, key)]
+        return [unit[["physical_offset", "record_size"]][0].item() for unit in units]
+
+    def _with_key(self, topic: str, key: str) -> list[int]:
+        """The positions of their units."""
+        self._enqueuer.all(self._clock.now_ms())
+        return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
+
+    def replace(self, topic: str, key: str, unique_key: str | None, due_ms: int, stage: Callable[[int], None]) -> int:
+        """Have a message written in the place of those that wait to be replaced by it; gives how many those were.
+        `stage` stages it, with the origin that it is given for prepared-transaction offset, and TIMER_ROLL_TIMES, so
+        that the one record says both: 0 where nothing waits. Nothing else is staged before. Raises what `stage` does,
+        StoreError, OSError; then nothing was replaced."""
+        assert self._slots.census.is_complete
+        places = []
+        for position in self._with_key(topic, key):
+            place = self._place_at(position)
+            text = place.message.properties_text if place is not None else ""
+            if place is not None and properties.get(text, properties.REAL_TOPIC) == topic and stored_key(text) == key:
+                places.append(place)
+        stage((places[0].message.physical_offset or ORIGIN_ZERO) if places else 0)
+        for place in places:
+            # For Apache's broker, and where more than one is replaced. It would take one with the same UNIQ_KEY, a
+            # client's second try, for both.
+            if place.message.get_property(properties.UNIQ_KEY) != unique_key:
+                self._records.stage_deletion(place.message, place.due_ms)
+        self._expect(due_ms)
+        self._store.appender.commit()
+        for place in places:
+            self._slots.withdraw(place.waits, place.second)
+        return len(places)
+
+    def _place_at(self, position: int) -> _Place | None:
+        """The message whose unit is at a position, if it waits."""
+        units = self._slots.log.read(position, 1)
+        physical_offset, size = units[["physical_offset", "record_size"]][0].item()
+        second = int(seconds_of(units)[0])
+        message = self._store.message_at(physical_offset, size)
+        due_ms = due_of(message) if message is not None else None
+        if message is None or due_ms is None or units["magic"][0] & WITHDRAWN:
+            return None
+        if not self._waits(physical_offset, second):
+            return None
+        return _Place(message, due_ms, self._slots.wait_at(position, second), second)
+
+    # --- messages whose commitlog files expire
+
+    def keep_before(self, limit: int) -> Iterator[bool]:
+        """See `storage.store.MessageStore.keep_before`: append messages once more that still wait when their file is
+        about to go, those of delay levels too, which wait on in the wheel."""
+        count, slots = 0, self._slots
+        for position, units in slots.log.scan(slots.log.begin, slots.log.end):
+            seconds = seconds_of(units)
+            live = (units["physical_offset"] < limit) & (seconds >= slots.second)
+            live &= units["magic"] & (DELETE | WITHDRAWN) == 0
+            for at in np.flatnonzero(live).tolist():
+                message = self._store.message_at(int(units["physical_offset"][at]), int(units["record_size"][at]))
+                second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
+                if message is None or second < slots.second or not slots.is_waiting(second, message.physical_offset):
+                    continue
+                waits = slots.wait_at(position + at * UNIT.itemsize, second)
+                again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
+                slots.withdraw(waits, second)
+                self._catch_up.repeated(message.physical_offset, again)
+                count += 1
+                yield True
+            yield False
+        for found in self.levels.waiting_before(limit) if self.levels is not None else ():
+            if found is not None:
+                assert self.levels is not None
+                self._again(*found)
+                self.levels.withdraw(found[0])
+                count += 1
+            yield found is not None
+        if count:
+            log.info("scheduled_messages_rolled", messages=count, before=limit)
+
+    def _again(self, message: StoredMessage, due_ms: int) -> int:
+        self._expect(due_ms)
+        return self._records.again(message, due_ms)
+
+    # --- after a start
+
+    def withdraw_again(self, physical_offsets: set[int]) -> None:
+        """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
+        gone = []
+        for physical_offset in physical_offsets:
+            message = self._store.message_at(physical_offset)
+            if message is None:
+                gone.append(physical_offset)
+                continue
+            due_ms = due_of(message) if message.topic == TIMER_TOPIC else None
+            if due_ms is None:
+                continue
+            found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+            if found is not None:
+                self._slots.withdraw(self._slots.wait_at(*found), found[1])
+        if gone:
+            # Appended once more, whereupon their files went: nobody knows where they waited.
+            for position, second in self._slots.find_units(gone):
+                self._slots.withdraw(self._slots.wait_at(position, second), second)
