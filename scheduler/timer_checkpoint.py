@@ -4,10 +4,11 @@ wheel, timercheck, timermetrics, and the note in the checkpoint (`timer_files` h
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Final
+
+import structlog
 
 from protocol.timer_properties import PRECISION_MS
 from scheduler import timer_files
@@ -19,6 +20,8 @@ from storage.clock import Clock
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
+log = structlog.get_logger(__name__)
+
 _MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
 _MAX_TURN_SECONDS: Final = 30.0
 
@@ -27,13 +30,21 @@ class TimerCheckpoint:
     """The timers' part of a checkpoint: a `storage.store.Beside`, and its note."""
 
     def __init__(
-        self, store: MessageStore, clock: Clock, enqueuer: Enqueuer, slots: Slots, topics: TimerTopics
+        self,
+        store: MessageStore,
+        clock: Clock,
+        enqueuer: Enqueuer,
+        slots: Slots,
+        topics: TimerTopics,
+        on_earlier: Callable[[], None],
     ) -> None:
+        """`on_earlier` is called when there may be something to deliver that had to wait for this."""
         self._store = store
         self._clock = clock
         self._enqueuer = enqueuer
         self._slots = slots
         self._topics = topics
+        self._on_earlier = on_earlier
         tables = os.path.join(store.config.root, "config")
         self._check_path = os.path.join(tables, "timercheck")
         self._metrics_path = os.path.join(tables, "timermetrics")
@@ -41,7 +52,7 @@ class TimerCheckpoint:
         self._synced = 0
         """The timer log is durable up to here, but for marks of withdrawn units."""
         self._turn_seen = (0, 0.0)
-        """Where the current second's turn began in the commitlog, and when that was first seen."""
+        """Whose turn it is, and when that was first seen."""
         self._noted_log_since = 0
         self.kept_from = 0
         """Where the current second's turn began in the timer log as of the last note, and as of the last that is
@@ -71,7 +82,6 @@ class TimerCheckpoint:
 
     def _note(self) -> bytes:
         """See `storage.store.MessageStore.notes`."""
-        self._bound_since()
         self._noted_log_since = self._slots.log_since
         return TimerNote(
             self._slots.second,
@@ -84,24 +94,33 @@ class TimerCheckpoint:
             self._topics.waiting(),
         ).encode()
 
-    def _bound_since(self) -> None:
+    def _bound_since(self) -> Iterator[None]:
         """Recovery reads all that came since the current second's turn began. See that this is no more than need be
-        where nothing is due, or where the clock was set back and the second is long to come."""
+        where nothing is due, where the clock was set back and the second is long to come, or where it has so many
+        messages that they take long."""
         slots, now_s = self._slots, self._clock.monotonic()
-        if slots.since != self._turn_seen[0]:
-            self._turn_seen = slots.since, now_s
+        if slots.second != self._turn_seen[0]:
+            self._turn_seen = slots.second, now_s
         if self._store.log.end - slots.since <= _MAX_SINCE_BYTES:
             return
-        now_ms = self._clock.now_ms()
-        if not slots.advance(now_ms, is_idle=True) and now_s - self._turn_seen[1] > _MAX_TURN_SECONDS:
-            self._turn_seen = slots.since, now_s
-            with contextlib.suppress(OSError):
-                slots.hand_on(now_ms)
+        if slots.advance(self._clock.now_ms(), is_idle=True) or now_s - self._turn_seen[1] <= _MAX_TURN_SECONDS:
+            return
+        slots.is_handing_on = True
+        try:
+            while slots.hand_on(self._clock.now_ms()):
+                yield
+            self._enqueuer.mark_newest(self._clock.now_ms())
+        except OSError as error:
+            log.warning("timers_not_handed_on", second=slots.second, reason=str(error))
+        finally:
+            slots.is_handing_on = False
+        self._on_earlier()
 
     # --- the files
 
     def write(self) -> Iterator[None]:
         """See `storage.store.Beside`."""
+        yield from self._bound_since()
         self._slots.log.write_marks()
         yield from self._slots.wheel.write(self._slots.second)
 

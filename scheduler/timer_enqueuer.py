@@ -118,6 +118,12 @@ class Enqueuer:
         self._topics.drop_staged(self.next_offset)
         return True
 
+    def mark_newest(self, now_ms: int) -> None:
+        """See `Slots.mark_newest`: of the message that came into the wheel last. Raises OSError."""
+        unit = self._queue.unit(self.next_offset - 1) if self.next_offset > self._queue.min_offset else None
+        if unit is not None:
+            self._slots.mark_newest(unit[0], unit[1], now_ms)
+
     def _look(self, units: NDArray[Any]) -> tuple[Waits, NDArray[np.int32]]:
         """What units wait for of which only the records tell when they are due, and the magic numbers of their own."""
         waits = np.zeros(len(units), WAIT)

@@ -33,13 +33,78 @@ WAIT: Final = np.dtype(
 log, the hash of its topic, that of its key if it is to be replaced by the next one of that (`timer_keys`, else 0);
 whether its topic's policy has chosen the time."""
 NONE: Final = np.empty(0, WAIT)
+_BYTES: Final = np.dtype((np.void, WAIT.itemsize))
 _END: Final = object()
+_NEVER_MS: Final = 2**62
+_RUN: Final = 32_768
+"""So many messages are sorted at once."""
+_RATIO: Final = 4
+"""What comes is sorted in among a run that is shorter than so many times its number."""
+_FEW: Final = 64
+"""Fewer than so many from one run are not worth while."""
+
+
+class _Run:
+    """Messages that were sorted once. They stay where they are: copies of a few are made as these are asked for."""
+
+    __slots__ = ("_cursor", "_order", "_waits")
+
+    def __init__(self, waits: Waits) -> None:
+        self._waits = waits
+        self._order: NDArray[np.intp] | None = None
+        """Their places by deliver time; None where that is how they are."""
+        self._cursor = 0
+        due = waits["due"] - waits["due"].min()
+        if (due[1:] < due[:-1]).any():
+            # Few bits are sorted ten times as fast; those of one ms keep the order in which they came.
+            narrow = due.astype(np.uint16) if int(due.max()) < 2**16 else due
+            self._order = np.argsort(narrow, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._waits) - self._cursor
+
+    @property
+    def head_ms(self) -> int:
+        return int(self._waits["due"][self._cursor if self._order is None else self._order[self._cursor]])
+
+    def first(self, limit: int) -> Waits:
+        """The first messages, at most `limit`."""
+        part = slice(self._cursor, self._cursor + limit)
+        return self._waits[part] if self._order is None else picked(self._waits, self._order[part])
+
+    def drop(self, count: int) -> None:
+        """The first messages are done."""
+        self._cursor += count
+
+    def without(self, physical: int) -> _Run | None:
+        """The others, if any, where one of the messages is at a physical offset; itself where none is."""
+        waits = self.first(len(self))
+        kept = waits["physical"] != physical
+        if kept.all():
+            return self
+        return _Run(picked(waits, kept)) if kept.any() else None
 
 
 class Second:
-    """The messages of one second, in the order of their deliver times."""
+    """The messages of one second, in the order of their deliver times; those of one ms in that in which they came.
 
-    __slots__ = ("_cursor", "_fresh", "_waits", "again", "deletes", "is_touched", "loader", "number")
+    They are kept in runs, which are made and sorted a few ms at a time: while it is loaded, and as messages come, which
+    are then not sorted in among all the others.
+    """
+
+    __slots__ = (
+        "_fresh",
+        "_fresh_ms",
+        "_given",
+        "_older",
+        "_older_count",
+        "_runs",
+        "again",
+        "deletes",
+        "is_touched",
+        "loader",
+        "number",
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -52,14 +117,23 @@ class Second:
         """Records, physical offset and size, that ask for messages of this second to be deleted, by unique key."""
         self.is_touched = False
         """Whether a message of this second has been delivered."""
-        self._waits: Waits = NONE
-        self._cursor = 0
+        self._runs: list[_Run] = []
+        """Of messages that are due in the same ms those of an earlier run are first."""
         self._fresh: list[Waits] = []
+        """What came, and is not in a run yet..."""
+        self._fresh_ms = _NEVER_MS
+        """...and when the first of it is due."""
+        self._older: list[Waits] = []
+        """What was loaded, and is not in a run yet, the newest part first..."""
+        self._older_count = 0
+        """...and how many messages these are."""
+        self._given: int | NDArray[np.intp] = 0
+        """Of what was given last: the run it is of, or those that the messages are of."""
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to do for it."""
-        return self.loader is None and not self.again and not self._fresh and self._cursor == len(self._waits)
+        return self.loader is None and not (self.again or self._fresh or self._older or self._runs)
 
     def load_some(self) -> bool:
         """Load a part of the messages; whether there was anything to load."""
@@ -67,60 +141,128 @@ class Second:
             return False
         if next(self.loader, _END) is _END:
             self.loader = None
+            self._take_in_older()
         return True
 
     def add(self, waits: Waits) -> None:
         """More messages."""
-        self._fresh.append(waits)
+        if len(waits):
+            self._fresh.append(waits)
+            self._fresh_ms = min(self._fresh_ms, int(waits["due"].min()))
 
     def add_older(self, waits: Waits) -> None:
         """More messages, which came before all others."""
-        self._fresh.insert(0, waits)
+        if len(waits):
+            self._older.append(waits)
+            self._older_count += len(waits)
+            if self._older_count >= _RUN:
+                self._take_in_older()
+
+    def put_back(self, waits: Waits) -> None:
+        """Messages that were the first, and dropped, are the first again: of what is due in the same ms nothing comes
+        before them."""
+        self._take_in()
+        if len(waits):
+            self._runs.insert(0, _Run(waits))
+
+    def _take_in(self) -> None:
+        """Sort what is in no run yet."""
+        self._take_in_older()
+        if not self._fresh:
+            return
+        run = _Run(joined(self._fresh))
+        self._fresh, self._fresh_ms = [], _NEVER_MS
+        while self._runs and len(self._runs[-1]) < min(_RATIO * len(run), _RUN):
+            older = self._runs.pop()
+            run = _Run(joined([older.first(len(older)), run.first(len(run))]))
+        self._runs.append(run)
+
+    def _take_in_older(self) -> None:
+        if self._older:
+            self._runs.insert(0, _Run(joined(self._older[::-1])))
+            self._older, self._older_count = [], 0
 
     def remaining(self) -> Waits:
-        """All messages, by deliver time."""
-        if self._fresh:
-            waits = np.concatenate((self._waits[self._cursor :], *self._fresh))
-            due = waits["due"] - waits["due"].min() if len(waits) else waits["due"]
-            if (due[1:] < due[:-1]).any():
-                # Few bits are sorted ten times as fast; those of one ms keep the order in which they came.
-                narrow = due.astype(np.uint16) if int(due.max()) < 2**16 else due
-                waits = waits[np.argsort(narrow, kind="stable")]
-            self._waits, self._cursor = waits, 0
-            self._fresh = []
-        return self._waits[self._cursor :]
+        """All messages, by deliver time. That costs as much as there are."""
+        self._take_in()
+        return self._merged(sum(map(len, self._runs)))
 
     def physical(self) -> NDArray[np.int64]:
         """Where the records of all messages lie, also of those that get another slot."""
         return np.concatenate([waits["physical"] for waits in (self.remaining(), *(part for part, _ in self.again))])
 
+    def first(self, limit: int) -> Waits:
+        """The first messages, at most `limit`, none only where there are none."""
+        self._take_in()
+        if not self._runs:
+            return NONE
+        heads = [run.head_ms for run in self._runs]
+        at = heads.index(min(heads))
+        waits = self._runs[at].first(limit)
+        due = waits["due"]
+        count = min(
+            int(due.searchsorted(min(heads[:at], default=_NEVER_MS), "left")),
+            int(due.searchsorted(min(heads[at + 1 :], default=_NEVER_MS), "right")),
+        )
+        if count < min(len(waits), _FEW):
+            return self._merged(limit)
+        self._given = at
+        return waits[:count]
+
+    def _merged(self, limit: int) -> Waits:
+        """The first messages of all runs."""
+        if not self._runs:
+            return NONE
+        parts = [run.first(limit) for run in self._runs]
+        waits = joined(parts)
+        order = np.argsort(waits["due"], kind="stable")[:limit]
+        self._given = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[order]
+        return picked(waits, order)
+
     def due(self, now_ms: int, limit: int) -> Waits:
-        """The first messages that are due, at most `limit`."""
-        waits = self.remaining()[:limit]
+        """The first messages that are due, at most `limit`, none only where there are none."""
+        waits = self.first(limit)
         return waits[: int(np.searchsorted(waits["due"], now_ms, "right"))]
 
     def drop(self, count: int) -> None:
-        """The first messages are done."""
-        self._cursor += count
+        """The first messages are done, of those that were given last."""
+        if isinstance(self._given, int):
+            self._runs[self._given].drop(count)
+        else:
+            counts = np.bincount(self._given[:count], minlength=len(self._runs))
+            for run, of_it in zip(self._runs, counts.tolist(), strict=True):
+                run.drop(of_it)
+        self._runs = [run for run in self._runs if len(run)]
 
     def remove(self, physical: int) -> bool:
         """Take a message out; whether it was to be delivered in this second."""
-        waits = self.remaining()
-        is_it = waits["physical"] == physical
-        is_there = bool(is_it.any())
-        if is_there:
-            self._waits, self._cursor = waits[~is_it], 0
+        self._take_in()
+        before = sum(map(len, self._runs))
+        self._runs = [run for run in (run.without(physical) for run in self._runs) if run is not None]
         self.again = [(waits[kept], magic[kept]) for waits, magic, kept in self._again_without(physical) if kept.any()]
-        return is_there
+        return sum(map(len, self._runs)) < before
 
     def _again_without(self, physical: int) -> Iterator[tuple[Waits, Magic, NDArray[np.bool_]]]:
         return ((waits, magic, waits["physical"] != physical) for waits, magic in self.again)
 
     @property
     def head_ms(self) -> int | None:
-        """When the first message is due; None without one."""
-        waits = self.remaining()
-        return int(waits["due"][0]) if len(waits) else None
+        """When the first message is due; None without one. Of a second that is being loaded, of what is there."""
+        self._take_in_older()
+        head = min((run.head_ms for run in self._runs), default=_NEVER_MS)
+        return min(head, self._fresh_ms) if self._runs or self._fresh else None
+
+
+def joined(parts: list[Waits]) -> Waits:
+    """All of them, one behind the other. As bytes: field by field it would take twenty times as long."""
+    waits: Waits = np.concatenate([part.view(_BYTES) for part in parts]).view(WAIT)
+    return waits
+
+
+def picked(waits: Waits, at: NDArray[Any]) -> Waits:
+    """Some of them, by places or a mask; as bytes, too."""
+    some: Waits = waits.view(_BYTES)[at].view(WAIT)
+    return some
 
 
 def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from scheduler.timer_config import DAY_SECONDS, TimerConfig
 from scheduler.timer_keys import key_of
 from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_recovery import Start
-from scheduler.timer_second import NONE, Second, due_fields, slot_second_of, waits_of
+from scheduler.timer_second import NONE, Second, due_fields, picked, slot_second_of, waits_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -67,6 +67,8 @@ class Slots:
         """What recovery found, as long as it matters."""
         self.is_replayed = False
         """Whether all messages are in the wheel that there were when the store opened."""
+        self.is_handing_on = False
+        """Whether what is left of the current second is being given to the next one."""
         self.held_to = 0
         """No second beyond has a message whose time a policy chose."""
         self.on_moving: Callable[[Waits], None] = lambda waits: None
@@ -147,13 +149,14 @@ class Slots:
             return
         for physical, size in waits[magic & (DELETE | ROLL | WITHDRAWN) == DELETE][["physical", "size"]].tolist():
             second.deletes.append((physical, size))
-        waits, magic = waits[magic & WITHDRAWN == 0], magic[magic & WITHDRAWN == 0]
+        kept = magic & WITHDRAWN == 0
+        waits, magic = picked(waits, kept), magic[kept]
         later = (magic & ROLL != 0) | (slot_second_of(waits["due"]) > second.number)
         if later.any():
-            second.again.append((waits[later], magic[later] & ~ROLL))
+            second.again.append((picked(waits, later), magic[later] & ~ROLL))
         now = ~later & (magic & DELETE == 0)
         if now.any():
-            add(waits[now])
+            add(picked(waits, now))
 
     # --- seconds in memory
 
@@ -186,7 +189,7 @@ class Slots:
                 if second.number == self.start.second:
                     kept &= positions >= self._moved_by(waits["physical"])
             if not kept.all():
-                waits, magic = waits[kept], magic[kept]
+                waits, magic = picked(waits, kept), magic[kept]
             unknown = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
             for at in unknown.tolist():
                 self._learn(waits, at, second.number)
@@ -262,24 +265,30 @@ class Slots:
         self._turned(old)
         return True
 
-    def hand_on(self, now_ms: int) -> None:
-        """Let the second after the current one have its turn, with what is left of this one. Raises OSError; then
-        nothing changed."""
-        old = self.loaded(self.second)
-        remaining = old.remaining()
-        left = [(remaining, np.full(len(remaining), NORMAL, np.int32)), *old.again]
-        waits, magic = (np.concatenate(parts) for parts in zip(*left, strict=True))
-        self.on_moving(waits[magic & _DELETED == 0])
-        self.second += 1
+    def hand_on(self, now_ms: int) -> bool:
+        """Give some of what is left of the current second slots of the next one, which has its turn when nothing is
+        left; whether something is. From the first to the last, and until then nothing of it is delivered: so all stays
+        in its order. Raises OSError; then nothing changed by this step."""
+        second = self.current
+        if second.load_some():
+            return True
+        if second.deletes:
+            second.loader = self.delete_by_key(second)
+            return True
+        if second.again:
+            self.put_again(second, now_ms)
+            return True
+        waits = second.first(_ROLL_UNITS)
         if len(waits):
-            try:
-                self.put(waits, magic, now_ms)
-            except OSError:
-                self.second -= 1
-                raise
-        for waits, magic in left:
-            self.census.removed(waits[magic & _DELETED == 0])
-        self._turned(old.number)
+            self.on_moving(waits)
+            next_second = np.full(len(waits), second.number + 1)
+            self.put(waits.copy(), np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
+            self.census.removed(waits)
+            second.drop(len(waits))
+            return True
+        self.second += 1
+        self._turned(second.number)
+        return False
 
     def _turned(self, old: int) -> None:
         """The current second has its turn, after an old one. What has been delivered until now need not be known any
@@ -348,6 +357,8 @@ class Slots:
         found = []
         # A clean stop hands what is left of a second over to the next one.
         candidates = [slot, min(slot + window, second), self.second, slot + 1, slot + 2]
+        if self.is_handing_on:
+            candidates.append(self.second + 1)
         if second <= stored:  # late already when it came
             candidates += range(max(second, stored - _NEAR_SECONDS), stored + 2)
         for candidate in dict.fromkeys(candidates):

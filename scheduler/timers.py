@@ -112,7 +112,7 @@ class Timers:
         self._slots = slots = Slots(store, topics, config)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
-        self._checkpoint = TimerCheckpoint(store, clock, enqueuer, slots, topics)
+        self._checkpoint = TimerCheckpoint(store, clock, enqueuer, slots, topics, self._wake)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
         self.policies = Policies()
@@ -252,7 +252,7 @@ class Timers:
 
     def _dequeue(self, now_ms: int) -> bool:
         """A bit of what is to be done by the clock; whether there was anything."""
-        if self._is_reading or now_ms < self._retry_ms:
+        if self._is_reading or self._slots.is_handing_on or now_ms < self._retry_ms:
             return False
         if self._slots.advance(now_ms):
             return True
@@ -264,7 +264,7 @@ class Timers:
             return True
         if second.again:
             if self._slots.put_again(second, now_ms):
-                self._mark_newest(now_ms)
+                self._enqueuer.mark_newest(now_ms)
             return True
         if self._deliver(second, now_ms) or self._slots.preload(now_ms):
             return True
@@ -338,7 +338,7 @@ class Timers:
         self.policies.took(split)
         second.drop(count)
         split.now["held"] = True  # their turn has come
-        second.add(split.now)
+        second.put_back(split.now)
 
     def _is_cold(self, waits: Waits) -> bool:
         """Whether a thread has to read the records of some messages, which it does then."""
@@ -375,7 +375,7 @@ class Timers:
             return now_ms
         if not config.stop_enqueue and self._enqueuer.behind > 0:
             return now_ms
-        if config.stop_dequeue or self._is_reading:
+        if config.stop_dequeue or self._is_reading or self._slots.is_handing_on:
             return None
         return self._slots.next_ms(now_ms)
 
@@ -452,17 +452,11 @@ class Timers:
         """Before the store is closed for good: leave the files so that Apache's broker can go on with them. It reads
         a slot as a whole: what is left of one that is partly delivered goes into the next."""
         self._tell_dropped()
-        now_ms = self._clock.now_ms()
-        if self._slots.loaded(self._slots.second).is_touched:
-            self._slots.hand_on(now_ms)
-        self._mark_newest(now_ms)
-
-    def _mark_newest(self, now_ms: int) -> None:
-        """See `Slots.mark_newest`."""
-        end = self._enqueuer.next_offset
-        unit = self.queue.unit(end - 1) if end > self.queue.min_offset else None
-        if unit is not None:
-            self._slots.mark_newest(unit[0], unit[1], now_ms)
+        now_ms, slots = self._clock.now_ms(), self._slots
+        if slots.loaded(slots.second).is_touched:
+            while slots.hand_on(now_ms):
+                pass
+        self._enqueuer.mark_newest(now_ms)
 
     def is_done(self, physical_offset: int) -> bool:
         """See `Enqueuer.is_done`."""

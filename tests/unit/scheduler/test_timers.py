@@ -470,6 +470,132 @@ def test_recovery_need_not_read_all_since_the_clock_was_set_back(
     assert Counter(world.bodies()) == {f"m{n}".encode(): 1 for n in range(1, 57)}
 
 
+def test_a_turn_is_not_longer_for_the_time_in_which_nothing_happened(
+    world: TimerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a checkpoint would put all that is left of a large second into the next one, for nothing."""
+    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 1000)
+    for number in range(20):
+        world.send(START_MS + 60_200 + number * 20)
+    for _ in range(60):
+        world.pass_time(1000)
+        world.checkpoint()
+    world.pass_time(400)
+    second = world.timers._slots.second
+    assert 0 < len(world.bodies()) < 20
+    for _ in range(2):
+        world.checkpoint()
+    assert world.timers._slots.second == second
+    world.pass_time(1000)
+    assert world.bodies() == [f"m{n}".encode() for n in range(1, 21)]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("steps", range(1, 7))
+def test_a_second_that_takes_long_is_handed_on_bit_by_bit(
+    world: TimerWorld, monkeypatch: pytest.MonkeyPatch, steps: int, is_killed: bool
+) -> None:
+    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 500)
+    monkeypatch.setattr("scheduler.timer_slots._ROLL_UNITS", 3)
+    places = [world.send(START_MS + 100 + number // 2 * 100) for number in range(16)]
+    world.pass_time(250)
+    world.checkpoint()
+    now_ms = world.clock.now_ms()
+    world.clock.advance(40_000)
+    world.clock.set_wall(now_ms)
+    delivered, wakes = world.bodies(), world.wakes
+    assert delivered == [b"m1", b"m2", b"m3", b"m4"]
+    writing = world.store.write_queues()
+    slots = world.timers._slots
+    for _ in range(100):
+        next(writing)
+        if slots.is_handing_on:
+            break
+    taken = 1
+    while taken < steps and slots.is_handing_on:
+        next(writing, None)
+        taken += 1
+    if slots.is_handing_on:
+        world.clock.advance(500)
+        world.run()
+        assert world.bodies() == delivered, "what is handed on first would come behind what is not yet"
+    cancelled = {}
+    for at in (4, 9, 15):
+        if world.timers.changes.cancel(places[at]) is Cancelled.CANCELLED:
+            cancelled[at] = f"m{at + 1}".encode()
+    assert len(cancelled) == 3
+    if is_killed:
+        world.open()
+    else:
+        for _ in writing:
+            pass
+        assert not slots.is_handing_on
+        assert world.wakes > wakes
+    world.pass_time(3000)
+    assert world.bodies() == [f"m{n}".encode() for n in range(1, 17) if n - 1 not in cancelled]
+    world.open()
+    world.pass_time(5000)
+    assert len(world.bodies()) == 13
+
+
+def test_what_is_handed_on_was_deleted_before(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a record as Apache's broker writes it, by unique key, which is looked at when its second has its turn."""
+    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 100)
+    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_TURN_SECONDS", -1)
+    world.send(START_MS + 5500)
+    world.send(START_MS + 5600)
+    out_ms = timer_properties.out_ms(START_MS + 5500)
+    text = f"TIMER_DEL_UNIQKEY\x01orders+K1\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
+    appender = world.store.appender
+    appender.begin()
+    appender.add(world.timers.queue, b"0", text.encode(), 77, 7, HOST)
+    appender.commit()
+    world.run()
+    slots = world.timers._slots
+    while slots.second < START_MS // 1000 + 5:
+        world.clock.advance(100)
+        slots.advance(world.clock.now_ms())
+    world.send(START_MS + DAY_MS)
+    world.checkpoint()
+    assert slots.second > START_MS // 1000 + 5
+    world.pass_time(3000)
+    assert world.bodies() == [b"m2"]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_what_is_handed_on_again_and_again_is_found(
+    world: TimerWorld, monkeypatch: pytest.MonkeyPatch, is_moved: bool
+) -> None:
+    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 100)
+    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_TURN_SECONDS", -1)
+    monkeypatch.setattr("scheduler.timer_slots._LATE_UNITS", 3)
+    place = world.send(START_MS + 500)
+    world.pass_time(100)
+    slots = world.timers._slots
+    second = slots.second
+    world.clock.set_wall(START_MS - DAY_MS)
+    for _ in range(6):
+        world.send(START_MS + DAY_MS)
+        world.run()
+        world.checkpoint()
+    assert slots.second == second + 6
+    world.send(START_MS + DAY_MS)
+    world.run()
+    writing = world.store.write_queues()
+    while not slots.is_handing_on:
+        next(writing)
+    assert slots.current.is_done, "it has another unit, and its second is not over"
+    if is_moved:
+        for _ in writing:
+            pass
+    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
+    for _ in writing:
+        pass
+    world.pass_time(2 * DAY_MS + 1)
+    assert b"m1" not in world.bodies()
+    assert len(world.bodies()) == 7
+
+
 def test_what_cannot_be_handed_over_is_delivered_all_the_same(world: TimerWorld) -> None:
     for delay in (100, 800, 900):
         world.send(START_MS + delay)

@@ -1,0 +1,164 @@
+"""One second's messages: in the order of their deliver times whatever came when, and never all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduler import timer_second
+from scheduler.timer_second import WAIT, Second
+
+if TYPE_CHECKING:
+    from scheduler.timer_second import Waits
+
+SECOND = 1_700_000_000
+BEGIN_MS = SECOND * 1000 + 1
+
+
+def waits_of(messages: list[tuple[int, int]]) -> Waits:
+    """Messages as (ms within the second, number); the number stands for where the record lies."""
+    waits = np.zeros(len(messages), WAIT)
+    waits["due"] = [BEGIN_MS + due for due, _ in messages]
+    waits["physical"] = [number for _, number in messages]
+    return waits
+
+
+def numbers(waits: Waits) -> list[int]:
+    return [int(number) for number in waits["physical"]]
+
+
+class Model:
+    """The same as a list. A message's number says when it came, so that sorting by due time and number is the order."""
+
+    def __init__(self) -> None:
+        self.second = Second(SECOND)
+        self.left: list[tuple[int, int]] = []
+        self.newest = self.oldest = 0
+
+    def add(self, dues: list[int]) -> None:
+        messages = [(due, self.newest + at) for at, due in enumerate(dues)]
+        self.newest += len(dues)
+        self.second.add(waits_of(messages))
+        self.left = sorted(self.left + messages)
+
+    def load(self, parts: list[list[int]]) -> None:
+        def loader() -> Iterator[None]:
+            for dues in parts:
+                self.oldest -= len(dues)
+                messages = [(due, self.oldest + at) for at, due in enumerate(dues)]
+                self.second.add_older(waits_of(messages))
+                self.left = sorted(self.left + messages)
+                yield
+
+        self.second.loader = loader()
+
+    def take(self, now: int, limit: int, share: float, *, back: bool) -> None:
+        """Deliver some of what is due, or only look at it."""
+        waits = self.second.due(BEGIN_MS + now, limit).copy()
+        due = [number for ms, number in self.left if ms <= now]
+        assert len(waits) <= limit
+        assert bool(len(waits)) == bool(due)
+        assert numbers(waits) == due[: len(waits)]
+        count = round(len(waits) * share)
+        if count:
+            self.second.drop(count)
+            if back:
+                self.second.put_back(waits[:count])
+            else:
+                self.left = self.left[count:]
+
+    def remove(self, at: int) -> None:
+        number = self.left[at % len(self.left)][1] if self.left else 7
+        assert self.second.remove(number) == bool(self.left)
+        self.left = [message for message in self.left if message[1] != number]
+
+    def check(self) -> None:
+        head = self.second.head_ms
+        assert (None if head is None else head - BEGIN_MS) == (self.left[0][0] if self.left else None)
+        assert self.second.is_done == (not self.left and self.second.loader is None)
+
+
+DUES = st.lists(st.integers(0, 20), min_size=1, max_size=12)
+ACTIONS = st.one_of(
+    st.tuples(st.just("add"), DUES),
+    st.tuples(st.just("take"), st.integers(0, 20), st.integers(1, 12), st.sampled_from([0.0, 0.5, 1.0]), st.booleans()),
+    st.tuples(st.just("remove"), st.integers(0, 100)),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(DUES, max_size=5), st.lists(st.tuples(st.integers(0, 6), DUES), max_size=2), st.lists(ACTIONS))
+def test_messages_have_their_order_whatever_came_when(
+    monkeypatch: pytest.MonkeyPatch,
+    loaded: list[list[int]],
+    meanwhile: list[tuple[int, list[int]]],
+    actions: list[tuple[object, ...]],
+) -> None:
+    monkeypatch.setattr(timer_second, "_RUN", 10)
+    monkeypatch.setattr(timer_second, "_FEW", 2)
+    model = Model()
+    model.load(loaded)
+    came = dict(meanwhile)
+    steps = 0
+    while model.second.load_some():
+        model.add(came.get(steps, [3]))
+        model.check()
+        steps += 1
+    for action in actions:
+        match action:
+            case ("add", list(dues)):
+                model.add(dues)
+            case ("take", int(now), int(limit), float(share), bool(back)):
+                model.take(now, limit, share, back=back)
+            case ("remove", int(at)):
+                model.remove(at)
+        model.check()
+    assert numbers(model.second.remaining()) == [number for _, number in model.left]
+    assert sorted(model.second.physical().tolist()) == sorted(number for _, number in model.left)
+    while model.left:
+        model.take(20, 5, 1.0, back=False)
+    model.check()
+
+
+def test_what_comes_is_not_sorted_in_among_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends for a second that has many messages would otherwise each cost as much as all of these."""
+    second = Second(SECOND)
+    second.add(waits_of([(number % 997, number) for number in range(40_000)]))
+    second.first(1)
+    sorted_at_once = []
+    original = timer_second.joined
+
+    def joined(parts: list[Waits]) -> Waits:
+        sorted_at_once.append(sum(map(len, parts)))
+        return original(parts)
+
+    monkeypatch.setattr(timer_second, "joined", joined)
+    for number in range(500):
+        second.add(waits_of([(number, 100_000 + number)]))
+        second.drop(len(second.due(BEGIN_MS + 999, 50)))
+    assert max(sorted_at_once) < 2000
+
+
+def test_a_loaded_second_is_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_second, "_RUN", 100)
+    sizes = []
+    original = timer_second.joined
+
+    def joined(parts: list[Waits]) -> Waits:
+        sizes.append(sum(map(len, parts)))
+        return original(parts)
+
+    monkeypatch.setattr(timer_second, "joined", joined)
+    model = Model()
+    model.load([[5] * 60 for _ in range(20)])
+    while model.second.load_some():
+        pass
+    assert max(sizes) <= 160
+    sizes.clear()
+    model.take(20, 50, 1.0, back=False)
+    assert sizes == []
