@@ -5,7 +5,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
-BESIDE := tests/unit tests/spark
+PYTEST := $(BIN)/python -m pytest -m "not soak"
+ALONE := tests/unit tests/crash tests/fuzz tests/process tests/bench
+SPARK := tests/spark
 
 .PHONY: help run test unit interop crash fuzz bench soak lint type format check peers clean
 
@@ -31,12 +33,15 @@ peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test p
 	$(BIN)/python -m tests.peers install
 
 test: $(VENV)/.dev peers ## Set up the peers and run every test but the soak
-	@# What uses the processors runs beside what mostly waits for brokers and clients.
-	@$(BIN)/python -m pytest -m "not soak" -p no:cacheprovider $(BESIDE) > .beside.log 2>&1 & beside=$$!; \
-	trap 'kill $$beside 2>/dev/null' INT TERM; \
-	$(BIN)/python -m pytest -m "not soak" $(addprefix --ignore ,$(BESIDE)); rest=$$?; \
-	wait $$beside; jobs=$$?; cat .beside.log; rm -f .beside.log; \
-	if [ $$rest -ne 0 ] || [ $$jobs -ne 0 ]; then echo "make test: failed ($(BESIDE): $$jobs, others: $$rest)"; exit 1; fi
+	@# Three runs beside each other: what uses the processors, Spark's, and what mostly waits for brokers and clients.
+	@$(PYTEST) -p no:cacheprovider $(ALONE) > .alone.log 2>&1 & alone=$$!; \
+	$(PYTEST) -p no:cacheprovider $(SPARK) > .spark.log 2>&1 & spark=$$!; \
+	trap 'kill $$alone $$spark 2>/dev/null' INT TERM; \
+	$(PYTEST) $(addprefix --ignore ,$(ALONE) $(SPARK)); rest=$$?; \
+	wait $$alone; alone=$$?; wait $$spark; spark=$$?; cat .alone.log .spark.log; rm -f .alone.log .spark.log; \
+	if [ $$rest$$alone$$spark != 000 ]; then \
+		echo "make test: failed ($(ALONE): $$alone, $(SPARK): $$spark, others: $$rest)"; exit 1; \
+	fi
 
 unit: $(VENV)/.dev ## Run the tests that need no peer and no socket (seconds)
 	$(BIN)/python -m pytest tests/unit

@@ -1,0 +1,15 @@
+"""What holds for all tests: the summary says why tests were tried again, so that nobody has to guess."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = terminalreporter.stats.get("rerun", [])
+    if reports:
+        terminalreporter.section("why tests were tried again")
+    for report in reports:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = f"{crash.path}:{crash.lineno}: {crash.message}" if crash is not None else str(report.longrepr)
+        terminalreporter.write_line(f"{report.nodeid}\n    {reason[:2000]}")
