@@ -61,7 +61,7 @@ class _Run:
             self._order = np.argsort(narrow, kind="stable")
 
     def __len__(self) -> int:
-        return len(self._waits) - self._cursor
+        return len(self._waits if self._order is None else self._order) - self._cursor
 
     @property
     def head_ms(self) -> int:
@@ -76,13 +76,21 @@ class _Run:
         """The first messages are done."""
         self._cursor += count
 
-    def without(self, physical: int) -> _Run | None:
-        """The others, if any, where one of the messages is at a physical offset; itself where none is."""
-        waits = self.first(len(self))
-        kept = waits["physical"] != physical
-        if kept.all():
-            return self
-        return _Run(picked(waits, kept)) if kept.any() else None
+    def physical(self) -> NDArray[np.int64]:
+        """Where the records of all messages lie."""
+        physical: NDArray[np.int64] = self._waits["physical"]
+        return physical[self._cursor :] if self._order is None else physical[self._order[self._cursor :]]
+
+    def take(self, physical: int) -> Waits:
+        """Take out the message whose record lies at a physical offset, if there is one."""
+        if not (self._waits["physical"] == physical).any():
+            return NONE
+        hits = np.flatnonzero(self.physical() == physical)
+        order = np.arange(len(self._waits)) if self._order is None else self._order
+        taken = picked(self._waits, order[self._cursor + hits])
+        if len(hits):
+            self._order, self._cursor = np.delete(order[self._cursor :], hits), 0
+        return taken
 
 
 class Second:
@@ -189,7 +197,9 @@ class Second:
 
     def physical(self) -> NDArray[np.int64]:
         """Where the records of all messages lie, also of those that get another slot."""
-        return np.concatenate([waits["physical"] for waits in (self.remaining(), *(part for part, _ in self.again))])
+        self._take_in()
+        parts = [NONE["physical"], *(run.physical() for run in self._runs)]
+        return np.concatenate([*parts, *(waits["physical"] for waits, _ in self.again)])
 
     def first(self, limit: int) -> Waits:
         """The first messages, at most `limit`, none only where there are none."""
@@ -234,13 +244,13 @@ class Second:
                 run.drop(of_it)
         self._runs = [run for run in self._runs if len(run)]
 
-    def remove(self, physical: int) -> bool:
-        """Take a message out; whether it was to be delivered in this second."""
+    def remove(self, physical: int) -> Waits:
+        """Take a message out; gives it, if it was to be delivered in this second."""
         self._take_in()
-        before = sum(map(len, self._runs))
-        self._runs = [run for run in (run.without(physical) for run in self._runs) if run is not None]
+        taken = joined([NONE, *(run.take(physical) for run in self._runs)])
+        self._runs = [run for run in self._runs if len(run)]
         self.again = [(waits[kept], magic[kept]) for waits, magic, kept in self._again_without(physical) if kept.any()]
-        return sum(map(len, self._runs)) < before
+        return taken
 
     def _again_without(self, physical: int) -> Iterator[tuple[Waits, Magic, NDArray[np.bool_]]]:
         return ((waits, magic, waits["physical"] != physical) for waits, magic in self.again)

@@ -232,18 +232,16 @@ class Slots:
                 keys.add(properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY))
             yield
         second.deletes = []
-        deleted = []
-        for physical, size in second.remaining()[["physical", "size"]].tolist():
-            message = self._store.message_at(physical, size)
-            text = message.properties_text if message is not None else ""
-            key = properties.get(text, properties.UNIQ_KEY)
-            if key is not None and not keys.isdisjoint((key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}")):
-                deleted.append(physical)
-            yield
-        for physical in deleted:
-            waits = second.remaining()
-            self.gone(waits[waits["physical"] == physical])
-            second.remove(physical)
+        waits = second.remaining()
+        for start in range(0, len(waits), _LOOK_UNITS):
+            for physical, size in waits[start : start + _LOOK_UNITS][["physical", "size"]].tolist():
+                message = self._store.message_at(physical, size)
+                text = message.properties_text if message is not None else ""
+                key = properties.get(text, properties.UNIQ_KEY)
+                names = key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}"
+                if key is not None and not keys.isdisjoint(names):
+                    self.gone(second.remove(physical))
+                yield
 
     def gone(self, waits: Waits) -> None:
         """Messages that were there wait no more."""
@@ -405,10 +403,7 @@ class Slots:
         """Whether a message of a second, whose unit is there, is still to be delivered."""
         if number not in self.resident:
             return True
-        second = self.loaded(number)
-        return bool((second.remaining()["physical"] == physical_offset).any()) or any(
-            (waits["physical"] == physical_offset).any() for waits, _ in second.again
-        )
+        return bool((self.loaded(number).physical() == physical_offset).any())
 
     def wait_at(self, position: int, number: int) -> Waits:
         """The message of a unit in the slot of a second, which waits. Raises OSError."""

@@ -74,7 +74,7 @@ class Model:
 
     def remove(self, at: int) -> None:
         number = self.left[at % len(self.left)][1] if self.left else 7
-        assert self.second.remove(number) == bool(self.left)
+        assert numbers(self.second.remove(number)) == ([number] if self.left else [])
         self.left = [message for message in self.left if message[1] != number]
 
     def check(self) -> None:
