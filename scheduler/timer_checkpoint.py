@@ -121,14 +121,14 @@ class TimerCheckpoint:
     def write(self) -> Iterator[None]:
         """See `storage.store.Beside`."""
         yield from self._bound_since()
-        self._slots.log.write_marks()
         yield from self._slots.wheel.write(self._slots.second)
 
     def plan_sync(self) -> Callable[[], None]:
         """See `storage.store.Beside`."""
         files = self._store.files
         end, wheel = self._slots.log.end, self._slots.wheel.file
-        to_sync = {*self._slots.log.files_between(self._synced, end), *self._slots.log.take_marked()}
+        to_sync = self._slots.log.files_between(self._synced, end)
+        mark = self._slots.log.plan_marks()
         noted_log_since = self._noted_log_since
         if self.check() != self._check:
             self._check = self.check()
@@ -139,6 +139,7 @@ class TimerCheckpoint:
         root = self._store.config.root
 
         def sync() -> None:
+            mark()
             for file in to_sync:
                 file.sync()
             if wheel is not None:

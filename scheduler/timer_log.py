@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import structlog
 
 from storage.files import File, Files
+from storage.marks import Marks
 from storage.segments import Segments
 
 if TYPE_CHECKING:
@@ -89,9 +90,7 @@ class TimerLog:
         self._segments = Segments(files, directory, segment_size)
         self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         """Bytes of units in a full file."""
-        self._marked: set[File] = set()
-        self._unwritten: set[int] = set()
-        """Positions of units that are withdrawn, which the disk did not take yet."""
+        self._marks = Marks(self._segments)
         self.end = 0
         """Position of the next unit, or where the blank unit goes that ends a file."""
 
@@ -169,16 +168,7 @@ class TimerLog:
         file_end = position - position % self._segments.segment_size + self._room
         count = min(count, (min(file_end, self.end) - position) // UNIT_SIZE)
         data = self._segments.read(position, max(0, count) * UNIT_SIZE)
-        return self._with_marks(position, np.frombuffer(data, UNIT, len(data) // UNIT_SIZE))
-
-    def _with_marks(self, position: int, units: Units) -> Units:
-        """Units that were read, also withdrawn where the file does not say so yet."""
-        end = position + len(units) * UNIT_SIZE
-        marked = [(at - position) // UNIT_SIZE for at in self._unwritten if position <= at < end]
-        if marked:
-            units = units.copy()
-            units["magic"][marked] |= WITHDRAWN
-        return units
+        return np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
 
     def crc(self, end: int) -> int:
         """The checksum of the last units before a position, as far as they lie in its file, but for their magic, which
@@ -230,13 +220,13 @@ class TimerLog:
                 position = base + size
                 continue
             data = self._segments.read(position, min(_SCAN_UNITS * UNIT_SIZE, stop - position))
-            units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE)
+            units = np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
             if not len(units):
                 if position >= self.begin:
                     return
                 position = self.begin  # files before have expired meanwhile
                 continue
-            yield position, self._with_marks(position, units)
+            yield position, units
             position += len(units) * UNIT_SIZE
 
     def chain(self, last: int) -> Iterator[tuple[Positions, Units]]:
@@ -275,30 +265,14 @@ class TimerLog:
             position = before
 
     def withdraw(self, position: int) -> None:
-        """Mark the unit at a position: its message is no longer waiting here. From now on every reader sees that; if
-        the disk does not take it, `write_marks` tries again."""
-        is_first = not self._unwritten
-        self._unwritten.add(position)
-        try:
-            self.write_marks()
-        except OSError as error:
-            if is_first:
-                log.warning("timer_log_not_marked", position=position, reason=str(error))
+        """Mark the unit at a position: its message is no longer waiting here. The record that says so is in the
+        commitlog. From now on every reader sees that; the files have it when `plan_marks` says, see `storage.marks`."""
+        magic = int(self.read(position, 1)["magic"][0]) | WITHDRAWN
+        self._marks.set(position + _MAGIC_AT, magic.to_bytes(4, "big"))
 
-    def write_marks(self) -> None:
-        """Put into the files the marks that are in memory only. A checkpoint must not be without them: behind it nobody
-        looks for the records that tell the same. Raises OSError."""
-        for position in list(self._unwritten):
-            if position >= self.begin:
-                magic = int(self.read(position, 1)["magic"][0])
-                self._segments.write(position + _MAGIC_AT, magic.to_bytes(4, "big"))
-                self._marked.update(self._segments.files_between(position, position + 1))
-            self._unwritten.discard(position)
-
-    def take_marked(self) -> set[File]:
-        """The files with units that were withdrawn since the last call: they have to be synced."""
-        marked, self._marked = self._marked, set()
-        return marked
+    def plan_marks(self) -> Callable[[], None]:
+        """See `Marks.plan`."""
+        return self._marks.plan(self.end)
 
     def files_between(self, start: int, end: int) -> list[File]:
         """The files with units between two positions."""

@@ -23,13 +23,13 @@ Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is theirs an
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from collections.abc import Callable
 from typing import Final
 
 from storage.files import File, Files
+from storage.marks import Marks
 from storage.segments import Segments
 
 UNIT: Final = struct.Struct(">qiq")
@@ -52,8 +52,8 @@ class ConsumeQueue:
     """Units of one queue. Queue offsets count units."""
 
     __slots__ = (
+        "_marks",
         "_segments",
-        "_unmarked",
         "min_offset",
         "next_offset",
         "queue_id",
@@ -77,8 +77,8 @@ class ConsumeQueue:
         """Queue offset of the next message."""
         self.min_offset = 0
         """Queue offset of the oldest message that the commitlog still has."""
-        self._unmarked: set[int] = set()
-        """Queue offsets of withdrawn units in the files, which do not say so yet."""
+        self._marks: Marks | None = None
+        """Of withdrawn units, where the files do not have them yet."""
         self.tail = bytearray()
         """Units that are not in the files yet: the last ones before `next_offset`."""
         self.staged_from = -1
@@ -113,13 +113,12 @@ class ConsumeQueue:
         written = self.next_offset - len(self.tail) // UNIT_SIZE
         if offset >= written:
             at = (offset - written) * UNIT_SIZE
-            return bytes(self.tail[at : at + count * UNIT_SIZE])
-        units = self._segments.read(offset * UNIT_SIZE, min(count, written - offset) * UNIT_SIZE)
-        if self._unmarked:
-            units = self._with_marks(offset, units)
-        if offset + count > written:
-            units += self.tail[: (offset + count - written) * UNIT_SIZE]
-        return units
+            units = bytes(self.tail[at : at + count * UNIT_SIZE])
+        else:
+            units = self._segments.read(offset * UNIT_SIZE, min(count, written - offset) * UNIT_SIZE)
+            if offset + count > written:
+                units += self.tail[: (offset + count - written) * UNIT_SIZE]
+        return units if self._marks is None else self._marks.over(offset * UNIT_SIZE, units)
 
     def unit(self, offset: int) -> tuple[int, int, int] | None:
         """Physical offset, size and tags code of one unit, or None outside the queue."""
@@ -127,29 +126,21 @@ class ConsumeQueue:
         return UNIT.unpack(units) if units else None
 
     def withdraw(self, offset: int) -> None:
-        """Mark the unit of a message as withdrawn. Every reader sees that at once; what the disk does not take is tried
-        again by `write_tail`."""
-        at = (offset - self.written_offset) * UNIT_SIZE + _SIZE_AT
-        if at >= 0:
-            self.tail[at : at + len(_WITHDRAWN)] = _WITHDRAWN
-            return
-        self._unmarked.add(offset)
-        with contextlib.suppress(OSError):
-            self._write_marks()
+        """Mark the unit of a message as withdrawn. Every reader sees that at once, the files have it when `plan_marks`
+        says (see `storage.marks`)."""
+        if self._marks is None:
+            self._marks = Marks(self._segments)
+        self._marks.set(offset * UNIT_SIZE + _SIZE_AT, _WITHDRAWN)
 
-    def _write_marks(self) -> None:
-        for offset in list(self._unmarked):
-            self._segments.write(offset * UNIT_SIZE + _SIZE_AT, _WITHDRAWN)
-            self._unmarked.discard(offset)
+    @property
+    def has_marks(self) -> bool:
+        """Whether there are marks of which it is not known yet that the files have them."""
+        return bool(self._marks)
 
-    def _with_marks(self, offset: int, units: bytes) -> bytes:
-        """Units from a queue offset on, also withdrawn where the file does not say so yet."""
-        marked = bytearray(units)
-        for each in self._unmarked:
-            at = (each - offset) * UNIT_SIZE + _SIZE_AT
-            if 0 <= at < len(marked):
-                marked[at : at + len(_WITHDRAWN)] = _WITHDRAWN
-        return bytes(marked)
+    def plan_marks(self) -> Callable[[], None]:
+        """See `Marks.plan`; of the units in the files."""
+        assert self._marks is not None
+        return self._marks.plan(self.written_offset * UNIT_SIZE)
 
     def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
         """The first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true along
@@ -166,9 +157,7 @@ class ConsumeQueue:
     # --- writing
 
     def write_tail(self) -> None:
-        """Put the units in memory, and the marks, into the files. Raises OSError; then they are still in memory."""
-        if self._unmarked:
-            self._write_marks()
+        """Put the units in memory into the files. Raises OSError; then they are still in memory."""
         if not self.tail:
             return
         position = self.written_offset * UNIT_SIZE
@@ -250,5 +239,6 @@ class ConsumeQueue:
     def remove(self) -> None:
         """Remove the files, and start anew from 0."""
         self.tail.clear()
+        self._marks = None
         self.next_offset = self.min_offset = 0
         self._segments.remove_all()

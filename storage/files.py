@@ -36,7 +36,7 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class File(Protocol):
-    """One file of fixed size. One thread owns it; only `sync` and `read_apart` may be called from others."""
+    """One file of fixed size. One thread owns it; only `sync` and `..._apart` may be called from others."""
 
     path: str
 
@@ -54,6 +54,9 @@ class File(Protocol):
 
     def write(self, offset: int, data: bytes) -> None:
         """Write all of `data`. Raises OSError; part of it may have been written then."""
+
+    def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        """Write at several offsets and make the file durable, from any thread. Raises OSError, as `write`."""
 
     def clear(self, offset: int) -> None:
         """Zero everything from `offset` on; the size stays."""
@@ -204,6 +207,18 @@ class OsFile:
         while written < size:
             end = min(size, written + _WRITE_SIZE - (offset + written) % _WRITE_SIZE)
             written += os.pwrite(fd, view[written:end], offset + written)
+
+    def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for offset, data in writes:
+                while data:
+                    written = os.pwrite(fd, data, offset)
+                    data, offset = data[written:], offset + written  # noqa: PLW2901
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
 
     def clear(self, offset: int) -> None:
         """See File. Holes stay holes."""

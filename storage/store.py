@@ -200,7 +200,8 @@ class MessageStore:
         return [queue for queues in self.queues.values() for queue in queues.values()]
 
     def withdraw(self, queue: ConsumeQueue, offset: int) -> None:
-        """Mark a unit of the schedule topic as withdrawn, as the next checkpoint will cover. Raises OSError."""
+        """Mark a unit of the schedule topic as withdrawn, as the next checkpoint will cover. The record that says so is
+        in the commitlog."""
         queue.withdraw(offset)
         self._dirty[queue] = min(self._dirty.get(queue, offset), offset)
 
@@ -314,9 +315,12 @@ class MessageStore:
             self._dirty.items(),
             Checkpoint(timestamp, timestamp, self._checkpoint.index_timestamp, end, notes),
             self._checkpoint_path,
-            [other.plan_sync() for other in self.beside],
+            [
+                *(queue.plan_marks() for queue in self._dirty if queue.has_marks),
+                *(other.plan_sync() for other in self.beside),
+            ],
         )
-        self._dirty = {queue: queue.written_offset for queue in self._dirty if queue.tail}
+        self._dirty = {queue: queue.written_offset for queue in self._dirty if queue.tail or queue.has_marks}
         return job
 
     def note_checkpoint(self, job: CheckpointJob) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from storage.errors import StoreLocked
@@ -242,6 +243,11 @@ class SimulatedFile:
     def write(self, offset: int, data: bytes) -> None:
         assert offset + len(data) <= len(self._node.data), "a file of fixed size does not grow"
         self._files.write(self._node, offset, data)
+
+    def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        for offset, data in writes:
+            self.write(offset, data)
+        self.sync()
 
     def clear(self, offset: int) -> None:
         end = len(self._node.data.rstrip(b"\0"))
