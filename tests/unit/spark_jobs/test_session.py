@@ -70,6 +70,7 @@ def test_on_this_machine_by_default(builder: Builder) -> None:
     assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == ROOT
     log4j = builder.settings["spark.driver.extraJavaOptions"].partition("file:")[2]
     assert Path(log4j).is_file()
+    assert builder.settings["spark.python.unix.domain.socket.enabled"] == "true"
     make_session("test", for_jobs=True)
     assert builder.settings["spark.driver.extraJavaOptions"].endswith(f"{log4j} -XX:TieredStopAtLevel=1")
 
