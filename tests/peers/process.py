@@ -83,7 +83,7 @@ class Process:
         """Ask the process to end (SIGTERM), wait until it has, and return its exit code."""
         if self._child is None or self._child.returncode is not None:
             return await self._finish()
-        self._child.terminate()
+        self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(timeout):
                 return await self._finish()
@@ -93,10 +93,15 @@ class Process:
 
     async def kill(self) -> None:
         """End the process with SIGKILL: what a crash leaves is what it had written."""
-        if self.running and self._child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._child.kill()
+        if self.running:
+            self._signal(signal.SIGKILL)
         await self._finish()
+
+    def _signal(self, number: int) -> None:
+        # Not by the child's own methods: these reap one that has just ended, and asyncio, which waits for it, then
+        # cannot tell the exit code.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     async def _finish(self) -> int:
         if self._child is None:
