@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
         self.is_closed = True
         self._transport = None
         self._backlog = []
-        self._hold(0)
+        self._let_go()
         self._release_output()
         if self._pending is not None:
             for waiter in self._pending.clear():
@@ -264,6 +264,7 @@ class Connection(asyncio.Protocol):
         """What is held of this client has to be freed: close at once, with one log line."""
         self.refuse(error)
         self.abort()
+        self._let_go()
 
     # ---
 
@@ -278,6 +279,11 @@ class Connection(asyncio.Protocol):
         self._held = size
         if too_large is not None:
             too_large.drop(FrameError("the unfinished frames of all clients together are too large"))
+
+    def _let_go(self) -> None:
+        """Free the unfinished frame now: the transport and we refer to each other until the garbage collector runs."""
+        self._reader.close()
+        self._hold(0)
 
     def _release_output(self) -> None:
         self._output.used -= self._output_held

@@ -116,6 +116,12 @@ class FrameReader:
         if self.buffered and self.error is None:
             self.error = FrameError(f"closed in the middle of a frame, {self.buffered} bytes into it")
 
+    def close(self) -> None:
+        """Let go of what is held, and ignore what still comes."""
+        self.error = self.error or FrameError("closed")
+        self._chunks.clear()
+        self._joined = self.buffered = 0
+
     def _join(self) -> None:
         """Make the pieces that came since the last time one."""
         self._chunks[self._joined :] = [b"".join(self._chunks[self._joined :])]

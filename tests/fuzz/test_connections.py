@@ -137,7 +137,7 @@ def test_unfinished_frames_of_many_clients(broker: LiveBroker, witness: Witness)
     for _ in range(15):
         taken = [client for client in taken if client.send(block)]
     witness.wait_rounds(2)
-    assert witness.growth_bytes < 2 * 256 * MIB  # the budget, and what the allocator has not given back yet
+    assert witness.growth_bytes < (256 + 64) * MIB  # what is held of all that came, and little more
     for client in patient:
         assert client.send(small[50_000:])
         assert client.response().code == ResponseCode.SUCCESS

@@ -2,42 +2,59 @@
 
 A broker on port P also listens on P-2 (the "VIP channel"); Apache's takes P+1 for replication as well. The ports come
 from below the range that the kernel hands to outgoing connections, since a client's connection could otherwise sit on
-a port at the moment a broker is restarted on it.
+a port at the moment a broker is restarted on it. A process has a block of ports of its own and gives each of them out
+once, so that a broker that is down for a moment finds its ports free, and none is two servers'.
 """
 
 import contextlib
-import random
+import functools
+import itertools
 import socket
+from collections.abc import Iterator
 
-_FIRST, _LAST = 20_000, 30_000
+_FIRST, _BLOCK, _BLOCKS = 12_000, 2_000, 10
 _HOST = "127.0.0.1"
 
 
-def _all_free(ports: range) -> bool:
-    with contextlib.ExitStack() as stack:
-        for port in ports:
-            probe = stack.enter_context(socket.socket())
-            try:
-                probe.bind((_HOST, port))
-            except OSError:
-                return False
+@functools.cache
+def _block() -> tuple[Iterator[int], socket.socket]:
+    """The ports of this process, over and over. A name that nobody else can have while the socket lives reserves
+    them."""
+    owner = socket.socket(socket.AF_UNIX)
+    for number in range(_BLOCKS):
+        with contextlib.suppress(OSError):
+            owner.bind(f"\0duemq-test-ports-{number}")
+            first = _FIRST + number * _BLOCK
+            return itertools.cycle(range(first, first + _BLOCK)), owner
+    raise OSError(f"all {_BLOCKS} blocks of ports are in use by other test runs")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
     return True
 
 
-def _find(before: int, after: int) -> int:
-    choose = random.SystemRandom()
-    for _ in range(1000):
-        port = choose.randrange(_FIRST, _LAST)
-        if _all_free(range(port - before, port + after + 1)):
-            return port
-    raise OSError(f"no free ports between {_FIRST} and {_LAST}")
+def _find(count: int) -> int:
+    """The first of so many free ports in a row."""
+    ports, _ = _block()
+    found: list[int] = []
+    for port in itertools.islice(ports, _BLOCK):
+        follows = not found or port == found[-1] + 1
+        found = [*(found if follows else ()), port] if _is_free(port) else []
+        if len(found) == count:
+            return found[0]
+    raise OSError(f"no {count} free ports in a row in a block of {_BLOCK}")
 
 
 def free_port() -> int:
     """Return a port that nobody listens on now."""
-    return _find(0, 0)
+    return _find(1)
 
 
 def free_broker_port() -> int:
     """Return a port whose neighbours that a broker needs (P-2 to P+1) are free as well."""
-    return _find(2, 1)
+    return _find(4) + 2

@@ -4,6 +4,8 @@ only itself."""
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from broker.connection import MAX_REQUESTS, WRITE_HIGH_BYTES, Budget, Connection
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from protocol.command import Command
+from protocol.errors import FrameError
 from protocol.frame import BINARY, JSON, Frame, join_frame
 from protocol.headers import QueueOfTopic
 from protocol.message_id import pack_host
@@ -204,6 +207,26 @@ async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames, lo
     assert len(frames.frames) == 20
     assert budget.used == 4_000_000
     assert [line["peer"] for line in logged] == ["127.0.0.1:2", "127.0.0.1:3"]
+
+
+@pytest.mark.parametrize("drop", [True, False], ids=["dropped", "lost"])
+async def test_the_unfinished_frame_goes_with_its_connection(frames: Frames, drop: bool) -> None:
+    """And not with the next run of the garbage collector, with all that a flood brings until then."""
+    piece = join_frame(JSON, b"{}", bytes(1000))[:900]
+    before = sys.getrefcount(piece)
+    peer = connect(frames)
+    peer.connection.data_received(piece)
+    assert sys.getrefcount(piece) > before
+    gc.disable()
+    try:
+        if drop:
+            peer.connection.drop(FrameError("too large"))
+        else:
+            peer.transport.abort()
+            await turns()
+        assert sys.getrefcount(piece) == before
+    finally:
+        gc.enable()
 
 
 async def test_many_small_unfinished_frames_are_bounded_too(frames: Frames) -> None:

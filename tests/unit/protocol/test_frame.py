@@ -142,6 +142,17 @@ def test_a_frame_in_many_small_pieces_takes_about_its_own_size() -> None:
     assert reader.pieces == reader.buffered == 0
 
 
+def test_a_closed_reader_holds_nothing_and_takes_nothing() -> None:
+    reader = FrameReader()
+    reader.receive_data(join_frame(JSON, b"{}", b"body")[:-1])
+    reader.close()
+
+    assert reader.pieces == reader.buffered == 0
+    assert reader.receive_data(b"y" + join_frame(JSON, b"{}")) == []
+    assert reader.pieces == reader.buffered == 0
+    assert isinstance(reader.error, FrameError)
+
+
 def test_bodies_are_views_of_what_was_received() -> None:
     """No copy of a body is made where it came in one piece."""
     data = join_frame(JSON, b"{}", b"body")
