@@ -52,7 +52,8 @@ from broker.stats import Stats
 from broker.topics import Topics
 from protocol.headers import BrokerIdentity
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import DeliveryConfig, LevelQueues
+from scheduler.level_delivery import DeliveryConfig
+from scheduler.level_queues import LevelQueues
 from scheduler.pending import Pending
 from scheduler.timer_config import TimerConfig
 from scheduler.timers import Timers
@@ -299,7 +300,7 @@ class Broker:
         self._run_apart(self._allocator, job.run, self.store.ahead.done)
 
     def _change_delivery(self, config: BrokerConfig) -> None:
-        self.levels.config = delivery_config(config)
+        self.levels.delivery.config = delivery_config(config)
         self.levels.on_earlier()
 
     def _change_levels(self, config: BrokerConfig) -> None:

@@ -11,11 +11,8 @@ properties as they are; the prepared-transaction offset of that record, unused o
 scheduled it.
 
 Nothing polls: the head of each queue says when to wake, and an append to an empty queue says so too (`on_earlier`).
-`step` does a bounded amount and gives the time of the next one; whoever calls it owns the timer.
-
-Two paths. Sync: a batch is put, and nothing more of its level before the result is there. Async: puts whose results
-are awaited follow one another, up to a limit; they are settled in order. Without `when_durable` (ASYNC_FLUSH) a result
-is there at once.
+`step` does a bounded amount and gives the time of the next one; whoever calls it owns the timer. `level_delivery` has
+the two paths by which a batch is delivered.
 
 Behaviour after apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.7).
 """
@@ -26,7 +23,6 @@ import contextlib
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,16 +30,18 @@ import structlog
 
 from protocol.record import StoredMessage
 from scheduler import runs
-from scheduler.batches import Batches, Kind, Outcome
+from scheduler.batches import Batches
 from scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from scheduler.delay_levels import DelayLevels, queue_id_of
-from scheduler.level import Level, OpenRun, Put, Status
+from scheduler.level import Level, OpenRun
+from scheduler.level_delivery import DeliveryConfig, LevelDelivery
+from scheduler.level_times import LevelTimes
 from scheduler.runs import Note, Run
 from storage.clock import Clock
 from storage.config_file import ConfigFile
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
-from storage.errors import StoreError, StoreFormatError
-from storage.pull import EXT_ADDRESS_MAX, ColdRead
+from storage.consume_queue import SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
+from storage.errors import StoreFormatError
+from storage.pull import EXT_ADDRESS_MAX, ReadCold
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
@@ -54,32 +52,11 @@ log = structlog.get_logger(__name__)
 
 SLICE_SECONDS: Final = 0.002
 """How long one step goes on delivering."""
-REFUSED_RETRY_MS: Final = 100
-"""When the store takes nothing, the sync path tries again after this."""
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
-_WARM_UNITS: Final = 8192
 
 DurableCallback = Callable[[int, Callable[[], None]], None]
 """Calls back when the commitlog is durable up to a physical offset."""
-ReadCold = Callable[[ColdRead, Callable[[], None]], None]
-"""Runs a read where it may wait for the disk, and calls back when it is done."""
-
-
-@dataclass
-class DeliveryConfig:
-    """How messages are delivered; may be changed while running."""
-
-    is_async: bool = False
-    """enableScheduleAsyncDeliver."""
-    pending_limit: int = 2000
-    """scheduleAsyncDeliverMaxPendingLimit: messages of a level whose result is awaited."""
-    max_resends: int = 3
-    """scheduleAsyncDeliverMaxResendNum2Blocked: a level with a put that failed more often goes no further."""
-    batch_size: int = 512
-    """scheduleDeliverBatchSize: most messages in one put."""
-    warn_ms: int = 1000
-    """scheduleLatenessWarnMillis: a level that is later than this is logged."""
 
 
 class LevelQueues:
@@ -99,11 +76,18 @@ class LevelQueues:
         self._file = file
         self._clock = clock
         self._watch = ClockWatch(clock)
-        self.table = table
-        self.config = config or DeliveryConfig()
         self._when_durable = when_durable
-        self._read_cold = read_cold
         self._batches = Batches(store)
+        self._times = LevelTimes(store, clock, table)
+        self.delivery = LevelDelivery(
+            store,
+            self._batches,
+            self._times,
+            config or DeliveryConfig(),
+            is_awaited=when_durable is not None,
+            read_cold=read_cold,
+            on_ready=lambda: self.on_earlier(),  # noqa: PLW0108 (it is set later)
+        )
         self.levels: dict[int, Level] = {}
         self._extra: dict[str, Any] = {}
         self._turn = 0
@@ -113,6 +97,11 @@ class LevelQueues:
 
         self.on_rules_changed: Callable[[], None] = lambda: None
         """Called when a crash from now on would need a checkpoint made after this: the table or the clock was set."""
+
+    @property
+    def table(self) -> DelayLevels:
+        """The levels, as they are now."""
+        return self._times.table
 
     # --- start
 
@@ -141,7 +130,7 @@ class LevelQueues:
             if is_new_table or level.runs[-1].shift_ms:
                 level.split(level.queue.next_offset)
             level.settle()
-            self._look(level)
+            self._times.look(level)
             if note is not None and saved.get(level.number, level.offset) > level.offset:
                 log.warning(
                     "delay_offset_ignored", delay_level=level.number, saved=saved[level.number], delivered=level.offset
@@ -209,12 +198,12 @@ class LevelQueues:
         level = self.levels[queue.queue_id + 1]
         run = level.runs[-1]
         if run.due_ms is None:
-            run.due_ms = self._head(level, run)
+            run.due_ms = self._times.head(level, run)
             self.on_earlier()
 
     def set_table(self, table: DelayLevels) -> None:
         """Change the levels. Messages that wait keep the time they were promised."""
-        old, self.table = self.table, table
+        old, self._times.table = self.table, table
         for number in range(1, table.maximum + 1):
             level = self.levels.get(number)
             if level is None:
@@ -223,41 +212,12 @@ class LevelQueues:
                 queue.watch(self._arrived)
             elif table.delay_ms(number) < old.delay_ms(old.cap(number)):
                 level.split(level.queue.next_offset)
-            self._look(level)
+            self._times.look(level)
         log.info("delay_levels_changed", old=old.text, new=table.text)
         self.on_rules_changed()
         self.on_earlier()
 
     # --- time
-
-    def _look(self, level: Level) -> None:
-        """Find the heads of a level anew."""
-        for run in level.runs:
-            run.due_ms = self._head(level, run)
-
-    def _head(self, level: Level, run: OpenRun) -> int | None:
-        """When the first message of a run that was not tried is due, or None."""
-        unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None
-        return self._due(level, run, *unit, self._clock.now_ms()) if unit is not None else None
-
-    def _due(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
-        """When a unit's message is due; now, where there is none."""
-        if size in (PADDING_SIZE, WITHDRAWN_SIZE):
-            return now_ms if size == PADDING_SIZE or code <= EXT_ADDRESS_MAX else code + run.shift_ms
-        if code <= EXT_ADDRESS_MAX:
-            stored = self._store_timestamp(physical, size)
-            return self.table.deliver_time(level.number, stored) + run.shift_ms if stored is not None else now_ms
-        due = code + run.shift_ms
-        limit = run.delay_limit_ms
-        if limit is not None and due > now_ms + limit:
-            # RocketMQ's correctDeliverTimestamp: the table was shortened. RocketMQ delivers such a message at once.
-            stored = self._store_timestamp(physical, size)
-            return min(due, stored + run.shift_ms + limit) if stored is not None else now_ms
-        return due
-
-    def _store_timestamp(self, physical: int, size: int) -> int | None:
-        message = self._store.message_at(physical, size)
-        return message.store_timestamp if message is not None else None
 
     def _watch_clock(self, now_ms: int) -> None:
         jump = self._watch.jump_ms()
@@ -265,7 +225,7 @@ class LevelQueues:
             return
         log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)
         for level in self.levels.values():
-            boundary = self._first_after(level, now_ms, jump)
+            boundary = self._times.first_after(level, now_ms, jump)
             last_shift = 0
             for run in level.runs:
                 if run.start < boundary:
@@ -275,45 +235,14 @@ class LevelQueues:
                 level.split(boundary)
             level.trouble = "the clock was set"
             level.settle()
-            self._look(level)
+            self._times.look(level)
         self.on_rules_changed()
-
-    def _first_after(self, level: Level, now_ms: int, jump_ms: int) -> int:
-        """The first message of a level that was stored after the clock was set: nearer to the new time than the old."""
-        offset = level.queue.next_offset
-        while (unit := level.queue.unit(offset - 1)) is not None:
-            stored = self._store_timestamp(unit[0], unit[1])
-            if stored is None or abs(stored - now_ms) > abs(stored - (now_ms - jump_ms)):
-                break
-            offset -= 1
-        return offset
 
     @property
     def next_due_ms(self) -> int | None:
         """When something has to be done next, ms since the epoch; None when nothing waits but for a result."""
-        times = [time_ms for level in self.levels.values() for time_ms in self._times(level)]
+        times = [time_ms for level in self.levels.values() for time_ms in self.delivery.next_times(level)]
         return min(times, default=None)
-
-    def _times(self, level: Level) -> Iterator[int]:
-        due_ms = level.due_ms
-        if due_ms is not None and self._is_free(level):
-            yield max(due_ms, level.retry_ms)
-        if not level.is_reading:
-            for put in level.failed:
-                yield put.retry_ms
-
-    def _is_free(self, level: Level) -> bool:
-        """Whether more of a level may be put now."""
-        if level.is_reading:
-            return False
-        if not level.puts:
-            return True
-        if not self.config.is_async:
-            return False
-        if level.pending >= self.config.pending_limit:
-            level.trouble = "flow control: scheduleAsyncDeliverMaxPendingLimit"
-            return False
-        return not level.is_held_back(self.config.max_resends)
 
     # --- delivery
 
@@ -341,206 +270,18 @@ class LevelQueues:
         for _ in levels:
             self._turn = (self._turn + 1) % len(levels)
             level = levels[self._turn]
-            any_tried |= self._deliver(level, now_ms)
+            any_tried |= self.delivery.deliver(level, now_ms)
             if time.perf_counter() >= until:
                 break
         return any_tried
-
-    def _deliver(self, level: Level, now_ms: int) -> bool:
-        """Put one batch of a level; whether anything was tried."""
-        if level.failed:
-            failed = self._to_resend(level, now_ms)
-            if failed is not None:
-                self._resend(level, failed, now_ms)
-                return True
-        due_ms = level.due_ms
-        if due_ms is None or due_ms > now_ms or level.retry_ms > now_ms or not self._is_free(level):
-            return False
-        run = next(run for run in level.runs if run.due_ms == due_ms)
-        if self._correct(level, run):
-            self._look(level)
-            return True
-        limit = self.config.batch_size
-        if level.puts:
-            limit = max(1, min(limit, self.config.pending_limit - level.pending))
-        units = self._due_units(level, run, now_ms, limit)
-        if not len(units):
-            run.due_ms = self._head(level, run)
-            return True
-        level.late_by_ms = now_ms - due_ms
-        put = Put(run.cursor, run.cursor + len(units), due_ms)
-        try:
-            outcome = self._append(level, units)
-        except StoreError as error:
-            self._refused(level, run, put, now_ms, error)
-        else:
-            self._took(level, run, put, units, outcome, now_ms)
-        return True
-
-    def _append(self, level: Level, units: NDArray[Any]) -> Outcome:
-        """See `Batches.deliver`."""
-        outcome = self._batches.deliver(
-            units, may_wait=level.is_warm or self._read_cold is None, delay_level=level.number
-        )
-        level.is_warm = False
-        return outcome
-
-    def _due_units(self, level: Level, run: OpenRun, now_ms: int, limit: int) -> NDArray[Any]:
-        """The units of a run from its cursor on that are due."""
-        units = self._batches.read(level.queue, run.cursor, min(limit, level.end_of(run) - run.cursor))
-        codes = units["tags_code"]
-        if run.delay_limit_ms is None:
-            late = (codes > now_ms - run.shift_ms) | (codes <= EXT_ADDRESS_MAX)
-            if not late.any():
-                return units
-            count = int(np.argmax(late))
-            if count:
-                return units[:count]
-        low, high = 0, len(units)
-        while low < high:
-            middle = (low + high) // 2
-            physical, size, code = units[middle].item()
-            if self._due(level, run, physical, size, code, now_ms) <= now_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return units[:low]
-
-    def _took(self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
-        """Note what became of a put, or of its first part."""
-        put.end = put.start + outcome.units
-        if outcome.kind is Kind.COLD:
-            self._warm(level, put.start, level.end_of(run))
-            return
-        if outcome.kind is Kind.GONE:
-            level.trouble = "records are missing"
-            log.error(
-                "scheduled_messages_missing",
-                delay_level=level.number,
-                messages=outcome.units,
-                queue_offset=put.start,
-                physical_offset=int(units["physical_offset"][0]),
-            )
-            if self.config.is_async:
-                level.add(put)
-                level.fail(put, now_ms, origin_is_gone=True)
-            else:
-                level.skipped += outcome.units
-        else:
-            level.delivered += outcome.delivered
-            level.skipped += outcome.units - outcome.delivered
-            if outcome.delivered and self._when_durable is not None:
-                put.position = self._store.log.end
-                level.add(put)
-                level.trouble = "the disk: its flush is awaited"
-            elif not level.puts:
-                level.trouble = None
-        run.cursor = put.end
-        run.due_ms = self._head(level, run)
-        if len(level.runs) > 1:
-            level.settle()
-
-    def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
-        """The store took nothing of a put."""
-        if level.trouble != str(error):
-            log.warning("delivery_refused", delay_level=level.number, reason=str(error))
-        level.trouble = str(error)
-        if not self.config.is_async:
-            level.retry_ms = now_ms + REFUSED_RETRY_MS
-            return
-        level.add(put)
-        level.fail(put, now_ms, origin_is_gone=False)
-        run.cursor = put.end
-        run.due_ms = self._head(level, run)
-
-    # --- puts that failed
-
-    @staticmethod
-    def _to_resend(level: Level, now_ms: int) -> Put | None:
-        if level.is_reading:
-            return None
-        return next((put for put in level.failed if put.retry_ms <= now_ms), None)
-
-    def _resend(self, level: Level, put: Put, now_ms: int) -> None:
-        """Try a put that failed once more."""
-        units = self._batches.read(level.queue, put.start, put.end - put.start)
-        try:
-            outcome = self._append(level, units)
-        except StoreError as error:
-            level.trouble = str(error)
-            level.fail(put, now_ms, origin_is_gone=False)
-            return
-        if outcome.kind is Kind.COLD:
-            self._warm(level, put.start, put.end)
-        elif outcome.kind is Kind.GONE:
-            part = level.take_part(put, outcome.units)
-            level.fail(part, now_ms, origin_is_gone=True)
-            if part.status is Status.SKIP:
-                level.skipped += outcome.units
-                log.error("scheduled_messages_skipped", delay_level=level.number, messages=outcome.units)
-        else:
-            self._resent(level, put, outcome)
-        level.settle()
-
-    def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:
-        """A put went through, or the first part of it did."""
-        level.delivered += outcome.delivered
-        level.skipped += outcome.units - outcome.delivered
-        part = level.take_part(put, outcome.units)
-        part.status, part.position = Status.RUNNING, self._store.log.end
-        if not outcome.delivered or self._when_durable is None:
-            part.status = Status.SUCCESS
 
     # --- results
 
     def note_flushed(self, position: int) -> None:
         """The commitlog is durable up to a physical offset: puts before it are a success."""
         for level in self.levels.values():
-            if level.puts:
-                for put in level.puts:
-                    if put.status is Status.RUNNING and put.position <= position:
-                        put.status = Status.SUCCESS
-                level.settle()
-                if not level.puts:
-                    level.trouble = None
+            self.delivery.note_flushed(level, position)
         self.on_earlier()
-
-    def _warm(self, level: Level, start: int, end: int) -> None:
-        """Have a thread read from the disk what comes next."""
-        assert self._read_cold is not None
-        level.is_reading = True
-        level.trouble = "the disk: old messages are being read"
-        job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
-
-        def done() -> None:
-            level.is_reading = False
-            level.is_warm = True
-            self.on_earlier()
-
-        self._read_cold(job, done)
-
-    def _correct(self, level: Level, run: OpenRun) -> bool:
-        """Heal a cursor that lies outside the queue: the commitlog lost files before it, or the queue its end. Whether
-        there was anything to heal; then runs may be gone."""
-        low, high = level.queue.min_offset, level.queue.next_offset
-        corrected = min(max(run.cursor, low), high)
-        if corrected == run.cursor:
-            return False
-        log.warning(
-            "level_offset_corrected",
-            delay_level=level.number,
-            offset=run.cursor,
-            corrected=corrected,
-            min=low,
-            max=high,
-        )
-        level.skipped += sum(max(0, min(low, level.end_of(other)) - other.cursor) for other in level.runs)
-        run.cursor = corrected
-        for other in level.runs:
-            other.start = min(max(other.start, low), high)
-            other.cursor = min(max(other.cursor, other.start), high)
-        level.settle()
-        return True
 
     # --- withdrawing
 
@@ -575,7 +316,7 @@ class LevelQueues:
                         break
                     message = self._store.message_at(unit[0], unit[1]) if unit[1] != WITHDRAWN_SIZE else None
                     if message is not None and self.is_waiting(message):
-                        yield message, self._due(level, run, *unit, self._clock.now_ms())
+                        yield message, self._times.due_ms(level, run, *unit, self._clock.now_ms())
                     else:
                         yield None
                     offset += 1
@@ -626,7 +367,7 @@ class LevelQueues:
             level.rate = (level.delivered - level.sampled) / seconds
             level.sampled = level.delivered
             late_ms = self.lateness_ms(level, now_ms)
-            if late_ms < self.config.warn_ms:
+            if late_ms < self.delivery.config.warn_ms:
                 level.warned_at = None
             elif level.warned_at is None or monotonic - level.warned_at >= WARN_AGAIN_SECONDS:
                 level.warned_at = monotonic

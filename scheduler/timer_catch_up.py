@@ -26,11 +26,10 @@ import structlog
 
 from protocol import properties
 from protocol.timer_properties import PRECISION_MS
-from scheduler.level_queues import ReadCold
 from scheduler.timer_config import OVERDUE_MS
 from scheduler.timer_slots import Slots, due_of
 from storage.copies import Records
-from storage.pull import ColdRead, Range
+from storage.pull import ColdRead, Range, ReadCold
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ class CatchUp:
     def _look_at_all(self, horizon_ms: int) -> Iterator[None]:
         newest = _Newest()
         while True:
-            found = self._slots.look_on(self._position, _SCAN_UNITS, self._end)
+            found = self._slots.search.look_on(self._position, _SCAN_UNITS, self._end)
             if found is None:
                 break
             waits, _, self._position = found

@@ -22,7 +22,7 @@ from scheduler.timer_catch_up import CatchUp
 from scheduler.timer_config import Cancelled
 from scheduler.timer_enqueuer import Enqueuer
 from scheduler.timer_keys import key_hash, tag_of
-from scheduler.timer_log import DELETE, MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
+from scheduler.timer_log import MAX_DUE_MS, NO_MESSAGE, UNIT, WITHDRAWN, seconds_of
 from scheduler.timer_records import TimerRecords
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
@@ -120,7 +120,7 @@ class TimerChanges:
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
         self._enqueuer.through(message.queue_offset, self._clock.now_ms())
-        found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+        found = self._slots.search.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
         if found is None:
             return Cancelled.DELIVERED
         position, second = found
@@ -128,13 +128,13 @@ class TimerChanges:
             return Cancelled.CANCELLED_BEFORE
         if not self._waits(physical_offset, second):
             return Cancelled.DELIVERED
-        return _Place(message, due_ms, self._slots.wait_at(position, second), second)
+        return _Place(message, due_ms, self._slots.search.wait_at(position, second), second)
 
     def _waits(self, physical_offset: int, second: int) -> bool:
         """Whether a message whose unit is in a second's slot is not delivered yet."""
         slots = self._slots
         is_delivered = second < slots.second or (slots.start.done == physical_offset).any()
-        return not is_delivered and slots.is_waiting(second, physical_offset)
+        return not is_delivered and slots.search.is_waiting(second, physical_offset)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
         """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
@@ -202,7 +202,7 @@ class TimerChanges:
             return None
         if not self._waits(physical_offset, second):
             return None
-        return _Place(message, due_ms, self._slots.wait_at(position, second), second)
+        return _Place(message, due_ms, self._slots.search.wait_at(position, second), second)
 
     # --- messages whose commitlog files expire
 
@@ -213,13 +213,15 @@ class TimerChanges:
         for position, units in slots.log.scan(slots.log.begin, slots.log.end):
             seconds = seconds_of(units)
             live = (units["physical_offset"] < limit) & (seconds >= slots.second)
-            live &= units["magic"] & (DELETE | WITHDRAWN) == 0
+            live &= units["magic"] & NO_MESSAGE == 0
             for at in np.flatnonzero(live).tolist():
                 message = self._store.message_at(int(units["physical_offset"][at]), int(units["record_size"][at]))
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
-                if message is None or second < slots.second or not slots.is_waiting(second, message.physical_offset):
+                if message is None or second < slots.second:
                     continue
-                waits = slots.wait_at(position + at * UNIT.itemsize, second)
+                if not slots.search.is_waiting(second, message.physical_offset):
+                    continue
+                waits = slots.search.wait_at(position + at * UNIT.itemsize, second)
                 again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
                 slots.withdraw(waits, second)
                 self._catch_up.repeated(message.physical_offset, again)
@@ -253,10 +255,11 @@ class TimerChanges:
             due_ms = due_of(message) if message.topic == TIMER_TOPIC else None
             if due_ms is None:
                 continue
-            found = self._slots.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+            second, stored = slot_second(due_ms), slot_second(message.store_timestamp)
+            found = self._slots.search.find_unit(physical_offset, second, stored)
             if found is not None:
-                self._slots.withdraw(self._slots.wait_at(*found), found[1])
+                self._slots.withdraw(self._slots.search.wait_at(*found), found[1])
         if gone:
             # Appended once more, whereupon their files went: nobody knows where they waited.
-            for position, second in self._slots.find_units(gone):
-                self._slots.withdraw(self._slots.wait_at(position, second), second)
+            for position, second in self._slots.search.find_units(gone):
+                self._slots.withdraw(self._slots.search.wait_at(position, second), second)

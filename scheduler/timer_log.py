@@ -61,6 +61,8 @@ NORMAL: Final = 1
 ROLL: Final = 2
 DELETE: Final = 4
 WITHDRAWN: Final = 8
+NO_MESSAGE: Final = DELETE | WITHDRAWN
+"""Units with one of these stand for no message that waits."""
 APPLIED: Final = -1
 """The deliver time of units that stand for no message: of deleting ones, which have done what they are for, while
 RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""

@@ -21,7 +21,7 @@ import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.timer_files import TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_log import NO_MESSAGE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_wheel import SLOTS, TimerWheel
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.errors import StoreFormatError
@@ -177,7 +177,7 @@ class TimerRecovery:
                 continue
             positions = (position + np.arange(len(units)) * UNIT_SIZE)[known]
             self._wheel.put(self._wheel.plan(seconds[known], positions))
-            is_message = known & (seconds >= second) & (units["magic"] & (DELETE | WITHDRAWN) == 0)
+            is_message = known & (seconds >= second) & (units["magic"] & NO_MESSAGE == 0)
             for key, count in zip(*np.unique(units["topic_hash"][is_message], return_counts=True), strict=True):
                 waiting[int(key)] = waiting.get(int(key), 0) + int(count)
         self._wheel.establish()

@@ -1,4 +1,4 @@
-"""The slots of the timer wheel at work: messages are put into them, found in them, and taken out of memory.
+"""The slots of the timer wheel at work: messages are put into them, loaded into memory, and taken out.
 
 A message has one unit in a slot that is not past, or is not in the wheel yet; units in past slots mean nothing any
 more, and withdrawn ones neither. Of the current second, and of the next ones that were loaded ahead, the messages are
@@ -19,9 +19,21 @@ from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.timer_census import Census
 from scheduler.timer_config import DAY_SECONDS, TimerConfig
 from scheduler.timer_keys import key_of
-from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, NORMAL, ROLL, UNIT, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_log import (
+    APPLIED,
+    DELETE,
+    MAX_DUE_MS,
+    NO_MESSAGE,
+    NORMAL,
+    ROLL,
+    UNIT,
+    WITHDRAWN,
+    TimerLog,
+    seconds_of,
+)
 from scheduler.timer_recovery import Start
-from scheduler.timer_second import NONE, Second, due_fields, picked, slot_second_of, waits_of
+from scheduler.timer_search import LOOK_UNITS, TimerSearch
+from scheduler.timer_second import Second, due_fields, picked, slot_second_of, waits_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -29,19 +41,13 @@ from storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from scheduler.timer_log import Units
     from scheduler.timer_second import Waits
 
 PRELOAD_SECONDS: Final = 10
 """Slots are loaded so long before their time."""
 NOTHING: Final = Start(0, 0, 0, 0, {})
 _ROLL_UNITS: Final = 4096
-_LOOK_UNITS: Final = 32
-_CENSUS_UNITS: Final = 2048
-_NEAR_SECONDS: Final = 8
-_LATE_UNITS: Final = 65_536
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
-_DELETED: Final = DELETE | WITHDRAWN
 
 
 class Slots:
@@ -75,6 +81,8 @@ class Slots:
         """Called when messages are about to get other slots."""
         self.census = Census()
         """What waits, if somebody has asked how much, or for which keys."""
+        self.search = TimerSearch(self)
+        """Finds what waits."""
 
     def load(self, start: Start, held_to: int) -> None:
         """Go on where recovery says."""
@@ -122,12 +130,12 @@ class Slots:
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        units["due_ms"] = np.where(magic & _DELETED == _DELETED, APPLIED, due_fields(waits))
+        units["due_ms"] = np.where(magic & NO_MESSAGE == NO_MESSAGE, APPLIED, due_fields(waits))
         self.log.append(units, positions)
         self.wheel.put(plan)
         waits["position"] = positions
         if self.census.is_complete:
-            self.census.added(waits[magic & _DELETED == 0])
+            self.census.added(waits[magic & NO_MESSAGE == 0])
         if int(plan.seconds[0]) <= self.preloaded:
             self._add_resident(waits, magic, seconds)
 
@@ -192,13 +200,13 @@ class Slots:
                 waits, magic = picked(waits, kept), magic[kept]
             unknown = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
             for at in unknown.tolist():
-                self._learn(waits, at, second.number)
-                if at % _LOOK_UNITS == 0:
+                self.learn(waits, at, second.number)
+                if at % LOOK_UNITS == 0:
                     yield
             self._sort_in(second, waits, magic, second.add_older)
             yield
 
-    def _learn(self, waits: Waits, at: int, number: int) -> None:
+    def learn(self, waits: Waits, at: int, number: int) -> None:
         """Read the record of a message of a second whose unit Apache's broker wrote: when it is due, and its key."""
         message = self._store.message_at(*waits[["physical", "size"]][at].item())
         due_ms = due_of(message) if message is not None else None
@@ -233,8 +241,8 @@ class Slots:
             yield
         second.deletes = []
         waits = second.remaining()
-        for start in range(0, len(waits), _LOOK_UNITS):
-            for physical, size in waits[start : start + _LOOK_UNITS][["physical", "size"]].tolist():
+        for start in range(0, len(waits), LOOK_UNITS):
+            for physical, size in waits[start : start + LOOK_UNITS][["physical", "size"]].tolist():
                 message = self._store.message_at(physical, size)
                 text = message.properties_text if message is not None else ""
                 key = properties.get(text, properties.UNIQ_KEY)
@@ -301,7 +309,7 @@ class Slots:
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
-        moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & _DELETED == 0]
+        moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
         self.on_moving(moving)
         self.put(waits[:_ROLL_UNITS].copy(), magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
         self.census.removed(moving)
@@ -343,74 +351,7 @@ class Slots:
             times.append((following - PRELOAD_SECONDS) * PRECISION_MS)
         return max(now_ms, min(times)) if times else None
 
-    # --- finding, and taking out
-
-    def find_unit(self, physical_offset: int, second: int, stored: int) -> tuple[int, int] | None:
-        """Position and second of the newest unit of a message that is due in a second and was stored in another; None
-        where it has none."""
-        window = self.window
-        slot = second
-        if second > self.second:
-            slot -= (second - self.second - 1) // window * window
-        found = []
-        # A clean stop hands what is left of a second over to the next one.
-        candidates = [slot, min(slot + window, second), self.second, slot + 1, slot + 2]
-        if self.is_handing_on:
-            candidates.append(self.second + 1)
-        if second <= stored:  # late already when it came
-            candidates += range(max(second, stored - _NEAR_SECONDS), stored + 2)
-        for candidate in dict.fromkeys(candidates):
-            for positions, units in self.log.chain(self.wheel.last(candidate)):
-                hits = np.flatnonzero(units["physical_offset"] == physical_offset)
-                if len(hits):
-                    found.append((int(positions[hits[-1]]), candidate))
-                    break
-            if found and candidate > self.second:
-                break  # it has one unit in a slot to come
-        if self.held_to >= self.second:
-            return self._scan_for_unit(physical_offset)
-        if found:
-            return max(found)
-        if second >= self.second:
-            return self._scan_for_unit(physical_offset)
-        # It came into the wheel when its time was past, after an outage: not long after it was stored, in the log.
-        start = self.log.written_since(stored * PRECISION_MS)
-        return self._scan_for_unit(physical_offset, start, start + _LATE_UNITS * UNIT.itemsize)
-
-    def _scan_for_unit(
-        self, physical_offset: int, start: int | None = None, end: int | None = None
-    ) -> tuple[int, int] | None:
-        """As `find_unit`, in the whole log or a part of it: the roll window was changed, or the clock set."""
-        found = None
-        start, end = self.log.begin if start is None else start, self.log.end if end is None else end
-        for position, units in self.log.scan(start, end):
-            hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED))
-            if len(hits):
-                found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
-        return found
-
-    def find_units(self, physical_offsets: list[int]) -> list[tuple[int, int]]:
-        """Positions and seconds of the units of messages that are not withdrawn nor past, looked for in the whole
-        log."""
-        found: list[tuple[int, int]] = []
-        for position, units in self.log.scan(self.log.begin, self.log.end):
-            waits, seconds = self._waiting_of(position, units)
-            at = np.isin(waits["physical"], physical_offsets)
-            found += zip(waits["position"][at].tolist(), seconds[at].tolist(), strict=True)
-        return found
-
-    def is_waiting(self, number: int, physical_offset: int) -> bool:
-        """Whether a message of a second, whose unit is there, is still to be delivered."""
-        if number not in self.resident:
-            return True
-        return bool((self.loaded(number).physical() == physical_offset).any())
-
-    def wait_at(self, position: int, number: int) -> Waits:
-        """The message of a unit in the slot of a second, which waits. Raises OSError."""
-        waits = waits_of(self.log.read(position, 1), np.array([position]))
-        if waits["due"][0] == 0:
-            self._learn(waits, 0, number)
-        return waits
+    # --- taking out
 
     def withdraw(self, waits: Waits, number: int) -> None:
         """A message, as `wait_at` gave it, is not to be delivered from its slot any more."""
@@ -419,56 +360,6 @@ class Slots:
         if second is not None:
             second.remove(int(waits["physical"][0]))
         self.gone(waits)
-
-    def units_waiting(self, start: int = 0) -> Iterator[Waits]:
-        """The messages in the wheel, in parts of bounded size, in the order of the timer log, from a position of it
-        on."""
-        for position, units in self.log.scan(start, self.log.end):
-            waits, seconds = self._waiting_of(position, units)
-            for at in np.flatnonzero(waits["due"] == 0).tolist():
-                self._learn(waits, at, int(seconds[at]))
-            yield waits
-
-    def _waiting_of(self, position: int, units: Units) -> tuple[Waits, NDArray[np.int64]]:
-        """Those messages that wait by some units of the log, and the seconds of their slots. Where Apache's broker
-        wrote a unit the deliver time is 0."""
-        seconds = seconds_of(units)
-        at = np.flatnonzero((seconds >= self.second) & (units["magic"] & _DELETED == 0))
-        waits, seconds = waits_of(units[at], position + at * UNIT.itemsize), seconds[at]
-        kept = np.ones(len(at), bool)
-        current = seconds == self.second
-        if current.any():
-            # Of the current second the unit does not tell.
-            kept = ~current | np.isin(waits["physical"], self.loaded(self.second).physical())
-        if len(self.start.done):
-            kept &= (seconds >= self.start.recovered_to) | ~np.isin(waits["physical"], self.start.done)
-        return waits[kept], seconds[kept]
-
-    def take_census(self) -> bool:
-        """Look at a bit of the log for the census; whether there was anything to do."""
-        census = self.census
-        if not census.is_begun or census.is_complete:
-            return False
-        found = self.look_on(census.reached, _CENSUS_UNITS)
-        if found is None:
-            census.complete()
-            return True
-        waits, seconds, reached = found
-        for at in np.flatnonzero(waits["due"] == 0).tolist():
-            self._learn(waits, at, int(seconds[at]))
-        census.took(waits, reached)
-        return True
-
-    def look_on(self, start: int, limit: int, end: int | None = None) -> tuple[Waits, NDArray[np.int64], int] | None:
-        """As `_waiting_of`, for at most `limit` units from a position on, fewer where there are many that Apache's
-        broker wrote; and the position behind them. None at the end of the log, or at the one given."""
-        start, end = max(start, self.log.begin), self.log.end if end is None else end
-        for position, found in self.log.scan(start, min(end, start + limit * UNIT.itemsize)):
-            unknown = np.flatnonzero(found["due_ms"] == 0)
-            units = found[: unknown[_LOOK_UNITS]] if len(unknown) > _LOOK_UNITS else found
-            return *self._waiting_of(position, units), position + len(units) * UNIT.itemsize
-        file_end = start - start % self.log.segment_size + self.log.segment_size
-        return (NONE, np.empty(0, np.int64), file_end) if file_end < end else None
 
     # --- the files
 

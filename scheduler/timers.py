@@ -32,7 +32,7 @@ import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.batches import Batches, Kind
-from scheduler.level_queues import LevelQueues, ReadCold
+from scheduler.level_queues import LevelQueues
 from scheduler.timer_catch_up import CatchUp
 from scheduler.timer_census import DueCounts
 from scheduler.timer_changes import TimerChanges
@@ -50,6 +50,7 @@ from storage.clock import Clock
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.copies import UNITS
 from storage.errors import StoreError
+from storage.pull import ReadCold
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
@@ -230,14 +231,14 @@ class Timers:
         now_ms = self._clock.now_ms()
         until = time.perf_counter() + SLICE_SECONDS
         try:
-            is_counting = self._slots.take_census()
+            is_counting = self._slots.search.take_census()
             if self._catch_up.is_busy and not self.config.stop_dequeue and now_ms >= self._retry_ms:
                 self._catch_up.step(now_ms, self._wake)
             while time.perf_counter() < until:
                 worked = not self.config.stop_enqueue and now_ms >= self._retry_ms and self._enqueuer.some(now_ms)
                 if not self.config.stop_dequeue:
                     worked |= self._dequeue(now_ms)
-                if not worked and not (is_counting and self._slots.take_census()):
+                if not worked and not (is_counting and self._slots.search.take_census()):
                     break
         except (StoreError, OSError) as error:
             if self._trouble != str(error):
@@ -463,8 +464,8 @@ class Timers:
         return self._enqueuer.is_done(physical_offset)
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits]:
-        """See `Slots.units_waiting`."""
-        return self._slots.units_waiting(start)
+        """See `TimerSearch.units_waiting`."""
+        return self._slots.search.units_waiting(start)
 
     def expire(self) -> Iterator[list[str]]:
         """Forget files of the timer log that nobody needs; each step gives paths for the caller to remove."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
@@ -145,3 +146,7 @@ class ColdRead:
     def run(self) -> bytes:
         """Read. Raises OSError, FileNotFoundError where retention removed the file meanwhile."""
         return b"".join(file.read_apart(position, size) for file, position, size in self._places)
+
+
+ReadCold = Callable[[ColdRead, Callable[[], None]], None]
+"""Runs a read where it may wait for the disk, and calls back when it is done."""

@@ -16,7 +16,8 @@ import pytest
 
 from protocol import properties
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import DeliveryConfig, LevelQueues
+from scheduler.level_delivery import DeliveryConfig
+from scheduler.level_queues import LevelQueues
 from storage.check import problems
 from storage.clock import ManualClock
 from storage.config_file import ConfigFile

@@ -103,8 +103,8 @@ async def test_broker_status_shows_each_level(broker: UnboundBroker, peer: Peer)
 
 
 async def test_the_delivery_path_changes_while_running(broker: UnboundBroker, peer: Peer) -> None:
-    assert broker.levels.config.is_async, "the faster one is the default"
+    assert broker.levels.delivery.config.is_async, "the faster one is the default"
     text = "enableScheduleAsyncDeliver=false\nscheduleAsyncDeliverMaxPendingLimit=5\nscheduleDeliverBatchSize=7\n"
     assert (await change(peer, text)).code == ResponseCode.SUCCESS
-    found = broker.levels.config
+    found = broker.levels.delivery.config
     assert (found.is_async, found.pending_limit, found.batch_size) == (False, 5, 7)

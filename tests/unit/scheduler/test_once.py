@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scheduler import runs
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import DeliveryConfig
+from scheduler.level_delivery import DeliveryConfig
 from scheduler.runs import Run
 from storage.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scheduler.level import MAX_RESENDS, Level, Status
-from scheduler.level_queues import DeliveryConfig
+from scheduler.level_delivery import DeliveryConfig
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull
 from tests.unit.scheduler.world import World

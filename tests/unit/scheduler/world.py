@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from protocol.record import StoredMessage
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import DeliveryConfig, LevelQueues
+from scheduler.level_delivery import DeliveryConfig
+from scheduler.level_queues import LevelQueues
 from storage.clock import ManualClock
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC

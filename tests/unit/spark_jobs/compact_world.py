@@ -8,7 +8,8 @@ from pathlib import Path
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import DeliveryConfig, LevelQueues
+from scheduler.level_delivery import DeliveryConfig
+from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timers import Timers
 from storage.clock import ManualClock
