@@ -113,7 +113,10 @@ def _check_store(path: str) -> None:
     StoreFiles.open(path)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    short_help="Audit, analyse and compact a store's files.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 def main() -> None:
     """Offline jobs over the files of a store, duemq's or RocketMQ's (4.9, 5.x), with Spark.
 
