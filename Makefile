@@ -43,7 +43,7 @@ test: $(VENV)/.dev peers ## Set up the peers and run every test but the soak
 		echo "make test: failed ($(ALONE): $$alone, $(SPARK): $$spark, others: $$rest)"; exit 1; \
 	fi
 
-unit: $(VENV)/.dev ## Run the tests that need no peer and no socket (seconds)
+unit: $(VENV)/.dev ## Run the tests that need no peer (some minutes)
 	$(BIN)/python -m pytest tests/unit
 
 interop: peers ## Run the tests with Apache's brokers, clients and mqadmin

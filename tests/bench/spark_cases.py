@@ -37,7 +37,8 @@ GROWTH_GB = (1, 2, 4, 8)
 FIGURES: Mapping[str, Figure] = {
     "spark_query_1": Figure("Spark, a query by topic, one task at a time", "MB/s", True),
     "spark_query_2": Figure("  two tasks at a time", "MB/s", True),
-    "spark_query_share": Figure("  time of two tasks, of that of one", "", False),
+    "spark_query_one_processor": Figure("  one task at a time on one processor", "MB/s", True),
+    "spark_query_share": Figure("  time of two tasks on two processors, of one on one", "", False),
     "spark_query_cpu_s": Figure("  CPU of all processes a GB", "s", False),
     "spark_roles_2": Figure("a query by role and real topic, two tasks", "MB/s", True),
     "spark_audit": Figure("audit, two tasks", "MB/s", True),
@@ -108,11 +109,11 @@ class SparkBench:
         return store
 
 
-async def _run(store: Generated, master: str, jobs: list[str], rounds: int) -> dict[str, Any]:
+async def _run(store: Generated, master: str, jobs: list[str], rounds: int, processors: int = 2) -> dict[str, Any]:
     """Run jobs in a process of their own, and check what they found."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.bench.spark_run", str(store.path), "--master", master, "--rounds", str(rounds),
-        "--jobs", *jobs, stdout=asyncio.subprocess.PIPE,
+        "--processors", str(processors), "--jobs", *jobs, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, _ = await process.communicate()
     if process.returncode != 0:
@@ -155,6 +156,7 @@ def _ends(store: Generated) -> dict[str, int]:
 async def spark_jobs(bench: SparkBench) -> Figures:
     """Queries, audit, analysis and compaction of one store."""
     store = await asyncio.to_thread(bench.generated, bench.sizes.gigabytes)
+    alone = await _run(store, "local[1]", ["aggregate"], bench.sizes.rounds, processors=1)
     one = await _run(store, "local[1]", ["aggregate"], bench.sizes.rounds)
     two = await _run(store, "local[2]", ["aggregate", "roles"], bench.sizes.rounds)
     two |= await _run(store, "local[2]", ["audit", "analyse", "compact"], bench.sizes.rounds)
@@ -163,7 +165,8 @@ async def spark_jobs(bench: SparkBench) -> Figures:
     return {
         "spark_query_1": size / one["aggregate"]["wall_s"],
         "spark_query_2": size / two["aggregate"]["wall_s"],
-        "spark_query_share": two["aggregate"]["wall_s"] / one["aggregate"]["wall_s"],
+        "spark_query_one_processor": size / alone["aggregate"]["wall_s"],
+        "spark_query_share": two["aggregate"]["wall_s"] / alone["aggregate"]["wall_s"],
         "spark_query_cpu_s": two["aggregate"]["cpu_s"] / size * 1000,
         "spark_roles_2": size / two["roles"]["wall_s"],
         "spark_audit": size / two["audit"]["wall_s"],

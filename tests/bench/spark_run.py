@@ -1,7 +1,9 @@
 """One Spark session over one store: how long queries and jobs take, and what memory they need. A process of its own for
 each, since a JVM keeps its master and its heap.
 
-    python -m tests.bench.spark_run STORE --master local[2] --jobs aggregate audit analyse compact
+    python -m tests.bench.spark_run STORE --master local[2] --processors 2 --jobs aggregate audit analyse compact
+
+A task keeps Python and Java busy at the same time; so one alone on two processors says nothing about how tasks add up.
 
 Each job runs once to warm up the session, and then some times, of which the best counts; compact, which writes, once.
 The answer is printed as JSON: of each job seconds of the wall clock and of CPU, and what it found; of all processes the
@@ -159,9 +161,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.spark_run", description=__doc__)
     parser.add_argument("store", type=Path)
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--processors", type=int, default=2, help="that all processes together may use")
     parser.add_argument("--jobs", nargs="+", default=["aggregate"])
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processors])
     print(json.dumps(measure(arguments.store, arguments.master, arguments.jobs, rounds=arguments.rounds)))
 
 
