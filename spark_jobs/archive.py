@@ -5,7 +5,7 @@
                                        UTC day of their store time and by topic, one file a range of the commitlog
               damaged.parquet          stretches of the commitlog that are no record: where, why, their bytes
               consume_queue/part-00000.parquet ...     the units of the consume queues
-              state.tar.zst            all other files of the store: config/, checkpoint, timers
+              state.tar.zst            all other files of the store: config/, checkpoint, timers; see `archive_state`
 
 Anything that reads Parquet reads the messages; pyarrow, Spark and DuckDB take the directories as columns.
 zstd throughout.
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from protocol.record import MAGIC_END
-from spark_jobs import archive_rows
+from spark_jobs import archive_rows, archive_state
 from spark_jobs.archive_rows import Part, ReadTask, WriteTask
 from spark_jobs.compact import Progress, disk_usage, refuse_unknown_queues
 from spark_jobs.errors import JobError
@@ -216,15 +216,10 @@ def _archive_queues(store: StoreFiles, place: Place, tasks: Runner) -> list[list
 
 
 def _archive_state(store: StoreFiles, place: Place) -> None:
-    """All other files. Holes in them are zeros, of which nothing is left."""
+    """All other files."""
     root = store.path.removeprefix("file://")
-    with (
-        pa.output_stream(place.join("state.tar.zst"), compression="zstd") as stream,
-        tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        for name in store.names(""):
-            if name not in _NOT_STATE:
-                tar.add(os.path.join(root, name), name)
+    with pa.output_stream(place.join("state.tar.zst"), compression="zstd") as stream:
+        archive_state.write(stream, root, (name for name in store.names("") if name not in _NOT_STATE))
 
 
 def read_manifest(archive_path: str) -> Manifest:
@@ -324,11 +319,8 @@ def _restore(
         ],
     )
     step("consume queues")
-    with (
-        pa.input_stream(os.path.join(archive_path, "state.tar.zst"), compression="zstd") as stream,
-        tarfile.open(fileobj=stream, mode="r|") as tar,
-    ):
-        tar.extractall(place.path, filter="data")
+    with pa.input_stream(os.path.join(archive_path, "state.tar.zst"), compression="zstd") as stream:
+        archive_state.read(stream, place.path)
     if with_index:
         counts = [len(load(place.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
         for task in index.plan(place.scratch, place.join("index", ""), counts, time.time()):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from broker.config import BrokerConfig, Origin, load
 from broker.connection import Connection
@@ -210,12 +211,12 @@ async def running(
     """A started broker with RocketMQ's defaults and these settings over them."""
     thresholds = gc.get_threshold()
     broker = UnboundBroker(config(root, *settings), clock, files, origin)
-    await broker.start()
+    with patch("gc.freeze"):  # the broker is to be collected when its test is over
+        await broker.start()
     try:
         yield broker
     finally:
         await broker.stop()
-        gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 

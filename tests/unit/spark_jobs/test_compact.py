@@ -49,12 +49,11 @@ def run(root: Path, out: Path, **options: object) -> CompactResult:
     )
 
 
-def tree(root: Path) -> dict[str, tuple[int, bytes]]:
-    """All files, with size and content."""
+def tree(root: Path, *, but: str = "") -> dict[str, tuple[int, bytes]]:
+    """All files, with size and content, but those of one directory."""
+    paths = [path.relative_to(root) for path in sorted(root.rglob("*")) if path.is_file()]
     return {
-        str(path.relative_to(root)): (path.stat().st_size, path.read_bytes())
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
+        str(path): ((root / path).stat().st_size, (root / path).read_bytes()) for path in paths if path.parts[0] != but
     }
 
 

@@ -1,0 +1,123 @@
+"""What an archive has of a store besides messages and queues: all other files, as a tar whose holes stay holes.
+
+A timer wheel and the last file of a timer log are mostly holes; written out as zeros they would take hundreds of MB
+and the time to read them. A file with holes is a member in GNU tar's sparse format 1.0 for PAX archives, which GNU
+tar, bsdtar and Python's tarfile read:
+
+    extended header     GNU.sparse.major=1, .minor=0, .name: the member's, .realsize: of the file
+    member              "<parts>\\n" and for each part "<offset>\\n<size>\\n", zeros up to a multiple of 512 bytes;
+                        then the bytes of the parts. A file that ends in a hole has an empty part at its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tarfile
+from collections.abc import Iterable
+from typing import IO, Final
+
+Part = tuple[int, int]
+"""Offset and size, in bytes."""
+
+
+def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
+    """Write files and directories of a root as a tar. Raises OSError."""
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            _add(tar, root, name)
+
+
+def read(stream: IO[bytes], root: str) -> None:
+    """Write what a tar has below a root. Raises OSError, TarError."""
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        tar.extractall(root, filter="data")
+
+
+def _add(tar: tarfile.TarFile, root: str, name: str) -> None:
+    path = os.path.join(root, name)
+    info = tar.gettarinfo(path, name)
+    if info is None:  # a socket
+        return
+    if not info.isreg():
+        tar.addfile(info)
+        for child in sorted(os.listdir(path)) if info.isdir() else ():
+            _add(tar, root, os.path.join(name, child))
+        return
+    with open(path, "rb") as file:
+        parts = _parts(file, info.size)
+        if parts == [(0, info.size)] or not info.size:
+            file.seek(0)
+            tar.addfile(info, file)
+        else:
+            _add_sparse(tar, info, file, parts)
+
+
+def _parts(file: IO[bytes], size: int) -> list[Part]:
+    """Those of a file that hold data; all of it, where the file system knows no holes."""
+    found, end = [], 0
+    while end < size:
+        try:
+            start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            break
+        end = min(os.lseek(file.fileno(), start, os.SEEK_HOLE), size)
+        if start < end:
+            found.append((start, end - start))
+    return found
+
+
+def _add_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], parts: list[Part]) -> None:
+    size = info.size
+    if not parts or sum(parts[-1]) < size:
+        parts = [*parts, (size, 0)]
+    table = b"%d\n" % len(parts) + b"".join(b"%d\n%d\n" % part for part in parts)
+    table += bytes(-len(table) % tarfile.BLOCKSIZE)
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": info.name,
+        "GNU.sparse.realsize": str(size),
+    }
+    directory, name = os.path.split(info.name)
+    info.name = os.path.join(directory, "GNUSparseFile.0", name)
+    info.size = len(table) + sum(length for _, length in parts)
+    tar.addfile(info, io.BufferedReader(_Parts(table, file, parts)))
+
+
+class _Parts(io.RawIOBase):
+    """Some bytes, and then parts of a file, as one."""
+
+    _CHUNK: Final = 1 << 20
+
+    def __init__(self, first: bytes, file: IO[bytes], parts: list[Part]) -> None:
+        super().__init__()
+        self._held = memoryview(first)
+        self._file = file
+        self._parts = iter(parts)
+        self._at, self._left = 0, 0
+
+    def readable(self) -> bool:
+        """See io."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """See io."""
+        while not self._held:
+            while not self._left:
+                part = next(self._parts, None)
+                if part is None:
+                    return 0
+                self._at, self._left = part
+            data = os.pread(self._file.fileno(), min(self._left, self._CHUNK), self._at)
+            if not data:
+                return 0  # it was cut off meanwhile, which tarfile finds
+            self._held = memoryview(data)
+            self._at, self._left = self._at + len(data), self._left - len(data)
+        taken = self._held[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._held = self._held[len(taken) :]
+        return len(taken)

@@ -1,0 +1,109 @@
+"""What an archive has besides records: holes of files stay holes, and any tar reads them."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_jobs import archive_state
+
+BLOCK = 65_536
+
+
+def write_with_holes(path: Path, size: int, parts: dict[int, bytes]) -> None:
+    with path.open("wb") as file:
+        for offset, data in parts.items():
+            file.seek(offset)
+            file.write(data)
+        file.truncate(size)
+
+
+def packed(root: Path) -> bytes:
+    stream = io.BytesIO()
+    archive_state.write(stream, str(root), sorted(os.listdir(root)))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Files of all makes: without data, with holes at the beginning, between and at the end, and without any."""
+    root = tmp_path / "root"
+    (root / "timerlog").mkdir(parents=True)
+    (root / "empty").mkdir()
+    write_with_holes(root / "timerwheel", 38_707_200, {})
+    write_with_holes(root / "timerlog/00000000000000000000", 100 << 20, {0: b"a" * 100, 50 << 20: b"b" * 100_000})
+    write_with_holes(root / "timerlog/00000000000104857600", 1 << 20, {(1 << 20) - 5: b"last."})
+    write_with_holes(root / "timerlog/00000000000105906176", 30 << 20, {at * 2 * BLOCK: b"x" for at in range(200)})
+    (root / "checkpoint").write_bytes(bytes(range(256)) * 16)
+    (root / "lock").touch()
+    (root / "names-\u00fc").write_text("text")
+    os.utime(root / "checkpoint", (1_700_000_000, 1_700_000_000))
+    return root
+
+
+def contents(root: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in sorted(root.rglob("*"))
+    }
+
+
+def test_files_come_back_and_their_holes_do(root: Path, tmp_path: Path) -> None:
+    data = packed(root)
+    back = tmp_path / "back"
+    back.mkdir()
+    archive_state.read(io.BytesIO(data), str(back))
+
+    assert contents(back) == contents(root)
+    assert (back / "checkpoint").stat().st_mtime == 1_700_000_000
+    assert len(data) < 2 << 20, "zeros are not written down"
+    assert sum(path.stat().st_blocks * 512 for path in back.rglob("*")) < 2 << 20
+
+
+def test_gnu_tar_reads_it(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "state.tar").write_bytes(packed(root))
+    back = tmp_path / "back"
+    back.mkdir()
+    subprocess.run(["tar", "-xf", tmp_path / "state.tar", "-C", back], check=True)
+
+    assert contents(back) == contents(root)
+
+
+def test_an_archive_of_before_is_read(root: Path, tmp_path: Path) -> None:
+    """Whose holes were zeros."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        tar.add(root / "timerlog", "timerlog")
+    archive_state.read(io.BytesIO(stream.getvalue()), str(tmp_path / "back"))
+
+    assert contents(tmp_path / "back") == {
+        name: data for name, data in contents(root).items() if name.startswith("timerlog")
+    }
+
+
+def test_a_tar_that_was_cut_off_is_told(root: Path, tmp_path: Path) -> None:
+    data = packed(root)
+    with pytest.raises((tarfile.TarError, OSError)):
+        archive_state.read(io.BytesIO(data[: len(data) // 2]), str(tmp_path / "back"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 2 * BLOCK)), max_size=12),
+    st.integers(0, 42 * BLOCK),
+)
+def test_any_holes(tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int]], size: int) -> None:
+    tmp_path = tmp_path_factory.mktemp("holes")
+    root, back = tmp_path / "root", tmp_path / "back"
+    root.mkdir()
+    back.mkdir()
+    write_with_holes(root / "file", size, {block * BLOCK: bytes([block + 1]) * length for block, length in places})
+    archive_state.read(io.BytesIO(packed(root)), str(back))
+
+    assert contents(back) == contents(root)
