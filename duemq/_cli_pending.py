@@ -13,7 +13,7 @@ import click
 
 from duemq import _format
 from duemq._admin import LEAST_STEP_MS, MOST_STEPS, Admin
-from duemq._cli_shared import P, client_options, duration, moment, one_line_errors, print_line, run
+from duemq._cli_shared import client_options, duration, moment, one_line_errors, print_line, run
 from duemq._connection import Codec
 from duemq._message import ChangeResult, Changes
 from duemq._times import now_ms
@@ -32,8 +32,21 @@ def pending() -> None:
     """
 
 
-def selection_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options that say which messages, and what all commands about them share."""
+def admin_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What all commands about waiting messages share: they are given an `admin` that is not open yet, and `as_json`."""
+
+    @functools.wraps(command)
+    @one_line_errors
+    def wrapper(*, nameserver: str, codec: Codec, timeout: int, **options: Any) -> None:
+        command(admin=Admin(nameserver, codec=codec, timeout=timeout / 1000), **options)
+
+    timeout = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after so long.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+    return timeout(as_json(client_options(wrapper)))
+
+
+def selection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which messages, as the methods of `Admin` take them, and what all commands share."""
     options = [
         click.option("--topic", help="Messages for this topic."),
         click.option("--key", help="Messages with this key, or message id."),
@@ -46,37 +59,16 @@ def selection_options(command: Callable[P, None]) -> Callable[P, None]:
     return command
 
 
-def admin_options(command: Callable[P, None]) -> Callable[P, None]:
-    """What all commands about waiting messages share."""
-    timeout = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after so long.")
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
-    return timeout(as_json(client_options(command)))
-
-
 @pending.command("list", short_help="Print messages that wait.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
 @selection_options
-@one_line_errors
-def list_pending(
-    limit: int | None,
-    topic: str | None,
-    key: str | None,
-    begin: datetime | None,
-    end: datetime | None,
-    as_json: bool,
-    timeout: int,
-    nameserver: str,
-    codec: Codec,
-) -> None:
+def list_pending(limit: int | None, as_json: bool, admin: Admin, **selection: Any) -> None:
     """Print a line for each message that waits: when it is due, its topic, its level unless it has a timer, [tag],
     (keys), and the broker's id, for `duemq pending cancel` and the like. They are in no order."""
 
     async def work() -> None:
         printed = 0
-        async with (
-            Admin(nameserver, codec=codec, timeout=timeout / 1000) as admin,
-            aclosing(admin.pending(topic, key=key, begin=begin, end=end)) as found,
-        ):
+        async with admin, aclosing(admin.pending(**selection)) as found:
             async for message in found:
                 line = _format.pending_as_json(message) if as_json else _format.pending_as_text(message)
                 if not print_line(line):
@@ -90,22 +82,12 @@ def list_pending(
 
 @pending.command(short_help="Count messages that wait.")
 @selection_options
-@one_line_errors
-def count(
-    topic: str | None,
-    key: str | None,
-    begin: datetime | None,
-    end: datetime | None,
-    as_json: bool,
-    timeout: int,
-    nameserver: str,
-    codec: Codec,
-) -> None:
+def count(as_json: bool, admin: Admin, **selection: Any) -> None:
     """Print how many messages wait."""
 
     async def work() -> None:
-        async with Admin(nameserver, codec=codec, timeout=timeout / 1000) as admin:
-            number = await admin.count(topic, key=key, begin=begin, end=end)
+        async with admin:
+            number = await admin.count(**selection)
         click.echo(f'{{"count":{number}}}' if as_json else str(number))
 
     run(work())
@@ -118,7 +100,6 @@ def count(
 @click.option("--step", type=duration, default="1m", show_default=True, metavar="DURATION", help="Length of a span.")
 @click.option("--steps", type=click.IntRange(1, MOST_STEPS), metavar="N", help="Number of spans; 60 by default.")
 @admin_options
-@one_line_errors
 def curve(
     topic: str | None,
     begin: datetime | None,
@@ -126,9 +107,7 @@ def curve(
     step: int,
     steps: int | None,
     as_json: bool,
-    timeout: int,
-    nameserver: str,
-    codec: Codec,
+    admin: Admin,
 ) -> None:
     """Print a line for each span of time: when it begins, how many messages are due in it, and a bar. What is overdue
     counts as due now.
@@ -147,7 +126,7 @@ def curve(
     number = steps or 60
 
     async def work() -> None:
-        async with Admin(nameserver, codec=codec, timeout=timeout / 1000) as admin:
+        async with admin:
             found = await admin.due_curve(topic, begin=begin, step=step / 1000, steps=number)
         for line in [_format.curve_as_json(found)] if as_json else _format.curve_as_text(found):
             click.echo(line)
@@ -155,14 +134,13 @@ def curve(
     run(work())
 
 
-def change_options(command: Callable[P, None]) -> Callable[P, None]:
+def change_options(command: Callable[..., None]) -> Callable[..., None]:
     """What the commands share that change messages."""
     return click.argument("ids", metavar="[ID]...", nargs=-1)(selection_options(command))
 
 
 @pending.command("cancel", short_help="Cancel them.")
 @change_options
-@one_line_errors
 def cancel_pending(**options: Any) -> None:
     """Cancel messages that wait: those with an ID, as `duemq pending list` prints it; or those with --topic and at
     least one of --key, --from and --to. `duemq pending count` with the same options tells beforehand how many they are.
@@ -179,7 +157,6 @@ def cancel_pending(**options: Any) -> None:
     "--at", type=moment, metavar="TIME", help="Deliver them at a time: 2030-01-31T08:30, local unless it has a zone."
 )
 @change_options
-@one_line_errors
 def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
     """Give messages that wait another time, with --in or --at. Each has another ID then. Which messages, and what is
     printed: as for `duemq pending cancel`. The exit code is 1 if some have no other time.
@@ -195,7 +172,6 @@ def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
 
 @pending.command(short_help="Deliver them now.")
 @change_options
-@one_line_errors
 def deliver(**options: Any) -> None:
     """Deliver messages that wait at once. Which messages, and what is printed: as for `duemq pending cancel`. The exit
     code is 1 if some are not delivered now."""
@@ -206,21 +182,16 @@ def _change(
     change: Callable[..., Coroutine[Any, Any, Changes]],
     wanted: set[ChangeResult],
     ids: tuple[str, ...],
-    topic: str | None,
-    key: str | None,
-    begin: datetime | None,
-    end: datetime | None,
     as_json: bool,
-    timeout: int,
-    nameserver: str,
-    codec: Codec,
+    admin: Admin,
+    **selection: Any,
 ) -> None:
     """Change messages and say what became of them; the exit code is 1 where that is not what was wanted."""
     found: list[Changes] = []
 
     async def work() -> None:
-        async with Admin(nameserver, codec=codec, timeout=timeout / 1000) as admin:
-            found.append(await change(admin, ids or None, topic=topic, key=key, begin=begin, end=end))
+        async with admin:
+            found.append(await change(admin, ids or None, **selection))
 
     run(work())
     (changes,) = found
