@@ -1,8 +1,8 @@
 """Both paths by which the due messages of a level are delivered, and what becomes of each put.
 
 Sync: a batch is put, and nothing more of its level before the result is there. Async: puts whose results are awaited
-follow one another, up to a limit; they are settled in order. Without `when_durable` (ASYNC_FLUSH) a result is there at
-once.
+follow one another, up to a limit; they are settled in order. Where nothing is awaited (ASYNC_FLUSH) a result is there
+at once.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from protocol.timer_properties import MAX_HASH
 from scheduler.batches import Batches
 from scheduler.timer_keys import key_of
 from scheduler.timer_log import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
+from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_second import WAIT, slot_second_of
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _UNITS: Final = 4096
-_LOOK_UNITS: Final = 32
 
 
 class Enqueuer:
@@ -94,7 +94,7 @@ class Enqueuer:
         codes = units["tags_code"]
         hashes = self._topics.hashes(self.next_offset, len(units))
         if hashes is None or not (codes > MAX_HASH).all():
-            units = units[:_LOOK_UNITS]
+            units = units[:LOOK_UNITS]
             waits, magic = self._look(units)
         else:
             waits = np.zeros(len(units), WAIT)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scheduler.timer_slots import Slots
 
 LOOK_UNITS: Final = 32
-"""So many records are read in one piece of work, of messages whose units Apache's broker wrote."""
+"""So many records are read in one piece of work, where units do not tell what their messages are."""
 _CENSUS_UNITS: Final = 2048
 _NEAR_SECONDS: Final = 8
 _LATE_UNITS: Final = 65_536
@@ -109,12 +109,15 @@ class TimerSearch:
     def units_waiting(self, start: int = 0) -> Iterator[Waits]:
         """The messages in the wheel, in parts of bounded size, in the order of the timer log, from a position of it
         on."""
-        slots = self._slots
         for position, units in self._log.scan(start, self._log.end):
             waits, seconds = self._waiting_of(position, units)
-            for at in np.flatnonzero(waits["due"] == 0).tolist():
-                slots.learn(waits, at, int(seconds[at]))
+            self._learn(waits, seconds)
             yield waits
+
+    def _learn(self, waits: Waits, seconds: NDArray[np.int64]) -> None:
+        """See `Slots.learn`, for those of some messages whose units do not tell."""
+        for at in np.flatnonzero(waits["due"] == 0).tolist():
+            self._slots.learn(waits, at, int(seconds[at]))
 
     def _waiting_of(self, position: int, units: Units) -> tuple[Waits, NDArray[np.int64]]:
         """Those messages that wait by some units of the log, and the seconds of their slots. Where Apache's broker
@@ -134,8 +137,7 @@ class TimerSearch:
 
     def take_census(self) -> bool:
         """Look at a bit of the log for the census; whether there was anything to do."""
-        slots = self._slots
-        census = slots.census
+        census = self._slots.census
         if not census.is_begun or census.is_complete:
             return False
         found = self.look_on(census.reached, _CENSUS_UNITS)
@@ -143,8 +145,7 @@ class TimerSearch:
             census.complete()
             return True
         waits, seconds, reached = found
-        for at in np.flatnonzero(waits["due"] == 0).tolist():
-            slots.learn(waits, at, int(seconds[at]))
+        self._learn(waits, seconds)
         census.took(waits, reached)
         return True
 

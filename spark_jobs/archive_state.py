@@ -15,11 +15,12 @@ import errno
 import io
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import IO, Final
 
 Part = tuple[int, int]
 """Offset and size, in bytes."""
+_CHUNK: Final = 1 << 20
 
 
 def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
@@ -46,7 +47,7 @@ def _add(tar: tarfile.TarFile, root: str, name: str) -> None:
             _add(tar, root, os.path.join(name, child))
         return
     with open(path, "rb") as file:
-        parts = _parts(file, info.size)
+        parts = _data_of(file, info.size)
         if parts == [(0, info.size)] or not info.size:
             file.seek(0)
             tar.addfile(info, file)
@@ -54,8 +55,8 @@ def _add(tar: tarfile.TarFile, root: str, name: str) -> None:
             _add_sparse(tar, info, file, parts)
 
 
-def _parts(file: IO[bytes], size: int) -> list[Part]:
-    """Those of a file that hold data; all of it, where the file system knows no holes."""
+def _data_of(file: IO[bytes], size: int) -> list[Part]:
+    """The parts of a file that hold data; all of it, where the file system knows no holes."""
     found, end = [], 0
     while end < size:
         try:
@@ -85,20 +86,29 @@ def _add_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], pa
     directory, name = os.path.split(info.name)
     info.name = os.path.join(directory, "GNUSparseFile.0", name)
     info.size = len(table) + sum(length for _, length in parts)
-    tar.addfile(info, io.BufferedReader(_Parts(table, file, parts)))
+    tar.addfile(info, io.BufferedReader(_Chunks(_content(table, file, parts))))
 
 
-class _Parts(io.RawIOBase):
-    """Some bytes, and then parts of a file, as one."""
+def _content(table: bytes, file: IO[bytes], parts: list[Part]) -> Iterator[bytes]:
+    """What a member of a file with holes has in it; less, which tarfile finds, where the file was cut off meanwhile."""
+    yield table
+    for start, size in parts:
+        at, end = start, start + size
+        while at < end:
+            data = os.pread(file.fileno(), min(end - at, _CHUNK), at)
+            if not data:
+                return
+            yield data
+            at += len(data)
 
-    _CHUNK: Final = 1 << 20
 
-    def __init__(self, first: bytes, file: IO[bytes], parts: list[Part]) -> None:
+class _Chunks(io.RawIOBase):
+    """Bytes that come in chunks, as a file."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
         super().__init__()
-        self._held = memoryview(first)
-        self._file = file
-        self._parts = iter(parts)
-        self._at, self._left = 0, 0
+        self._chunks = chunks
+        self._held = memoryview(b"")
 
     def readable(self) -> bool:
         """See io."""
@@ -106,17 +116,8 @@ class _Parts(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """See io."""
-        while not self._held:
-            while not self._left:
-                part = next(self._parts, None)
-                if part is None:
-                    return 0
-                self._at, self._left = part
-            data = os.pread(self._file.fileno(), min(self._left, self._CHUNK), self._at)
-            if not data:
-                return 0  # it was cut off meanwhile, which tarfile finds
-            self._held = memoryview(data)
-            self._at, self._left = self._at + len(data), self._left - len(data)
+        if not self._held:
+            self._held = memoryview(next(self._chunks, b""))
         taken = self._held[: len(buffer)]
         buffer[: len(taken)] = taken
         self._held = self._held[len(taken) :]

@@ -18,7 +18,7 @@ from protocol.timer_properties import PRECISION_MS
 from scheduler import runs, timer_files
 from scheduler.delay_levels import DelayLevels
 from scheduler.runs import Run
-from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_log import UNIT as TIMER_UNIT
 from spark_jobs.ranges import at_offsets, plan, walks
 from spark_jobs.roles import NO_ORIGIN, SCHEDULE_TOPIC, TIMER_TOPIC, Roles
@@ -105,9 +105,7 @@ def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progres
 def _held(store: StoreFiles, second: int) -> Integers:
     found = [_NONE]
     for _, units in timer_units(store):
-        waits = (
-            (seconds_of(units) >= second) & (units["magic"] & (DELETE | WITHDRAWN) == 0) & (units["due_ms"] != APPLIED)
-        )
+        waits = (seconds_of(units) >= second) & (units["magic"] & NO_MESSAGE == 0) & (units["due_ms"] != APPLIED)
         # A time that a policy chose says nothing of the record's own slot.
         early = (_due_ms(units) - 1) // PRECISION_MS < second
         found.append(units["physical_offset"][waits & (early | (units["due_ms"] < 0))].astype(np.int64))
@@ -191,7 +189,7 @@ def _waiting_timers(store: StoreFiles, progress: Progress) -> list[Waiting]:
     offsets, sizes, deletes = [], [], []
     for _, units in timer_units(store):
         due = seconds_of(units) >= progress.timer_second
-        is_message = units["magic"] & (DELETE | WITHDRAWN) == 0
+        is_message = units["magic"] & NO_MESSAGE == 0
         # The last unit of a log that duemq wrote for RocketMQ's sake stands for no message.
         mine = units[due & is_message & (units["due_ms"] != APPLIED)]
         offsets.append(mine["physical_offset"].astype(np.int64))
