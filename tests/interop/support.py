@@ -60,6 +60,23 @@ async def eventually(attempt: Callable[[], Awaitable[T]], right: Callable[[T], b
         raise TimeoutError(f"still not so after {timeout:.0f} s: {problem!r}") from None
 
 
+async def refused_soon(attempt: Callable[[], Awaitable[object]], timeout: float = 20) -> CallError:
+    """Repeat a question until it is refused, and give the refusal.
+
+    For what a broker learns when it reads the end of a connection: a question over another one may come first.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    answer = await attempt()
+                except CallError as error:
+                    return error
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise TimeoutError(f"still not refused after {timeout:.0f} s: {answer!r}") from None
+
+
 async def stored_offset(broker: Broker, client: Client, topic: str, group: str, total: int) -> None:
     """Wait until the offsets of a group, over all queues, stand in the broker's file, where a crash leaves them.
 
