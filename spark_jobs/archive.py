@@ -36,6 +36,7 @@ from spark_jobs import archive_rows, archive_state
 from spark_jobs.archive_rows import Part, ReadTask, WriteTask
 from spark_jobs.compact import Progress, disk_usage, refuse_unknown_queues
 from spark_jobs.errors import JobError
+from spark_jobs.files import local_path
 from spark_jobs.ranges import plan
 from spark_jobs.store_files import QueueFile, StoreFiles
 from spark_jobs.writers import archived_queues, index
@@ -79,15 +80,16 @@ class Manifest(msgspec.Struct):
 
 @dataclass
 class ArchiveResult:
-    """What was archived. `disk_after`: of the archive, all files, in bytes."""
+    """What was archived. Sizes in bytes: `size` of the records, `disk_before` of the store, all files, where it lies
+    on this machine, `disk_after` of the archive."""
 
     records: int = 0
     size: int = 0
     damaged: int = 0
     files: int = 0
-    disk_before: int = 0
+    disk_before: int | None = None
     disk_after: int = 0
-    is_restorable: bool = True
+    why_not_restorable: str | None = None
 
 
 @dataclass
@@ -112,20 +114,31 @@ def archive(
     """Archive a store into a new directory of this machine. Tasks and failures as for `compact.compact`."""
     store = StoreFiles.open(store_path)
     refuse_unknown_queues(store)
-    is_at_rest = store.is_local and store.is_clean and not store.is_running
+    why_not = _why_not_at_rest(store)
     place = Place(out_path)
     tasks = None
     try:
         place.begin()
-        with held(store.path.removeprefix("file://")) if is_at_rest else contextlib.nullcontext():
+        with held(store.local_path) if why_not is None else contextlib.nullcontext():
             tasks = runner(spark, workers)
-            return _archive(store, place, tasks, range_size, progress or (lambda done, total: None), is_at_rest)
+            result = _archive(store, place, tasks, range_size, progress or (lambda done, total: None), why_not is None)
+            result.why_not_restorable = why_not
+            return result
     except OSError as error:
         raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
     finally:
         if tasks is not None:
             tasks.close()
         place.give_up()
+
+
+def _why_not_at_rest(store: StoreFiles) -> str | None:
+    """Why nobody can say that a store's files will stay as they are, and fit each other; None where they do."""
+    if not store.is_local:
+        return "the store was read from another machine"
+    if store.is_running:
+        return "a broker has the store open"
+    return None if store.is_clean else "its broker was not stopped in order"
 
 
 def _archive(
@@ -154,7 +167,6 @@ def _archive(
     if is_at_rest:
         queue_files = _archive_queues(store, place, tasks)
         _archive_state(store, place)
-    result.is_restorable = is_at_rest
     manifest = Manifest(
         VERSION,
         os.path.abspath(store.path) if store.is_local else store.path,
@@ -172,7 +184,8 @@ def _archive(
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     with open(place.join("manifest.json"), "wb") as file:
         file.write(text)
-    result.disk_before = disk_usage(store.path.removeprefix("file://")) if store.is_local else 0
+    if store.is_local:
+        result.disk_before = disk_usage(store.local_path)
     place.finish()
     result.disk_after = disk_usage(place.target)
     progress(total, total)
@@ -217,14 +230,14 @@ def _archive_queues(store: StoreFiles, place: Place, tasks: Runner) -> list[list
 
 def _archive_state(store: StoreFiles, place: Place) -> None:
     """All other files."""
-    root = store.path.removeprefix("file://")
+    root = store.local_path
     with pa.output_stream(place.join("state.tar.zst"), compression="zstd") as stream:
         archive_state.write(stream, root, (name for name in store.names("") if name not in _NOT_STATE))
 
 
 def read_manifest(archive_path: str) -> Manifest:
     """The manifest of an archive. Raises JobError where there is none, or of another make."""
-    path = os.path.join(archive_path, "manifest.json")
+    path = os.path.join(local_path(archive_path), "manifest.json")
     try:
         with open(path, "rb") as file:
             manifest = msgspec.json.decode(file.read(), type=Manifest)
@@ -250,11 +263,12 @@ def restore(
 ) -> RestoreResult:
     """Restore an archive as a store in a new directory. Tasks and failures as for `compact.compact`; JobError as well
     where a file of the archive is missing, or does not hold what the manifest says."""
+    archive_path = local_path(archive_path)
     manifest = read_manifest(archive_path)
     if not manifest.is_restorable:
         raise JobError(
-            f"{archive_path}: was made while a broker had the store open, or after a crash: it has the records, not "
-            "what else a store is"
+            f"{archive_path}: was made from another machine's store, while a broker had it open, or after a crash: it "
+            "has the records, not what else a store is"
         )
     place = Place(out_path)
     tasks = None

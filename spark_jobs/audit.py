@@ -24,7 +24,7 @@ from spark_jobs import lateness, tables
 from spark_jobs.cases import find
 from spark_jobs.errors import JobError
 from spark_jobs.figures import STATUSES, UNCLAIMED, Figures
-from spark_jobs.files import replace_file
+from spark_jobs.files import local_path, replace_file
 from spark_jobs.progress import read_progress
 from spark_jobs.ranges import Range, first_store_ms, plan, records_at
 from spark_jobs.store_files import StoreFiles
@@ -164,6 +164,7 @@ def audit(
     """Audit a store; write the files to the directory `out`. `key`: a private Ed25519 key in PEM, to sign with.
 
     Raises JobError."""
+    out = local_path(out) if out is not None else None
     work = Audit(session, path, delay_levels=delay_levels)
     summary = summarise(work)
     finish(work, summary, out, key)

@@ -9,19 +9,26 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec
 
 import click
 
+from spark_jobs.cli_output import (
+    print_archived,
+    print_compacted,
+    print_forecast,
+    print_summary,
+    print_table,
+    size_text,
+    time_text,
+)
 from spark_jobs.errors import JobError
+from spark_jobs.files import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark_jobs.audit import Summary
-    from spark_jobs.forecast import Forecast
 
 P = ParamSpec("P")
 LOST: Final = 1
@@ -106,11 +113,13 @@ def _session(
         session.stop()
 
 
-def _check_store(path: str) -> None:
-    """Tell what is wrong with a path before Spark is started, which takes seconds."""
+def _check(store: str, out: str | None = None) -> None:
+    """Tell what is wrong with the paths of a store and of results before Spark is started, which takes seconds."""
     from spark_jobs.store_files import StoreFiles
 
-    StoreFiles.open(path)
+    if out is not None:
+        local_path(out)
+    StoreFiles.open(store)
 
 
 @click.group(
@@ -154,7 +163,7 @@ def analyse(
 ) -> None:
     """Audit STORE, make all figures, and write them into DIR: report.html, analysis.json, parquet/, audit.json,
     offenders.parquet. Runs into the same DIR, night after night, add up to curves in the report."""
-    _check_store(store)
+    _check(store, out)
     from spark_jobs import output
     from spark_jobs.analyse import analyse as run
     from spark_jobs.progress_bar import spark_tasks
@@ -163,8 +172,8 @@ def analyse(
     with _session("analyse", master, memory, conf) as session, spark_tasks(session, f"analysing {store}"):
         analysis = run(session, store, delay_levels=delay_levels, rate=rate, out=out, key=key)
     paths = output.write(analysis, out)
-    _print_summary(analysis.audit)
-    _print_forecast(analysis.forecast)
+    print_summary(analysis.audit)
+    print_forecast(analysis.forecast)
     click.echo(f"report: {next(path for path in paths if path.endswith('.html'))}")
     sys.exit(0 if analysis.audit.is_good else LOST)
 
@@ -191,7 +200,7 @@ def audit(
 ) -> None:
     """Tell of every scheduled message in STORE what became of it: delivered, cancelled, pending, lost or delivered
     twice. Exit code 1 when one was lost."""
-    _check_store(store)
+    _check(store, out)
     import msgspec
 
     from spark_jobs.audit import audit as run
@@ -203,7 +212,7 @@ def audit(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode())
     else:
-        _print_summary(summary)
+        print_summary(summary)
     sys.exit(0 if summary.is_good else LOST)
 
 
@@ -217,7 +226,7 @@ def verify(summary: str, public_key: str | None) -> None:
 
     found = check(Path(summary).read_bytes(), Path(public_key).read_bytes() if public_key else None)
     signed = "signed by that key" if public_key else "signature not checked" if found.signature else "not signed"
-    click.echo(f"unchanged since {_time(found.made_ms)}; {signed}")
+    click.echo(f"unchanged since {time_text(found.made_ms)}; {signed}")
 
 
 @main.command(short_help="Which seconds ahead will be late, and by how much.")
@@ -238,7 +247,7 @@ def forecast(
 ) -> None:
     """From what waits in STORE, and from how fast its broker delivered when it was busy: which seconds ahead will be
     late."""
-    _check_store(store)
+    _check(store)
     import msgspec
 
     from spark_jobs.analyse import forecast_of
@@ -249,7 +258,7 @@ def forecast(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     else:
-        _print_forecast(found)
+        print_forecast(found)
 
 
 @main.command(short_help="Make a new, smaller store without what nobody can read again.")
@@ -280,7 +289,7 @@ def compact(
 ) -> None:
     """Write STORE to NEW without delivered copies in the schedule topics, ended transactions and whatever the options
     name. STORE is only read; no broker may have it open. Brokers open NEW as they would STORE: queue offsets stay."""
-    _check_store(store)
+    _check(store, new)
     from spark_jobs.compact import CompactOptions
     from spark_jobs.compact import compact as run
     from spark_jobs.progress_bar import bytes_done
@@ -294,12 +303,7 @@ def compact(
     )
     with _session("compact", master, memory, conf) as session, bytes_done(f"compacting {store}") as progress:
         result = run(store, new, spark=session, options=options, progress=progress)
-    click.echo(
-        f"{_size(result.log_before)} of messages became {_size(result.log_after)}: {result.saved:.1%} less, "
-        f"{result.kept:,} records kept"
-    )
-    for reason, count in sorted(result.removed.items(), key=lambda item: -item[1]):
-        click.echo(f"  {count:>12,} {reason}")
+    print_compacted(result)
 
 
 @main.command(short_help="Write a store's records to Parquet, by day and topic.")
@@ -310,20 +314,13 @@ def compact(
 def archive(store: str, directory: str, master: str | None, memory: str | None, conf: tuple[str, ...]) -> None:
     """Write the records of STORE to DIR as Parquet (zstd), partitioned by day (UTC) and topic: readable by anything,
     and by `duemq spark restore`, which makes the store of it again, byte for byte."""
-    _check_store(store)
+    _check(store, directory)
     from spark_jobs.archive import archive as run
     from spark_jobs.progress_bar import bytes_done
 
     with _session("archive", master, memory, conf) as session, bytes_done(f"archiving {store}") as progress:
         result = run(store, directory, spark=session, progress=progress)
-    click.echo(
-        f"{result.records:,} records, {_size(result.disk_before)} on disk, became {_size(result.disk_after)} "
-        f"in {result.files:,} files"
-    )
-    if result.damaged:
-        click.echo(f"{result.damaged:,} damaged stretches are kept as they are")
-    if not result.is_restorable:
-        click.echo("a broker has the store open: the archive can be read, not restored")
+    print_archived(result)
 
 
 @main.command(short_help="Make a store from an archive.")
@@ -333,12 +330,15 @@ def archive(store: str, directory: str, master: str | None, memory: str | None, 
 @one_line_errors
 def restore(directory: str, new: str, master: str | None, memory: str | None, conf: tuple[str, ...]) -> None:
     """Make the store NEW from the archive in DIR."""
+    from spark_jobs.archive import read_manifest
     from spark_jobs.archive import restore as run
     from spark_jobs.progress_bar import bytes_done
 
+    local_path(new)
+    read_manifest(directory)
     with _session("restore", master, memory, conf) as session, bytes_done(f"restoring {new}") as progress:
         result = run(directory, new, spark=session, progress=progress)
-    click.echo(f"{result.records:,} records, {_size(result.size)}")
+    click.echo(f"{result.records:,} records, {size_text(result.size)}")
 
 
 @main.command(short_help="Ask a store anything, in SQL.")
@@ -365,7 +365,7 @@ def sql(
     duemq spark sql ./data "select topic, count(*), sum(size) from messages group by topic"
     duemq spark sql ./data "select real_topic, due_time from pending order by due_ms limit 20"
     """
-    _check_store(store)
+    _check(store)
     from spark_jobs import tables
     from spark_jobs.progress_bar import spark_tasks
 
@@ -379,7 +379,7 @@ def sql(
             reader.option("columns", ",".join(columns)).load(store).createOrReplaceTempView(name)
         with spark_tasks(session, "asking"):
             result = session.sql(query).limit(limit).toArrow()
-    _print_table(result, form)
+    print_table(result, form)
 
 
 @main.command(short_help="Zip what tasks on a cluster need, for spark-submit --py-files.")
@@ -402,95 +402,3 @@ def package(path: str) -> None:
                     archive_file.write(file, file.relative_to(root))
         archive_file.writestr("__main__.py", (root / "spark_jobs" / "__main__.py").read_text())
     click.echo(path)
-
-
-# --- how results are printed
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def _print_summary(summary: Summary) -> None:
-    for name in ("scheduled", "delivered", "cancelled", "pending", "lost", "twice"):
-        note = f"  ({summary.overdue:,} overdue)" if name == "pending" and summary.overdue else ""
-        click.echo(f"{name:<10}{getattr(summary, name):>14,}{note}")
-    late = summary.lateness
-    if late.count:
-        shown = "  ".join(f"{name} {value:,}" for name, value in late.percentiles_ms.items())
-        click.echo(f"late, ms: {shown}; early: {late.early:,}")
-    if summary.unclaimed:
-        click.echo(f"{summary.unclaimed:,} deliveries of messages that are not in the log")
-    if summary.damaged:
-        click.echo(f"{summary.damaged:,} damaged stretches; see the table damaged")
-    for offender in summary.offenders[:10]:
-        click.echo(
-            f"{offender.what}: {offender.topic or '?'} {offender.unique_key or ''} at {offender.physical_offset}, "
-            f"due {_time(offender.due_ms) if offender.due_ms else '?'}"
-        )
-
-
-def _print_forecast(found: Forecast) -> None:
-    if not found.messages:
-        click.echo("nothing waits")
-        return
-    if found.source == "fastest":
-        rate = f"{found.rate:,.0f} a second, the most it has done: it was never behind, and may do more (--rate)"
-    else:
-        rate = f"{found.rate:,.0f} a second, {found.source}"
-        rate += f" in {found.measured_seconds:,} s in which it was behind" if found.measured_seconds else ""
-    click.echo(f"{found.messages:,} wait; the broker delivers {rate}")
-    if not found.episodes:
-        click.echo("none of them will be late for want of speed")
-    for episode in sorted(found.episodes, key=lambda episode: -episode.worst_ms)[:10]:
-        click.echo(
-            f"late from {_time(episode.start_ms)} to {_time(episode.end_ms)}: {episode.messages:,} messages, "
-            f"up to {episode.worst_ms / 1000:,.1f} s"
-        )
-
-
-def _print_table(table: Any, form: str) -> None:
-    if form == "csv":
-        from pyarrow import csv
-
-        csv.write_csv(_plain(table), sys.stdout.buffer)
-    elif form == "json":
-        import msgspec
-
-        for row in _plain(table).to_pylist():
-            click.echo(msgspec.json.encode(row).decode())
-    else:
-        from rich.console import Console
-        from rich.table import Table
-
-        shown = Table(*table.column_names)
-        for row in _plain(table).to_pylist():
-            shown.add_row(*("" if value is None else str(value) for value in row.values()))
-        Console().print(shown)
-
-
-def _plain(table: Any) -> Any:
-    """Without what CSV and JSON have no form for: maps and bytes as text, names once each."""
-    import pyarrow as pa
-
-    names, columns = [], []
-    for i, name in enumerate(table.column_names):
-        column = table.column(i)
-        if pa.types.is_map(column.type):
-            column = pa.array([str(dict(value)) if value is not None else None for value in column.to_pylist()])
-        elif pa.types.is_binary(column.type):
-            texts = [
-                value.decode("utf-8", "backslashreplace") if value is not None else None for value in column.to_pylist()
-            ]
-            column = pa.array(texts, pa.string())
-        names.append(name if name not in names else f"{name}_{i}")
-        columns.append(column)
-    return pa.table(columns, names)

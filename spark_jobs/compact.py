@@ -128,12 +128,12 @@ def compact(
     """
     store = open_at_rest(store_path)
     place = Place(out_path)
-    if f"{os.path.realpath(place.target)}/".startswith(f"{os.path.realpath(_root(store))}/"):
+    if f"{os.path.realpath(place.target)}/".startswith(f"{os.path.realpath(store.local_path)}/"):
         raise JobError(f"{out_path}: lies in the store that is to be compacted; give a path beside it")
     tasks = None
     try:
         place.begin()
-        with held(_root(store)):
+        with held(store.local_path):
             tasks = runner(spark, workers)
             job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))
             return job.run()
@@ -165,10 +165,6 @@ def refuse_unknown_queues(store: StoreFiles) -> None:
             raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
 
 
-def _root(store: StoreFiles) -> str:
-    return store.path.removeprefix("file://")
-
-
 class _Part(NamedTuple):
     """A range and how it goes on."""
 
@@ -194,7 +190,7 @@ class _Compaction:
 
     def run(self) -> CompactResult:
         store, result = self._store, self._result
-        result.disk_before = disk_usage(_root(store))
+        result.disk_before = disk_usage(store.local_path)
         self._ranges = plan(store, self._options.range_size)
         size = sum(part.end - part.start for part in self._ranges)
         self._place.need(size // 20)
@@ -417,7 +413,7 @@ class _Compaction:
     def _write_small(
         self, books: Books, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
     ) -> None:
-        root, place = _root(self._store), self._place
+        root, place = self._store.local_path, self._place
         for name in self._store.names(""):
             if name in _WRITTEN_ANEW or name in _LEFT_OUT:
                 continue

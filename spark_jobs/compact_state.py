@@ -85,7 +85,7 @@ class Rules(NamedTuple):
 def read_books(store: StoreFiles) -> Books:
     """The books of a store at rest. Raises JobError where they are of a kind that is not understood."""
     files = OsFiles()
-    root = store.path.removeprefix("file://")
+    root = store.local_path
     found = checkpoint.load(files, os.path.join(root, "checkpoint"))
     if store.written_by != "duemq":
         found.is_foreign, found.notes = True, {}
@@ -165,7 +165,7 @@ def _transactions(store: StoreFiles) -> tuple[int, int]:
 
 def _timers(store: StoreFiles, found: Checkpoint) -> Timers | None:
     names = store.sizes("timerlog")
-    check = timer_files.load_check(OsFiles(), os.path.join(store.path.removeprefix("file://"), "config/timercheck"))
+    check = timer_files.load_check(OsFiles(), os.path.join(store.local_path, "config/timercheck"))
     note = timer_files.decode_note(found.notes.get("timers", b"")) if not found.is_foreign else None
     names = [(name, size) for name, size in names if size]
     if not names or (check is None and note is None):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from spark_jobs.analysis import Analysis, figures
 from spark_jobs.errors import JobError
-from spark_jobs.files import replace_file
+from spark_jobs.files import local_path, replace_file
 from spark_jobs.report import render
 
 MAX_RUNS: Final = 400
@@ -94,6 +94,7 @@ def read_history(path: str) -> list[Run]:
 
 def write(analysis: Analysis, out: str) -> list[str]:
     """Write the files into a directory, made if need be; gives their paths. Raises JobError."""
+    out = local_path(out)
     try:
         os.makedirs(os.path.join(out, "parquet"), exist_ok=True)
         history_path = os.path.join(out, "history.jsonl")

@@ -23,13 +23,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from spark_jobs.errors import JobError, NoStore
+from spark_jobs.files import is_local, local_path
 from spark_jobs.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
-_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_HADOOP: Final = ("hdfs://", "viewfs://")
+_HADOOP_NEEDS: Final = (
+    "where Python runs, pyarrow needs Hadoop's client: JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR, the directory of "
+    "libhdfs.so) and CLASSPATH=$(hadoop classpath --glob)"
+)
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _UNIT: Final = struct.Struct(">qiq")
 DEFAULT_SEGMENT_SIZE: Final = 1 << 30
@@ -103,9 +108,10 @@ class StoreFiles:
     # What is there
 
     def _look(self, since: int, *, unflushed: bool) -> None:
-        if not self._exists(""):
+        entries = self._entries("")
+        if entries is None:
             raise NoStore(self.path, "there is no such directory; give the directory that holds commitlog/")
-        names = self.names("")
+        names = [name for name, _ in entries]
         if "commitlog" not in names:
             if any(_SEGMENT_NAME.fullmatch(name) for name in names):
                 raise NoStore(self.path, "holds commitlog files; give the directory above it")
@@ -320,10 +326,15 @@ class StoreFiles:
     @property
     def is_local(self) -> bool:
         """Whether the store lies in this machine's file system."""
-        return not _SCHEME.match(self.path) or self.path.startswith("file://")
+        return is_local(self.path)
+
+    @property
+    def local_path(self) -> str:
+        """Where it lies in this machine's file system. Raises JobError where it does not."""
+        return local_path(self.path)
 
     def _local(self, name: str) -> str:
-        return os.path.join(self.path.removeprefix("file://"), name)
+        return os.path.join(self.local_path, name)
 
     def _remote(self) -> tuple[Any, str]:
         """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
@@ -331,7 +342,12 @@ class StoreFiles:
         if self.path not in known:
             from pyarrow import fs
 
-            known[self.path] = fs.FileSystem.from_uri(self.path)
+            try:
+                known[self.path] = fs.FileSystem.from_uri(self.path)
+            except OSError as error:
+                if not self.path.startswith(_HADOOP):
+                    raise
+                raise OSError(f"{str(error).splitlines()[0]}; {_HADOOP_NEEDS}") from None
         return known[self.path]
 
     def read(self, path: str, at: int, size: int) -> bytes:
@@ -399,22 +415,27 @@ class StoreFiles:
 
     def sizes(self, folder: str) -> list[tuple[str, int]]:
         """Names in a directory of the store and bytes of the files, sorted; none where it is missing."""
+        return self._entries(folder) or []
+
+    def _entries(self, folder: str) -> list[tuple[str, int]] | None:
+        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be told."""
         if self.is_local:
             try:
                 with os.scandir(self._local(folder)) as entries:
                     return sorted((entry.name, entry.stat().st_size) for entry in entries)
             except (FileNotFoundError, NotADirectoryError):
-                return []
+                return None
         from pyarrow import fs
 
         system, root = self._remote()
-        selector = fs.FileSelector(f"{root.rstrip('/')}/{folder}".rstrip("/"), allow_not_found=True)
-        return sorted((PurePosixPath(info.path).name, info.size or 0) for info in system.get_file_info(selector))
-
-    def _exists(self, name: str) -> bool:
-        if self.is_local:
-            return os.path.isdir(self._local(name))
-        from pyarrow import fs
-
-        system, root = self._remote()
-        return bool(system.get_file_info(f"{root.rstrip('/')}/{name}".rstrip("/")).type != fs.FileType.NotFound)
+        path = f"{root.rstrip('/')}/{folder}".rstrip("/")
+        try:
+            # Without allow_not_found: with it an HDFS whose name node does not answer has empty directories.
+            found = system.get_file_info(fs.FileSelector(path))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if system.get_file_info(path).type == fs.FileType.File:
+                return None
+            raise
+        return sorted((PurePosixPath(info.path).name, info.size or 0) for info in found)

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from spark_jobs.errors import JobError
+from spark_jobs.files import local_path
 
 _SYNC_THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20
@@ -26,10 +27,10 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
 class Place:
-    """A new directory in the making. Made by `begin`."""
+    """A new directory of this machine in the making. Made by `begin`. Raises JobError for another machine's."""
 
     def __init__(self, target: str) -> None:
-        self.target = os.path.abspath(target)
+        self.target = os.path.abspath(local_path(target))
         self.path = f"{self.target}.partial"
         """Where files go for now."""
         self.scratch = os.path.join(self.path, ".scratch")

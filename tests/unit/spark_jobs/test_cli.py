@@ -20,7 +20,8 @@ from pyspark.errors import PySparkException
 import spark_jobs
 from spark_jobs import session
 from spark_jobs.audit import Lateness, Summary, sign
-from spark_jobs.cli import PACKAGES, _print_table, main
+from spark_jobs.cli import PACKAGES, main
+from spark_jobs.cli_output import print_table
 from spark_jobs.errors import JobError
 from tests.unit.spark_jobs.compact_world import new_broker
 
@@ -61,6 +62,33 @@ def test_what_is_no_store_is_told_before_spark_is_started(
     check_failed(run(command, "empty", *rest), "empty: is empty: no broker wrote here")
     check_failed(run(command, "foreign", *rest), "foreign: has no commitlog/")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "foreign"], "nothing is written then"
+
+
+@pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        ("analyse", ["--out", "hdfs://name-node/report"]),
+        ("audit", ["--out", "s3://bucket/audit"]),
+        ("compact", ["hdfs://name-node/new"]),
+        ("archive", ["s3://bucket/archive"]),
+    ],
+)
+def test_results_are_not_written_to_a_directory_named_as_a_uri(
+    command: str, rest: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
+    check_failed(run(command, store, *rest), rest[-1], "only stores are read by URI; give a directory of this machine")
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_what_is_no_archive_is_told_before_spark_is_started(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
+    check_failed(run("restore", store, tmp_path / "new"), "has no manifest.json, so it is no archive")
+    check_failed(run("restore", "hdfs://name-node/archive", tmp_path / "new"), "only stores are read by URI")
+    check_failed(run("restore", store, "hdfs://name-node/new"), "only stores are read by URI")
 
 
 @pytest.fixture
@@ -223,10 +251,10 @@ def test_results_are_printed_whatever_they_are(capsysbinary: pytest.CaptureFixtu
         ],
         ["properties", "body", "body"],
     )
-    _print_table(table, "json")
+    print_table(table, "json")
     lines = capsysbinary.readouterr().out.decode().splitlines()
     assert json.loads(lines[0]) == {"properties": "{'a': 'b'}", "body": "\\xff", "body_2": 1}
-    _print_table(table, "csv")
+    print_table(table, "csv")
     assert capsysbinary.readouterr().out.decode().splitlines()[0] == '"properties","body","body_2"'
-    _print_table(table, "table")
+    print_table(table, "table")
     assert "properties" in capsysbinary.readouterr().out.decode()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyarrow import fs
 
 from spark_jobs.errors import JobError, NoStore
 from spark_jobs.progress import read_progress
@@ -204,3 +205,73 @@ def test_a_table_that_is_broken_has_a_backup(tmp_path: Path, text: bytes | None)
     assert StoreFiles.open(tmp_path).json("config/consumerOffset.json") == {"offsetTable": {"t@g": {"0": 5}}}
     (config / "consumerOffset.json.bak").unlink()
     assert StoreFiles.open(tmp_path).json("config/consumerOffset.json") is None
+
+
+class Hadoop(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no types
+    """A directory behind an interface that answers as pyarrow's HadoopFileSystem does, also where its name node does
+    not answer (seen with a real one): nothing is there then, and what may be missing is."""
+
+    def __init__(self) -> None:
+        self.files = fs.LocalFileSystem()
+        self.is_down = False
+
+    def get_type_name(self) -> str:
+        return "hdfs"
+
+    def get_file_info(self, paths: list[str]) -> list[fs.FileInfo]:
+        if self.is_down:
+            return [fs.FileInfo(path, fs.FileType.NotFound) for path in paths]
+        return list(self.files.get_file_info(paths))
+
+    def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
+        if not self.is_down:
+            return list(self.files.get_file_info(selector))
+        if selector.allow_not_found:
+            return []
+        raise OSError(255, "HDFS list directory failed")
+
+    def open_input_file(self, path: str) -> object:
+        if self.is_down:
+            raise OSError(255, f"Opening HDFS file '{path}' failed")
+        return self.files.open_input_file(path)
+
+
+for name in fs.FileSystemHandler.__abstractmethods__ - set(vars(Hadoop)):
+    setattr(Hadoop, name, lambda *_: pytest.fail("not to be called"))
+Hadoop.__abstractmethods__ = frozenset()
+
+
+@pytest.fixture
+def hadoop(monkeypatch: pytest.MonkeyPatch) -> Hadoop:
+    handler = Hadoop()
+
+    def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
+        return fs.PyFileSystem(handler), uri.removeprefix("hdfs://name-node")
+
+    monkeypatch.setattr("pyarrow.fs.FileSystem", type("FileSystem", (), {"from_uri": staticmethod(from_uri)}))
+    return handler
+
+
+def test_a_file_system_that_does_not_answer_is_not_an_empty_one(tmp_path: Path, hadoop: Hadoop) -> None:
+    made(tmp_path / "store")
+    (tmp_path / "store/consumequeue/a file").write_bytes(b"x")
+    here, there = StoreFiles.open(tmp_path / "store"), StoreFiles.open(f"hdfs://name-node{tmp_path}/store")
+    assert there.segments == here.segments
+    assert there.queue_files() == here.queue_files() != []
+    assert there.sizes("nothing") == []
+    hadoop.is_down = True
+    with pytest.raises(OSError, match="list directory failed"):
+        there.queue_files()
+    with pytest.raises(OSError, match="list directory failed"):
+        there.sizes("nothing")
+    with pytest.raises(JobError, match=r"cannot be read: .*list directory failed"):
+        StoreFiles.open(f"hdfs://name-node{tmp_path}/store")
+
+
+def test_what_hadoop_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ARROW_LIBHDFS_DIR", "HADOOP_HOME", "CLASSPATH"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(JobError) as caught:
+        StoreFiles.open("hdfs://127.0.0.1:1/store")
+    assert "pyarrow needs Hadoop's client: JAVA_HOME, HADOOP_HOME" in str(caught.value)
+    assert "\n" not in str(caught.value)

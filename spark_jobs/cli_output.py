@@ -1,0 +1,131 @@
+"""How the results of `duemq spark` are printed."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from spark_jobs.archive import ArchiveResult
+    from spark_jobs.audit import Summary
+    from spark_jobs.compact import CompactResult
+    from spark_jobs.forecast import Forecast
+
+
+def time_text(ms: int) -> str:
+    """A time, in ms since the epoch."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def size_text(size: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def print_summary(summary: Summary) -> None:
+    """What an audit found."""
+    for name in ("scheduled", "delivered", "cancelled", "pending", "lost", "twice"):
+        note = f"  ({summary.overdue:,} overdue)" if name == "pending" and summary.overdue else ""
+        click.echo(f"{name:<10}{getattr(summary, name):>14,}{note}")
+    late = summary.lateness
+    if late.count:
+        shown = "  ".join(f"{name} {value:,}" for name, value in late.percentiles_ms.items())
+        click.echo(f"late, ms: {shown}; early: {late.early:,}")
+    if summary.unclaimed:
+        click.echo(f"{summary.unclaimed:,} deliveries of messages that are not in the log")
+    if summary.damaged:
+        click.echo(f"{summary.damaged:,} damaged stretches; see the table damaged")
+    for offender in summary.offenders[:10]:
+        click.echo(
+            f"{offender.what}: {offender.topic or '?'} {offender.unique_key or ''} at {offender.physical_offset}, "
+            f"due {time_text(offender.due_ms) if offender.due_ms else '?'}"
+        )
+
+
+def print_forecast(found: Forecast) -> None:
+    """What will be late."""
+    if not found.messages:
+        click.echo("nothing waits")
+        return
+    if found.source == "fastest":
+        rate = f"{found.rate:,.0f} a second, the most it has done: it was never behind, and may do more (--rate)"
+    else:
+        rate = f"{found.rate:,.0f} a second, {found.source}"
+        rate += f" in {found.measured_seconds:,} s in which it was behind" if found.measured_seconds else ""
+    click.echo(f"{found.messages:,} wait; the broker delivers {rate}")
+    if not found.episodes:
+        click.echo("none of them will be late for want of speed")
+    for episode in sorted(found.episodes, key=lambda episode: -episode.worst_ms)[:10]:
+        click.echo(
+            f"late from {time_text(episode.start_ms)} to {time_text(episode.end_ms)}: {episode.messages:,} messages, "
+            f"up to {episode.worst_ms / 1000:,.1f} s"
+        )
+
+
+def print_compacted(result: CompactResult) -> None:
+    """What a compaction left out."""
+    click.echo(
+        f"{size_text(result.log_before)} of messages became {size_text(result.log_after)}: {result.saved:.1%} less, "
+        f"{result.kept:,} records kept"
+    )
+    for reason, count in sorted(result.removed.items(), key=lambda item: -item[1]):
+        click.echo(f"  {count:>12,} {reason}")
+
+
+def print_archived(result: ArchiveResult) -> None:
+    """What an archive has, and whether it can be restored."""
+    before = f"{size_text(result.size)} of messages"
+    if result.disk_before is not None:
+        before = f"{size_text(result.disk_before)} on disk"
+    click.echo(f"{result.records:,} records, {before}, became {size_text(result.disk_after)} in {result.files:,} files")
+    if result.damaged:
+        click.echo(f"{result.damaged:,} damaged stretches are kept as they are")
+    if result.why_not_restorable is not None:
+        click.echo(f"{result.why_not_restorable}: the archive can be read, not restored")
+
+
+def print_table(table: Any, form: str) -> None:
+    """The rows of an Arrow table, as "table", "csv" or "json"."""
+    if form == "csv":
+        from pyarrow import csv
+
+        csv.write_csv(_plain(table), sys.stdout.buffer)
+    elif form == "json":
+        import msgspec
+
+        for row in _plain(table).to_pylist():
+            click.echo(msgspec.json.encode(row).decode())
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        shown = Table(*table.column_names)
+        for row in _plain(table).to_pylist():
+            shown.add_row(*("" if value is None else str(value) for value in row.values()))
+        Console().print(shown)
+
+
+def _plain(table: Any) -> Any:
+    """Without what CSV and JSON have no form for: maps and bytes as text, names once each."""
+    import pyarrow as pa
+
+    names, columns = [], []
+    for i, name in enumerate(table.column_names):
+        column = table.column(i)
+        if pa.types.is_map(column.type):
+            column = pa.array([str(dict(value)) if value is not None else None for value in column.to_pylist()])
+        elif pa.types.is_binary(column.type):
+            texts = [
+                value.decode("utf-8", "backslashreplace") if value is not None else None for value in column.to_pylist()
+            ]
+            column = pa.array(texts, pa.string())
+        names.append(name if name not in names else f"{name}_{i}")
+        columns.append(column)
+    return pa.table(columns, names)
