@@ -76,8 +76,10 @@ def _told_by_spark(error: Exception) -> str | None:
                 return line.split(name, 1)[1].strip()
     if os.environ.get("DUEMQ_TRACEBACK"):
         return None
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-    return f"Spark: {first.strip()} (DUEMQ_TRACEBACK=1 shows all of it)"
+    # Of a task's exception what it says, which is behind its traceback.
+    _, _, task = text.rpartition("Traceback (most recent call last):\n")
+    lines = [line for line in task.splitlines() if line.strip() and not line.startswith(" ")]
+    return f"Spark: {lines[0].strip() if lines else type(error).__name__} (DUEMQ_TRACEBACK=1 shows all of it)"
 
 
 def spark_options(command: Callable[P, None]) -> Callable[P, None]:

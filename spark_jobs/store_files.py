@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from spark_jobs import hadoop
 from spark_jobs.errors import JobError, NoStore
 from spark_jobs.files import is_local, local_path
 from spark_jobs.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
-_HADOOP: Final = ("hdfs://", "viewfs://")
-_HADOOP_NEEDS: Final = (
-    "where Python runs, pyarrow needs Hadoop's client: JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR, the directory of "
-    "libhdfs.so) and CLASSPATH=$(hadoop classpath --glob)"
-)
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _UNIT: Final = struct.Struct(">qiq")
 DEFAULT_SEGMENT_SIZE: Final = 1 << 30
@@ -342,12 +338,8 @@ class StoreFiles:
         if self.path not in known:
             from pyarrow import fs
 
-            try:
-                known[self.path] = fs.FileSystem.from_uri(self.path)
-            except OSError as error:
-                if not self.path.startswith(_HADOOP):
-                    raise
-                raise OSError(f"{str(error).splitlines()[0]}; {_HADOOP_NEEDS}") from None
+            is_hadoop = self.path.startswith(hadoop.SCHEMES)
+            known[self.path] = hadoop.connect(self.path) if is_hadoop else fs.FileSystem.from_uri(self.path)
         return known[self.path]
 
     def read(self, path: str, at: int, size: int) -> bytes:

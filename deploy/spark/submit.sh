@@ -7,6 +7,10 @@
 #   EXECUTORS        how many (default: 4), each with two tasks at a time
 #   EXECUTOR_MEMORY  of each, Java's part (default: 2g); Python has as much again
 #   SPARK_SUBMIT     the program (default: spark-submit)
+#   CLASSPATH, HADOOP_HOME, ARROW_LIBHDFS_DIR, LIBHDFS_OPTS
+#                    for hdfs://, where a machine's own `java` and `hadoop` do not tell: Hadoop's jars, where
+#                    libhdfs.so is, and the options of the Java that it starts in each Python process; what is set here
+#                    is set for the executors as well
 #
 # What the tasks import goes along as a zip. The driver runs here, in client mode, and writes --out to this machine's
 # disk; it needs duemq[spark]. The store has to be where all executors see it: hdfs://, s3://, or a shared directory.
@@ -28,6 +32,13 @@ unzip -q -p "$work/duemq-spark.zip" __main__.py > "$work/duemq_spark.py"
 export PYSPARK_DRIVER_PYTHON=${PYSPARK_DRIVER_PYTHON:-$(dirname "$(command -v duemq)")/python}
 export PYSPARK_PYTHON=${PYTHON:-python3}
 
+hadoop=()
+for name in CLASSPATH HADOOP_HOME ARROW_LIBHDFS_DIR LIBHDFS_OPTS; do
+  if [ -n "${!name:-}" ]; then
+    hadoop+=(--conf "spark.executorEnv.$name=${!name}")
+  fi
+done
+
 "${SPARK_SUBMIT:-spark-submit}" \
   --master "${MASTER:-yarn}" \
   --deploy-mode client \
@@ -38,4 +49,5 @@ export PYSPARK_PYTHON=${PYTHON:-python3}
   --executor-cores 2 \
   --executor-memory "${EXECUTOR_MEMORY:-2g}" \
   --conf spark.executor.memoryOverhead="${EXECUTOR_MEMORY:-2g}" \
+  "${hadoop[@]}" \
   "$work/duemq_spark.py" "$@"

@@ -157,6 +157,10 @@ def test_what_a_task_ended_with_is_told_in_one_line(store: Path, monkeypatch: py
 
     monkeypatch.setattr(session, "make_session", fail)
     check_failed(run("audit", store), "duemq: the file is gone")
+    task = "Traceback (most recent call last):\n  File x, line 1\nOSError: [Errno 5] broken\n SQLSTATE: 38000"
+    broken = PySparkException(f"An exception was thrown from the Python worker:\n{task}")
+    monkeypatch.setattr(session, "make_session", Mock(side_effect=broken))
+    check_failed(run("audit", store), "duemq: Spark: OSError: [Errno 5] broken (DUEMQ_TRACEBACK=1 shows")
     monkeypatch.setattr(session, "make_session", Mock(side_effect=JobError("Spark did not start")))
     check_failed(run("audit", store), "duemq: Spark did not start")
     monkeypatch.setattr(session, "make_session", Mock(side_effect=KeyError("a bug")))

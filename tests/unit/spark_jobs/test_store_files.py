@@ -248,6 +248,7 @@ def hadoop(monkeypatch: pytest.MonkeyPatch) -> Hadoop:
     def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
         return fs.PyFileSystem(handler), uri.removeprefix("hdfs://name-node")
 
+    monkeypatch.setattr("spark_jobs.hadoop.complete", lambda _: None)
     monkeypatch.setattr("pyarrow.fs.FileSystem", type("FileSystem", (), {"from_uri": staticmethod(from_uri)}))
     return handler
 
@@ -269,6 +270,7 @@ def test_a_file_system_that_does_not_answer_is_not_an_empty_one(tmp_path: Path, 
 
 
 def test_what_hadoop_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_jobs.hadoop.complete", lambda _: None)
     for name in ("ARROW_LIBHDFS_DIR", "HADOOP_HOME", "CLASSPATH"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(JobError) as caught:
