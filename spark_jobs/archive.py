@@ -120,7 +120,7 @@ def archive(
     try:
         place.begin()
         with held(store.local_path) if why_not is None else contextlib.nullcontext():
-            tasks = runner(spark, workers)
+            tasks = runner(place, spark, workers)
             result = _archive(store, place, tasks, range_size, progress or (lambda done, total: None), why_not is None)
             result.why_not_restorable = why_not
             return result
@@ -274,7 +274,7 @@ def restore(
     tasks = None
     try:
         place.begin()
-        tasks = runner(spark, workers)
+        tasks = runner(place, spark, workers)
         return _restore(archive_path, manifest, place, tasks, with_index, progress or (lambda done, total: None))
     except (OSError, pa.ArrowException, tarfile.TarError) as error:
         raise JobError(f"{archive_path}: cannot be restored: {str(error).splitlines()[0]}") from None

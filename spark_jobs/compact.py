@@ -134,7 +134,7 @@ def compact(
     try:
         place.begin()
         with held(store.local_path):
-            tasks = runner(spark, workers)
+            tasks = runner(place, spark, workers)
             job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))
             return job.run()
     except OSError as error:

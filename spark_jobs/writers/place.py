@@ -14,6 +14,7 @@ import fcntl
 import os
 import shutil
 import struct
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -34,6 +35,8 @@ class Place:
         self.path = f"{self.target}.partial"
         """Where files go for now."""
         self.scratch = os.path.join(self.path, ".scratch")
+        self.mark = os.path.join(self.scratch, f"{uuid.uuid4().hex}.mark")
+        """A file that no other directory of this path has, on no machine."""
         self._lock_path = f"{self.path}.lock"
         self._lock = -1
 
@@ -52,6 +55,8 @@ class Place:
                 raise JobError(f"{self.path}: another run is writing there; wait for it") from None
             shutil.rmtree(self.path, ignore_errors=True)
             os.makedirs(self.scratch)
+            with open(self.mark, "xb"):
+                pass
 
     def join(self, *names: str) -> str:
         """A path in the directory, whose own directory is made."""

@@ -1,16 +1,18 @@
-"""One function over many items, in parallel: in processes of this machine, or as Spark's tasks, which then have to see
-the same file system. What went wrong in a task is told as JobError."""
+"""One function over many items, in parallel: in processes of this machine, or as Spark's tasks, which have to see the
+same directory, and are asked whether they do. What went wrong in a task is told as JobError."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import Any, Protocol, TypeVar
 
 from spark_jobs.errors import JobError
 from spark_jobs.worker import settle
+from spark_jobs.writers.place import Place
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -69,17 +71,19 @@ class Processes:
 class SparkTasks:
     """As Spark's tasks, each a job of its own, so that what is done shows while the rest goes on."""
 
-    def __init__(self, spark: Any) -> None:
+    def __init__(self, spark: Any, place: Place) -> None:
         self._context = spark.sparkContext
+        self._place = place
         self._threads = ThreadPoolExecutor(max(1, int(self._context.defaultParallelism)))
 
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
     ) -> list[Result]:
         """See Runner."""
+        task = _Task(function, self._place.target, self._place.mark)
 
         def one(item: Item) -> Any:
-            return self._context.parallelize([item], 1).map(_Task(function)).collect()[0]
+            return self._context.parallelize([item], 1).map(task).collect()[0]
 
         return _collect([self._threads.submit(one, item) for item in items], done)
 
@@ -88,10 +92,11 @@ class SparkTasks:
         self._threads.shutdown(cancel_futures=True)
 
 
-def runner(spark: Any = None, workers: int | None = None) -> Runner:
-    """Spark's tasks where a session is given, else so many processes (as there are cores unless given; 1: none)."""
+def runner(place: Place, spark: Any = None, workers: int | None = None) -> Runner:
+    """For tasks that write into a place: Spark's where a session is given, else so many processes (as there are cores
+    unless given; 1: none)."""
     if spark is not None:
-        return SparkTasks(spark)
+        return SparkTasks(spark, place)
     count = workers if workers is not None else len(os.sched_getaffinity(0))
     return Processes(count) if count > 1 else Inline()
 
@@ -99,11 +104,19 @@ def runner(spark: Any = None, workers: int | None = None) -> Runner:
 class _Task:
     """A function that tells failures as values. Of this module, so that tasks find it by its name."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], Any], target: str, mark: str) -> None:
         self._function = function
+        self._target = target
+        self._mark = mark
 
     def __call__(self, item: Any) -> tuple[bool, Any]:
         settle()
+        if not os.path.exists(self._mark):
+            # It would write there all the same, and nobody would miss the files.
+            return False, (
+                f"{self._target}: {socket.gethostname()}, where a task runs, does not see this directory of the "
+                "driver's; give one that all executors share, or --master 'local[*]'"
+            )
         return _guarded(self._function, item)
 
 

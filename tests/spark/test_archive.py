@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 from spark_jobs.archive import archive, restore
 from spark_jobs.compact import CompactOptions, compact
+from spark_jobs.errors import JobError
+from spark_jobs.writers.place import Place
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.spark import oracle
@@ -57,6 +61,27 @@ async def test_a_broker_goes_on_with_what_was_restored(stores: Stores, kind: Kin
             sent = next(sent for sent in written.of("plain") if sent.topic == topic and sent.keys)
             admin = java.admin(broker.nameserver)
             assert (await admin.view(topic, sent.unique_key)).body == sent.body
+
+
+@pytest.mark.parametrize("job", [archive, compact])
+def test_a_directory_that_tasks_do_not_see_is_told(
+    job: Callable[..., object],
+    duemq_store: WrittenStore,
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with executors on other machines, which would write into a directory of the same name there."""
+    begin = Place.begin
+
+    def begin_elsewhere(place: Place) -> None:
+        begin(place)
+        os.unlink(place.mark)
+
+    monkeypatch.setattr(Place, "begin", begin_elsewhere)
+    with pytest.raises(JobError, match=f"^{tmp_path}/new: .* does not see this directory of the driver's; give one"):
+        job(str(duemq_store.path), str(tmp_path / "new"), spark=spark)
+    assert not list(tmp_path.iterdir())
 
 
 def test_spark_reads_an_archive_that_its_tasks_made(duemq_store: WrittenStore, spark: Any, tmp_path: Path) -> None:
