@@ -304,7 +304,8 @@ class FakeConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self in self.broker.connections:
             self.broker.connections.remove(self)
-        self.start(self.wake())
+        if self.broker.server.is_serving():  # else the loop may end before a task begins
+            self.start(self.wake())
 
     def data_received(self, data: bytes) -> None:
         for frame in self.frames.receive_data(data):
