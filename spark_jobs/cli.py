@@ -24,7 +24,7 @@ from spark_jobs.cli_output import (
     time_text,
 )
 from spark_jobs.errors import JobError
-from spark_jobs.files import local_path
+from spark_jobs.files import local_path, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,7 +171,7 @@ def analyse(
     from spark_jobs.progress_bar import spark_tasks
 
     key = Path(sign_key).read_bytes() if sign_key else None
-    with _session("analyse", master, memory, conf) as session, spark_tasks(session, f"analysing {store}"):
+    with _session("analyse", master, memory, conf) as session, spark_tasks(session, f"analysing {shown(store)}"):
         analysis = run(session, store, delay_levels=delay_levels, rate=rate, out=out, key=key)
     paths = output.write(analysis, out)
     print_summary(analysis.audit)
@@ -209,7 +209,7 @@ def audit(
     from spark_jobs.progress_bar import spark_tasks
 
     key = Path(sign_key).read_bytes() if sign_key else None
-    with _session("audit", master, memory, conf) as session, spark_tasks(session, f"auditing {store}"):
+    with _session("audit", master, memory, conf) as session, spark_tasks(session, f"auditing {shown(store)}"):
         summary = run(session, store, out, delay_levels=delay_levels, key=key)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=1).decode())
@@ -255,7 +255,7 @@ def forecast(
     from spark_jobs.analyse import forecast_of
     from spark_jobs.progress_bar import spark_tasks
 
-    with _session("forecast", master, memory, conf) as session, spark_tasks(session, f"reading {store}"):
+    with _session("forecast", master, memory, conf) as session, spark_tasks(session, f"reading {shown(store)}"):
         found = forecast_of(session, store, delay_levels=delay_levels, rate=rate)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
@@ -303,7 +303,7 @@ def compact(
         index=not no_index,
         skip_damaged=skip_damaged,
     )
-    with _session("compact", master, memory, conf) as session, bytes_done(f"compacting {store}") as progress:
+    with _session("compact", master, memory, conf) as session, bytes_done(f"compacting {shown(store)}") as progress:
         result = run(store, new, spark=session, options=options, progress=progress)
     print_compacted(result)
 
@@ -320,7 +320,7 @@ def archive(store: str, directory: str, master: str | None, memory: str | None, 
     from spark_jobs.archive import archive as run
     from spark_jobs.progress_bar import bytes_done
 
-    with _session("archive", master, memory, conf) as session, bytes_done(f"archiving {store}") as progress:
+    with _session("archive", master, memory, conf) as session, bytes_done(f"archiving {shown(store)}") as progress:
         result = run(store, directory, spark=session, progress=progress)
     print_archived(result)
 

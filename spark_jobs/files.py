@@ -9,6 +9,7 @@ from typing import Final
 from spark_jobs.errors import JobError
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_CREDENTIALS: Final = re.compile(r"^([^:/]+://)[^/?]*@")
 
 
 def is_local(path: str) -> bool:
@@ -16,11 +17,20 @@ def is_local(path: str) -> bool:
     return not _SCHEME.match(path) or path.startswith("file://")
 
 
+def shown(path: str) -> str:
+    """A path or URI as it may be told and written down: without the keys that a URI of S3 can have."""
+    if is_local(path):
+        return path
+    return _CREDENTIALS.sub(r"\1", path).partition("?")[0]
+
+
 def local_path(path: str) -> str:
     """A path of this machine's file system, for what is not read or written elsewhere. Raises JobError for the URI of
     another one, which would else be a directory with a strange name."""
     if not is_local(path):
-        raise JobError(f"{path}: only stores are read by URI; give a directory of this machine, or a mounted one")
+        raise JobError(
+            f"{shown(path)}: only stores are read by URI; give a directory of this machine, or a mounted one"
+        )
     return path.removeprefix("file://")
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from spark_jobs import hadoop
 from spark_jobs.errors import JobError, NoStore
-from spark_jobs.files import is_local, local_path
+from spark_jobs.files import is_local, local_path, shown
 from spark_jobs.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class StoreFiles:
     """A store's files. Made by `open`."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        """As it was given."""
+        self._uri = path
+        self.path = shown(path)
+        """As it was given, without keys in it."""
         self.segments: list[Segment] = []
         self.segment_size = DEFAULT_SEGMENT_SIZE
         """Bytes of each commitlog file."""
@@ -335,12 +336,12 @@ class StoreFiles:
     def _remote(self) -> tuple[Any, str]:
         """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
         known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
-        if self.path not in known:
+        if self._uri not in known:
             from pyarrow import fs
 
-            is_hadoop = self.path.startswith(hadoop.SCHEMES)
-            known[self.path] = hadoop.connect(self.path) if is_hadoop else fs.FileSystem.from_uri(self.path)
-        return known[self.path]
+            is_hadoop = self._uri.startswith(hadoop.SCHEMES)
+            known[self._uri] = hadoop.connect(self._uri) if is_hadoop else fs.FileSystem.from_uri(self._uri)
+        return known[self._uri]
 
     def read(self, path: str, at: int, size: int) -> bytes:
         """Bytes of a file of the store, fewer at its end. Raises OSError."""

@@ -82,6 +82,7 @@ def test_filters_save_reading(spark: SparkSession, writable: WrittenStore, serve
 
 def test_an_audit_is_the_same(spark: SparkSession, writable: WrittenStore, served: ObjectStore) -> None:
     here, there = job.audit(spark, str(writable.path)), job.audit(spark, served.uri("store"))
+    assert there.store == "s3://stores/store", "the keys of the URI are not written down"
     for name in ("records", "scheduled", "delivered", "cancelled", "pending", "lost", "twice", "lateness", "begin"):
         assert getattr(there, name) == getattr(here, name)
     # All but the last file, of which only zeros follow, have the same hash.
@@ -94,7 +95,7 @@ def test_what_is_no_store_there_is_told(spark: SparkSession, tmp_path: Path) -> 
     with serving(tmp_path) as served:
         with pytest.raises(NoStore, match="there is no such directory"):
             StoreFiles.open(served.uri("nowhere"))
-        with pytest.raises(NoStore, match="has no commitlog/"):
+        with pytest.raises(NoStore, match=r"^s3://stores/foreign: has no commitlog/"):
             StoreFiles.open(served.uri("foreign"))
         with pytest.raises(PySparkException) as caught:
             table(spark, served.uri("foreign"), "messages").count()

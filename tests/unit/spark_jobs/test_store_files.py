@@ -13,6 +13,7 @@ import pytest
 from pyarrow import fs
 
 from spark_jobs.errors import JobError, NoStore
+from spark_jobs.files import shown
 from spark_jobs.progress import read_progress
 from spark_jobs.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import SEGMENT, Broker, as_apache, new_broker
@@ -267,6 +268,21 @@ def test_a_file_system_that_does_not_answer_is_not_an_empty_one(tmp_path: Path, 
         there.sizes("nothing")
     with pytest.raises(JobError, match=r"cannot be read: .*list directory failed"):
         StoreFiles.open(f"hdfs://name-node{tmp_path}/store")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("/a/b@c?d", "/a/b@c?d"),
+        ("file:///a?b", "file:///a?b"),
+        ("s3://key:secret@bucket/a@b?region=x&scheme=http", "s3://bucket/a@b"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("hdfs://name-node:8020/a", "hdfs://name-node:8020/a"),
+        ("hdfs:///a", "hdfs:///a"),
+    ],
+)
+def test_keys_in_uris_are_not_told(given: str, told: str) -> None:
+    assert shown(given) == told
 
 
 def test_what_hadoop_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
