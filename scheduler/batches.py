@@ -110,7 +110,7 @@ class Batches:
         if len(data) != int(sizes.sum()):
             return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(units[:1], may_wait=may_wait, **source)
         records = Records(data, physical, sizes)
-        return self._append(records.part(np.argsort(order)) if order is not None else records, source)
+        return self._append(records.reordered(np.argsort(order)) if order is not None else records, source)
 
     def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
         """The bytes of records; None where the disk would have to be waited for, fewer where a file is gone."""

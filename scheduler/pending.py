@@ -165,7 +165,7 @@ class Pending:
 
     def _cold(self, ranges: list[Range]) -> Iterator[ColdRead]:
         """What has to be read from the disk so that some records are in memory."""
-        if ranges and self._store.read(ranges) is None:
+        if ranges and not self._store.is_cached(ranges):
             yield ColdRead(self._store.log, ranges)
 
     def _of_wheel(self, selection: Selection, start: int = 0) -> Iterator[NDArray[Any]]:

@@ -236,7 +236,7 @@ class CatchUp:
             count = max(1, int(np.searchsorted(np.cumsum(mine["size"][:_LOOK_UNITS]), _LOOK_BYTES, "right")))
             part, mine = mine[:count], mine[count:]
             ranges: list[Range] = part[["physical", "size"]].tolist()
-            if self._read_cold is not None and self._store.read(ranges) is None:
+            if self._read_cold is not None and not self._store.is_cached(ranges):
                 self._is_reading = True
                 self._read_cold(ColdRead(self._store.log, ranges), self._was_read)
                 yield

@@ -47,30 +47,37 @@ _FEW: Final = 64
 class _Run:
     """Messages that were sorted once. They stay where they are: copies of a few are made as these are asked for."""
 
-    __slots__ = ("_cursor", "_order", "_waits")
+    __slots__ = ("_cursor", "_due", "_order", "_waits")
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
         self._order: NDArray[np.intp] | None = None
         """Their places by deliver time; None where that is how they are."""
         self._cursor = 0
-        due = waits["due"] - waits["due"].min()
-        if (due[1:] < due[:-1]).any():
+        self._due: NDArray[np.int64] = np.ascontiguousarray(waits["due"])
+        """Deliver times by their places."""
+        if (self._due[1:] < self._due[:-1]).any():
             # Few bits are sorted ten times as fast; those of one ms keep the order in which they came.
+            due = self._due - self._due.min()
             narrow = due.astype(np.uint16) if int(due.max()) < 2**16 else due
             self._order = np.argsort(narrow, kind="stable")
+            self._due = self._due[self._order]
 
     def __len__(self) -> int:
         return len(self._waits if self._order is None else self._order) - self._cursor
 
     @property
     def head_ms(self) -> int:
-        return int(self._waits["due"][self._cursor if self._order is None else self._order[self._cursor]])
+        return int(self._due[self._cursor])
 
     def first(self, limit: int) -> Waits:
         """The first messages, at most `limit`."""
         part = slice(self._cursor, self._cursor + limit)
         return self._waits[part] if self._order is None else picked(self._waits, self._order[part])
+
+    def first_due(self, limit: int) -> NDArray[np.int64]:
+        """When the first messages are due, at most `limit`."""
+        return self._due[self._cursor : self._cursor + limit]
 
     def drop(self, count: int) -> None:
         """The first messages are done."""
@@ -89,6 +96,7 @@ class _Run:
         order = np.arange(len(self._waits)) if self._order is None else self._order
         taken = picked(self._waits, order[self._cursor + hits])
         if len(hits):
+            self._due = np.delete(self._due[self._cursor :], hits)
             self._order, self._cursor = np.delete(order[self._cursor :], hits), 0
         return taken
 
@@ -223,11 +231,15 @@ class Second:
         """The first messages of all runs."""
         if not self._runs:
             return NONE
-        parts = [run.first(limit) for run in self._runs]
-        waits = joined(parts)
-        order = np.argsort(waits["due"], kind="stable")[:limit]
-        self._given = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[order]
-        return picked(waits, order)
+        dues = [run.first_due(limit) for run in self._runs]
+        order = np.argsort(np.concatenate(dues), kind="stable")[:limit]
+        self._given = np.repeat(np.arange(len(dues)), [len(due) for due in dues])[order]
+        # Of each run the first ones, so many as are among the first of all.
+        counts = np.bincount(self._given, minlength=len(dues)).tolist()
+        waits = joined([run.first(count) for run, count in zip(self._runs, counts, strict=True) if count])
+        places = np.empty(len(order), np.intp)
+        places[np.argsort(order, kind="stable")] = np.arange(len(order))
+        return picked(waits, places)
 
     def due(self, now_ms: int, limit: int) -> Waits:
         """The first messages that are due, at most `limit`, none only where there are none."""

@@ -345,7 +345,7 @@ class Timers:
         """Whether a thread has to read the records of some messages, which it does then."""
         if self._read_cold is None or self._is_warm or not len(waits):
             return False
-        if self._store.read(waits[["physical", "size"]].tolist()) is not None:
+        if self._store.is_cached(waits[["physical", "size"]].tolist()):
             return False
         units = np.empty(len(waits), UNITS)
         units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
@@ -109,7 +110,7 @@ def _select(
 
 
 def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
-    """The records of some ranges, or None where they cannot be had without waiting for the disk.
+    """The records of some ranges, in ascending order, or None where they cannot be had without waiting for the disk.
 
     Records from `hot_from` on were written not long ago and are taken to be in the page cache: reading them without
     asking costs half as much.
@@ -121,10 +122,11 @@ def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
         place = log.locate(*ranges[number])
         if place is None:
             return None
-        within = []
-        while number < len(ranges) and ranges[number][0] < base + log.segment_size:
-            within.append((ranges[number][0] - base, ranges[number][1]))
-            number += 1
+        end = len(ranges)
+        if ranges[-1][0] >= base + log.segment_size:
+            end = bisect_left(ranges, (base + log.segment_size, 0), number)
+        within = [(offset - base, size) for offset, size in ranges[number:end]]
+        number = end
         is_hot = ranges[number - 1][0] >= hot_from and base + within[0][0] >= hot_from
         piece = place[0].read_ranges(within) if is_hot else place[0].read_cached(within)
         if piece is None:

@@ -244,6 +244,10 @@ class MessageStore:
         """See `pull.read`."""
         return pull.read(self.log, ranges, max(self._opened_at, self.log.end - self.config.cached_size))
 
+    def is_cached(self, ranges: list[pull.Range]) -> bool:
+        """Whether the records of some ranges, in any order, can be read without waiting for the disk."""
+        return self.read(sorted(ranges)) is not None
+
     def record_at(self, physical_offset: int) -> bytes | None:
         """The bytes of the record at a physical offset, or None where there is none. May wait for the disk."""
         found = read_record(self.log, physical_offset)

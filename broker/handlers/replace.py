@@ -54,7 +54,7 @@ class Replacements:
             async with self._turn:
                 await self._known()
                 ranges = self._timers.changes.replaced_by(topic, key)
-                if ranges and self._store.read(ranges) is None:
+                if ranges and not self._store.is_cached(ranges):
                     await self._read_apart(ColdRead(self._store.log, ranges))
                 return stage()
         finally:

@@ -476,7 +476,7 @@ async def test_a_search_lets_a_thread_read_what_is_not_in_memory(
         return real(self)
 
     monkeypatch.setattr(ColdRead, "run", run)
-    monkeypatch.setattr(known.store, "read", lambda _: None)
+    monkeypatch.setattr(known.store, "is_cached", lambda _: False)
     assert len(await ids(peer, key="k1")) == 1
     assert (await told(peer, listing(key="k2", count_only=True)))["counted"] == 1
     assert len(threads) == 2, "the three records are read at once"

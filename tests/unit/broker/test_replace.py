@@ -204,7 +204,7 @@ async def test_the_record_of_what_is_replaced_is_read_by_a_thread_if_the_disk_ha
         return read[-1]
 
     monkeypatch.setattr(ColdRead, "run", run)
-    monkeypatch.setattr(known.store, "read", lambda _: None)
+    monkeypatch.setattr(known.store, "is_cached", lambda _: False)
     answer = await peer.ask(send("T", b"next", properties=instead("TIMER_DELAY_SEC\x0190", number=2)))
     assert answer.code == ResponseCode.SUCCESS
     assert [b"waits" in data for data in read] == [True]

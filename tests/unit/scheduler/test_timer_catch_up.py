@@ -218,7 +218,7 @@ def test_records_that_are_not_in_memory_are_read_by_a_thread(
         send(world, delay, "a")
     go_down(world)
     reads: list[tuple[ColdRead, Callable[[], None]]] = []
-    monkeypatch.setattr(world.store, "read", lambda _: None)
+    monkeypatch.setattr(world.store, "is_cached", lambda _: False)
     world.timers._catch_up._read_cold = lambda job, done: reads.append((job, done))
     world.pass_time(5000)
     assert len(reads) == 1, "it waits"

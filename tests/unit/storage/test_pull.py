@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.record import decode_all
+from storage.files import OsFiles
 from storage.pull import ColdRead, PullStatus, find, read
 from storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
@@ -115,3 +118,17 @@ def test_searching_by_time(steps: list[int], at: int) -> None:
     assert store.offset_by_time(queue, at) == expected
     last = max((n for n, time in enumerate(times) if time <= at), default=0)
     assert store.offset_by_time(queue, at, upper=True) == last
+
+
+def test_records_are_cached_in_whatever_order_they_are_asked_for(tmp_path: Path) -> None:
+    """As they are due, not as they lie, and in more than one file."""
+    store = make_store(str(tmp_path), OsFiles(), segment_size=4096)
+    store.open()
+    at = append(store, "t", 0, *[b"x" * 300] * 20)
+    ranges = [(offset, 100) for offset in at]
+    assert store.log.end > 4096
+    for hot_from in (0, store.log.end):
+        store._opened_at = hot_from
+        assert store.is_cached(ranges)
+        assert store.is_cached(ranges[::-1])
+    assert not store.is_cached([(store.log.end, 100)])
