@@ -62,7 +62,7 @@ from storage.clock import Clock, MovableClock, SystemClock
 from storage.config_file import ConfigFile
 from storage.errors import StoreError
 from storage.files import Files, OsFiles
-from storage.pull import ColdRead
+from storage.pull import ColdRead, ReadAhead
 from storage.store import MessageStore, StoreConfig
 
 log = structlog.get_logger(__name__)
@@ -310,7 +310,7 @@ class Broker:
         self.timers.config = timer_config(config)
         self.timers.on_earlier()
 
-    def _read_cold(self, job: ColdRead, done: Callable[[], None]) -> None:
+    def _read_cold(self, job: ColdRead | ReadAhead, done: Callable[[], None]) -> None:
         """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
         self._run_apart(self._blocking, job.run, done)
 

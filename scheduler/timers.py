@@ -50,7 +50,7 @@ from storage.clock import Clock
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.copies import UNITS
 from storage.errors import StoreError
-from storage.pull import ReadCold
+from storage.pull import ReadAhead, ReadCold
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
@@ -116,6 +116,7 @@ class Timers:
         self._checkpoint = TimerCheckpoint(store, clock, enqueuer, slots, topics, self._wake)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
+        slots.on_loading = self._read_ahead
         self.policies = Policies()
         self.policies.judge = catch_up.judge
         self.changes = TimerChanges(store, clock, enqueuer, slots, topics, records, catch_up, self._expect, levels)
@@ -351,6 +352,12 @@ class Timers:
         units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
         self._warm(units)
         return True
+
+    def _read_ahead(self, waits: Waits) -> None:
+        """Have the records of a second in memory when its turn comes. What waited for long is on the disk alone, each
+        message in another place."""
+        if self._read_cold is not None:
+            self._read_cold(ReadAhead(self._store.log, waits["physical"], waits["size"]), lambda: None)
 
     def _warm(self, units: NDArray[Any]) -> None:
         """Have a thread read from the disk what comes next."""

@@ -5,17 +5,26 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from protocol.command import Body
 from storage.commitlog import Commitlog
 from storage.consume_queue import PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from storage.files import File
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 MAX_UNITS: Final = 800
 """Units looked at in one pull, at most (as RocketMQ: 16,000 bytes of them)."""
+
+MAX_AHEAD_BYTES: Final = 256 << 20
+"""So much is read ahead at once at most: who has more is late for other reasons."""
+_AHEAD_GAP: Final = 16 << 10
+"""Records that lie closer together are one request to the disk."""
 
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """A tags code up to here is an address in RocketMQ's consumequeue_ext: the consumer will look at the tags itself."""
@@ -150,5 +159,32 @@ class ColdRead:
         return b"".join(file.read_apart(position, size) for file, position, size in self._places)
 
 
-ReadCold = Callable[[ColdRead, Callable[[], None]], None]
+class ReadAhead:
+    """Records that will be wanted some seconds from now, in any order: a thread asks the kernel to have them in memory
+    then. Planned by the store's own thread. `offsets` and `sizes`: physical offsets, and bytes."""
+
+    def __init__(self, log: Commitlog, offsets: NDArray[np.int64], sizes: NDArray[np.integer[Any]]) -> None:
+        self._offsets, self._sizes = offsets, sizes
+        self._segment_size = log.segment_size
+        self._files: list[tuple[int, File]] = []
+        at, last = max(int(offsets.min()), log.begin), int(offsets.max())
+        while at <= last and (place := log.locate(at, 1)) is not None:
+            self._files.append((at - place[1], place[0]))
+            at += log.segment_size - place[1]
+
+    def run(self) -> None:
+        """Ask. Raises OSError, FileNotFoundError where retention removed a file meanwhile."""
+        order = np.argsort(self._offsets)
+        starts = self._offsets[order]
+        ends = starts + self._sizes[order]
+        breaks = np.flatnonzero(starts[1:] - ends[:-1] > _AHEAD_GAP)
+        starts, ends = starts[np.append(0, breaks + 1)], ends[np.append(breaks, len(ends) - 1)]
+        count = int(np.searchsorted(np.cumsum(ends - starts), MAX_AHEAD_BYTES, "right"))
+        for base, file in self._files:
+            mine = (starts[:count] >= base) & (starts[:count] < base + self._segment_size)
+            positions, stops = starts[:count][mine] - base, ends[:count][mine] - base
+            file.read_ahead(list(zip(positions.tolist(), (stops - positions).tolist(), strict=True)))
+
+
+ReadCold = Callable[[ColdRead | ReadAhead, Callable[[], None]], None]
 """Runs a read where it may wait for the disk, and calls back when it is done."""

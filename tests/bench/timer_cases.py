@@ -32,6 +32,7 @@ FIGURES: Mapping[str, Figure] = {
     "timers_second_s": Figure("timers, 300,000 due at one second: to the last stored", "s", False),
     "timers_second_send_p50_ms": Figure("  sends at 100/s meanwhile, p50", "ms", False),
     "timers_second_send_p99_ms": Figure("  p99", "ms", False),
+    "timers_spread_s": Figure("timers, 300,000 due at any ms of one second: from its end", "s", False),
     "timers_late_p50_ms": Figure("timers for random times, 200/s: lateness p50", "ms", False),
     "timers_late_p99_ms": Figure("  p99", "ms", False),
     "timers_accepted": Figure("pipelined sends with a timer acknowledged", "/s", True),
@@ -127,6 +128,16 @@ def _wait_until_in_wheel(broker: Broker) -> None:
             time.sleep(0.05)
 
 
+async def _send_for(broker: Broker, topic: str, due: Callable[[int], int], first_ms: int, count: int) -> None:
+    """Have 1 KiB messages in the wheel, and wait until just before the first of them is due."""
+    await asyncio.to_thread(blast_delayed, (HOST, broker.port), TimedFrames(topic, due), count)
+    await asyncio.to_thread(_wait_until_in_wheel, broker)
+    left = first_ms / 1000 - time.time()
+    if left < 0:
+        raise RuntimeError(f"they were in the wheel {-left:.1f} s after they were due: the lead is too short")
+    await asyncio.sleep(max(0, left - 0.2))
+
+
 async def one_second(bench: TimerBench) -> Figures:
     """1 KiB messages that are all due at the beginning of one second, which Apache's broker keeps as well as it can."""
     count, directory = bench.sizes.second, bench.directory / "second"
@@ -134,12 +145,7 @@ async def one_second(bench: TimerBench) -> Figures:
         address, done = (HOST, broker.port), threading.Event()
         await asyncio.to_thread(blast, address, "probe", 32)  # the topic of the sends meanwhile
         due = (_now_ms() // 1000 + bench.sizes.second_lead_seconds) * 1000
-        await asyncio.to_thread(blast_delayed, address, TimedFrames("second", lambda _: due), count)
-        await asyncio.to_thread(_wait_until_in_wheel, broker)
-        left = due / 1000 - time.time()
-        if left < 0:
-            raise RuntimeError(f"they were in the wheel {-left:.1f} s after they were due: the lead is too short")
-        await asyncio.sleep(max(0, left - 0.2))
+        await _send_for(broker, "second", lambda _: due, due, count)
         sending = asyncio.create_task(asyncio.to_thread(send_regularly, address, "probe", done))
         try:
             await wait_for(broker, "second", count)
@@ -156,6 +162,18 @@ async def one_second(bench: TimerBench) -> Figures:
         "timers_second_send_p50_ms": part(latencies, 0.5),
         "timers_second_send_p99_ms": part(latencies, 0.99),
     }
+
+
+async def spread_second(bench: TimerBench) -> Figures:
+    """As many, each due at a random ms of one second: neighbours in time are far from each other in the commitlog."""
+    count, directory, chance = bench.sizes.second, bench.directory / "spread", random.Random(1)
+    async with running(bench.make, directory, _PROPERTIES) as broker:
+        first = (_now_ms() // 1000 + bench.sizes.second_lead_seconds) * 1000
+        await _send_for(broker, "spread", lambda _: first + 1 + chance.randrange(1000), first, count)
+        await wait_for(broker, "spread", count)
+    result = await asyncio.to_thread(delivered, broker.store, "spread", count, None)
+    await asyncio.to_thread(shutil.rmtree, directory)
+    return {"timers_spread_s": max(0, result.last_ms - first - 1000) / 1000}
 
 
 async def random_times(bench: TimerBench) -> Figures:
@@ -245,6 +263,7 @@ async def _pending(bench: TimerBench, count: int, name: str) -> Figures:
 
 CASES: tuple[Callable[[TimerBench], Awaitable[Figures]], ...] = (
     one_second,
+    spread_second,
     random_times,
     accept,
     pending_timers,

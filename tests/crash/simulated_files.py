@@ -240,6 +240,9 @@ class SimulatedFile:
 
     read_cached = read_ranges
 
+    def read_ahead(self, ranges: Ranges) -> None:
+        pass
+
     def write(self, offset: int, data: bytes) -> None:
         assert offset + len(data) <= len(self._node.data), "a file of fixed size does not grow"
         self._files.write(self._node, offset, data)

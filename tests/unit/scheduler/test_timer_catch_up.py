@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -219,7 +220,7 @@ def test_records_that_are_not_in_memory_are_read_by_a_thread(
     go_down(world)
     reads: list[tuple[ColdRead, Callable[[], None]]] = []
     monkeypatch.setattr(world.store, "is_cached", lambda _: False)
-    world.timers._catch_up._read_cold = lambda job, done: reads.append((job, done))
+    world.timers._catch_up._read_cold = lambda job, done: reads.append((cast("ColdRead", job), done))
     world.pass_time(5000)
     assert len(reads) == 1, "it waits"
     job, done = reads[0]

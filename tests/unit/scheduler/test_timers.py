@@ -6,6 +6,7 @@ import random
 import struct
 from collections import Counter
 from itertools import pairwise
+from typing import cast
 
 import pytest
 
@@ -17,6 +18,7 @@ from scheduler.timer_policies import TimerPolicy
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull
+from storage.pull import ReadAhead
 from storage.retention import RetentionConfig
 from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
 
@@ -58,6 +60,25 @@ def test_what_is_due_at_one_time_keeps_its_order(world: TimerWorld) -> None:
     world.pass_time(5000)
     assert world.bodies() == [f"m{n}".encode() for n in range(1, 701)]
     assert set(world.lateness()) == {0}
+
+
+def test_the_records_of_a_second_are_read_ahead_of_it(world: TimerWorld) -> None:
+    """At once for all, however far from each other they lie, and while other things go on."""
+    jobs: list[ReadAhead] = []
+    world.timers._read_cold = lambda job, _: jobs.append(cast("ReadAhead", job))
+    hour_ms = START_MS + 3_600_000
+    places = []
+    for number in range(5):
+        places.append(world.send(hour_ms + 100 * number + 1))
+        world.send(hour_ms + 60_000 + number)
+        world.run()
+    world.pass_time(3_580_000)
+    assert jobs == []
+    world.pass_time(11_000)
+    assert [type(job) for job in jobs] == [ReadAhead]
+    assert sorted(jobs[0]._offsets.tolist()) == places
+    world.pass_time(10_000)
+    assert world.bodies() == [b"m1", b"m3", b"m5", b"m7", b"m9"]
 
 
 def test_nothing_ticks_while_nothing_is_due(world: TimerWorld) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.record import decode_all
-from storage.files import OsFiles
-from storage.pull import ColdRead, PullStatus, find, read
+from storage.files import OsFile, OsFiles, Ranges
+from storage.pull import ColdRead, PullStatus, ReadAhead, find, read
 from storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, append, make_store
@@ -132,3 +133,30 @@ def test_records_are_cached_in_whatever_order_they_are_asked_for(tmp_path: Path)
         assert store.is_cached(ranges)
         assert store.is_cached(ranges[::-1])
     assert not store.is_cached([(store.log.end, 100)])
+
+
+def test_records_are_read_ahead(tmp_path: Path) -> None:
+    """In any order, in more than one file, what lies close together as one."""
+    store = make_store(str(tmp_path), OsFiles(), segment_size=1 << 20)
+    store.open()
+    at = append(store, "t", 0, *[b"x" * 1000] * 2200)
+    sizes = np.full(len(at), at[1] - at[0])
+    asked: list[tuple[str, int, int]] = []
+
+    def read_ahead(self: OsFile, ranges: Ranges) -> None:
+        asked.extend((Path(self.path).name, offset, size) for offset, size in ranges)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OsFile, "read_ahead", read_ahead)
+        # The first and the last, and in between one of each file.
+        chosen = np.array([2199, 1000, 0, 2, 1])
+        ReadAhead(store.log, np.array(at)[chosen], sizes[chosen]).run()
+    size = int(sizes[0])
+    names = [f"{number << 20:020}" for number in range(3)]
+    assert asked == [
+        (names[0], 0, 3 * size),
+        (names[at[1000] >> 20], at[1000] % (1 << 20), size),
+        (names[2], at[2199] % (1 << 20), size),
+    ]
+    ReadAhead(store.log, np.array(at), sizes).run()
+    assert store.is_cached([(offset, size) for offset in at])
