@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -64,7 +64,7 @@ class _Run:
             self._due = self._due[self._order]
 
     def __len__(self) -> int:
-        return len(self._waits if self._order is None else self._order) - self._cursor
+        return len(self._due) - self._cursor
 
     @property
     def head_ms(self) -> int:
@@ -120,6 +120,7 @@ class Second:
         "is_touched",
         "loader",
         "number",
+        "on_loaded",
     )
 
     def __init__(self, number: int) -> None:
@@ -127,6 +128,8 @@ class Second:
         """Seconds since the epoch; the messages are due after it, and not after the next one."""
         self.loader: Iterator[None] | None = None
         """Loads the messages, a part a step; None when it is done."""
+        self.on_loaded: Callable[[Waits], None] = lambda waits: None
+        """Called with messages that were loaded, many at once."""
         self.again: list[tuple[Waits, Magic]] = []
         """Units of what is due later than this second, and has to get another slot."""
         self.deletes: list[tuple[int, int]] = []
@@ -195,7 +198,9 @@ class Second:
 
     def _take_in_older(self) -> None:
         if self._older:
-            self._runs.insert(0, _Run(joined(self._older[::-1])))
+            waits = joined(self._older[::-1])
+            self.on_loaded(waits)
+            self._runs.insert(0, _Run(waits))
             self._older, self._older_count = [], 0
 
     def remaining(self) -> Waits:
@@ -237,9 +242,7 @@ class Second:
         # Of each run the first ones, so many as are among the first of all.
         counts = np.bincount(self._given, minlength=len(dues)).tolist()
         waits = joined([run.first(count) for run, count in zip(self._runs, counts, strict=True) if count])
-        places = np.empty(len(order), np.intp)
-        places[np.argsort(order, kind="stable")] = np.arange(len(order))
-        return picked(waits, places)
+        return picked(waits, np.argsort(waits["due"], kind="stable"))
 
     def due(self, now_ms: int, limit: int) -> Waits:
         """The first messages that are due, at most `limit`, none only where there are none."""

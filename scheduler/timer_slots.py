@@ -33,7 +33,7 @@ from scheduler.timer_log import (
 )
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import LOOK_UNITS, TimerSearch
-from scheduler.timer_second import Second, due_fields, joined, picked, slot_second_of, waits_of
+from scheduler.timer_second import Second, due_fields, picked, slot_second_of, waits_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 PRELOAD_SECONDS: Final = 10
 """Slots are loaded so long before their time."""
-_LOADING_UNITS: Final = 32_768
-"""So many messages that are loaded are told at once."""
 NOTHING: Final = Start(0, 0, 0, 0, {})
 _ROLL_UNITS: Final = 4096
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
@@ -79,8 +77,8 @@ class Slots:
         """Whether what is left of the current second is being given to the next one."""
         self.held_to = 0
         """No second beyond has a message whose time a policy chose."""
-        self.on_loading: Callable[[Waits], None] = lambda waits: None
-        """Called with what a second gets that is loaded."""
+        self.on_loaded: Callable[[Waits], None] = lambda waits: None
+        """Called with messages of a second that is being loaded, many at once."""
         self.on_moving: Callable[[Waits], None] = lambda waits: None
         """Called when messages are about to get other slots."""
         self.census = Census()
@@ -185,11 +183,10 @@ class Slots:
         second = self.resident[number] = Second(number)
         last = self.wheel.last(number)
         if last >= 0:
+            second.on_loaded = self.on_loaded
             second.loader = self._load(second, last)
 
     def _load(self, second: Second, last: int) -> Iterator[None]:
-        loaded: list[Waits] = []
-        count = 0
         for positions, units in self.log.chain(last):
             if int(seconds_of(units[-1:])[0]) != second.number:
                 break
@@ -210,14 +207,7 @@ class Slots:
                 if at % LOOK_UNITS == 0:
                     yield
             self._sort_in(second, waits, magic, second.add_older)
-            loaded.append(waits)
-            count += len(waits)
-            if count >= _LOADING_UNITS:
-                self.on_loading(joined(loaded))
-                loaded, count = [], 0
             yield
-        if count:
-            self.on_loading(joined(loaded))
 
     def learn(self, waits: Waits, at: int, number: int) -> None:
         """Read the record of a message of a second whose unit Apache's broker wrote: when it is due, and its key."""

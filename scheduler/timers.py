@@ -116,7 +116,7 @@ class Timers:
         self._checkpoint = TimerCheckpoint(store, clock, enqueuer, slots, topics, self._wake)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
-        slots.on_loading = self._read_ahead
+        slots.on_loaded = self._read_ahead
         self.policies = Policies()
         self.policies.judge = catch_up.judge
         self.changes = TimerChanges(store, clock, enqueuer, slots, topics, records, catch_up, self._expect, levels)

@@ -164,7 +164,6 @@ def audit(
     """Audit a store; write the files to the directory `out`. `key`: a private Ed25519 key in PEM, to sign with.
 
     Raises JobError."""
-    out = local_path(out) if out is not None else None
     work = Audit(session, path, delay_levels=delay_levels)
     summary = summarise(work)
     finish(work, summary, out, key)
@@ -176,6 +175,7 @@ def finish(work: Audit, summary: Summary, out: str | None, key: bytes | None) ->
     sign(summary, key)
     if out is None:
         return
+    out = local_path(out)
     offenders = offenders_table(work.figures.offenders, work.topics)
     try:
         os.makedirs(out, exist_ok=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_UNITS: Final = 800
 """Units looked at in one pull, at most (as RocketMQ: 16,000 bytes of them)."""
 
-MAX_AHEAD_BYTES: Final = 256 << 20
+_AHEAD_BYTES: Final = 256 << 20
 """So much is read ahead at once at most: who has more is late for other reasons."""
 _AHEAD_GAP: Final = 16 << 10
 """Records that lie closer together are one request to the disk."""
@@ -177,13 +177,15 @@ class ReadAhead:
         order = np.argsort(self._offsets)
         starts = self._offsets[order]
         ends = starts + self._sizes[order]
-        breaks = np.flatnonzero(starts[1:] - ends[:-1] > _AHEAD_GAP)
-        starts, ends = starts[np.append(0, breaks + 1)], ends[np.append(breaks, len(ends) - 1)]
-        count = int(np.searchsorted(np.cumsum(ends - starts), MAX_AHEAD_BYTES, "right"))
+        numbers = starts // self._segment_size
+        is_apart = (starts[1:] - ends[:-1] > _AHEAD_GAP) | (numbers[1:] != numbers[:-1])
+        breaks = np.flatnonzero(is_apart)
+        starts, sizes = starts[np.append(0, breaks + 1)], ends[np.append(breaks, len(ends) - 1)]
+        sizes -= starts
+        sizes -= np.clip(np.cumsum(sizes) - _AHEAD_BYTES, 0, sizes)
         for base, file in self._files:
-            mine = (starts[:count] >= base) & (starts[:count] < base + self._segment_size)
-            positions, stops = starts[:count][mine] - base, ends[:count][mine] - base
-            file.read_ahead(list(zip(positions.tolist(), (stops - positions).tolist(), strict=True)))
+            mine = (starts >= base) & (starts < base + self._segment_size)
+            file.read_ahead(list(zip((starts[mine] - base).tolist(), sizes[mine].tolist(), strict=True)))
 
 
 ReadCold = Callable[[ColdRead | ReadAhead, Callable[[], None]], None]

@@ -65,16 +65,16 @@ async def refused_soon(attempt: Callable[[], Awaitable[object]], timeout: float 
 
     For what a broker learns when it reads the end of a connection: a question over another one may come first.
     """
-    try:
-        async with asyncio.timeout(timeout):
-            while True:
-                try:
-                    answer = await attempt()
-                except CallError as error:
-                    return error
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise TimeoutError(f"still not refused after {timeout:.0f} s: {answer!r}") from None
+
+    async def outcome() -> object:
+        try:
+            return await attempt()
+        except CallError as error:
+            return error
+
+    refusal = await eventually(outcome, lambda answer: isinstance(answer, CallError), timeout)
+    assert isinstance(refusal, CallError)
+    return refusal
 
 
 async def stored_offset(broker: Broker, client: Client, topic: str, group: str, total: int) -> None:

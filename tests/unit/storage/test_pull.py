@@ -158,5 +158,16 @@ def test_records_are_read_ahead(tmp_path: Path) -> None:
         (names[at[1000] >> 20], at[1000] % (1 << 20), size),
         (names[2], at[2199] % (1 << 20), size),
     ]
+    asked.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OsFile, "read_ahead", read_ahead)
+        ReadAhead(store.log, np.array(at), sizes).run()
+        files = [[offset for offset in at if offset >> 20 == number] for number in range(3)]
+        assert asked == [(names[n], files[n][0] % (1 << 20), size * len(files[n])) for n in range(3)]
+        asked.clear()
+        patch.setattr("storage.pull._AHEAD_BYTES", asked_size := size * len(files[0]) + 1000)
+        ReadAhead(store.log, np.array(at), sizes).run()
+        assert [ask[2] for ask in asked] == [size * len(files[0]), 1000, 0]
+        assert sum(ask[2] for ask in asked) == asked_size
     ReadAhead(store.log, np.array(at), sizes).run()
     assert store.is_cached([(offset, size) for offset in at])
