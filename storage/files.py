@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -119,6 +120,9 @@ class Files(Protocol):
 
     def used_ratio(self, path: str) -> float:
         """How full the file system of a directory is, 0 to 1."""
+
+    def blocks_read(self) -> int:
+        """How much this thread has had read from disks, in some unit. What it found in memory does not count."""
 
 
 class Lock(Protocol):
@@ -395,6 +399,10 @@ class OsFiles:
         disk = os.statvfs(path)
         used = disk.f_blocks - disk.f_bfree
         return used / max(1, used + disk.f_bavail)
+
+    def blocks_read(self) -> int:
+        """See Files. File systems of a network do not count."""
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
 class OsLock:

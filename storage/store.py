@@ -58,7 +58,7 @@ class StoreConfig:
     max_message_size: int = 4 * 1024 * 1024
     """Largest body taken."""
     cached_size: int = 1 << 30
-    """How much of the newest messages is taken to be in the page cache."""
+    """How much of the newest messages is taken to be in the page cache, until that turns out to be wrong."""
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
 
@@ -104,8 +104,9 @@ class MessageStore:
         """How often queues were removed: whoever keeps some has to look again."""
         self._dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those start."""
-        self._opened_at = 0
-        """Where the commitlog ended when it was opened: what was there before may not be in the page cache."""
+        self._cached_from = 0
+        """What lies before it may not be in the page cache: at first, where the commitlog ended when it was opened."""
+        self._blocks_read = 0
         self._checkpoint = Checkpoint()
         self._queues_written: tuple[int, int, dict[str, bytes]] = (0, 0, {})
         """Commitlog end, store time and note when the queues were last put into their files."""
@@ -149,7 +150,8 @@ class MessageStore:
             self._lock = None
             raise
         self._dirty = {queue: queue.min_offset for queue in self.all_queues()}
-        self._opened_at = recovered.end
+        self._cached_from = recovered.end
+        self._blocks_read = files.blocks_read()
         self.ahead.opened()
         recovered.notes = self._checkpoint.notes
         recovered.is_foreign = self._checkpoint.is_foreign
@@ -242,7 +244,13 @@ class MessageStore:
 
     def read(self, ranges: list[pull.Range]) -> Body | None:
         """See `pull.read`."""
-        return pull.read(self.log, ranges, max(self._opened_at, self.log.end - self.config.cached_size))
+        cached_from = max(self._cached_from, self.log.end - self.config.cached_size)
+        found = pull.read(self.log, ranges, cached_from)
+        if ranges[-1][0] >= cached_from and (blocks := self.files.blocks_read()) != self._blocks_read:
+            # The system keeps less than it might: for others who need memory, or by the limit of a container.
+            self._blocks_read = blocks
+            self._cached_from = (ranges[-1][0] + self.log.end) // 2
+        return found
 
     def is_cached(self, ranges: list[pull.Range]) -> bool:
         """Whether the records of some ranges, in any order, can be read without waiting for the disk."""

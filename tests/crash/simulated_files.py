@@ -73,6 +73,9 @@ class SimulatedFiles:
     """Bytes that may still be written before the disk is full."""
     write_error: OSError | None = None
     fail_syncs: bool = False
+    uncached: int = 0
+    """What lies before this in a file is not in memory, which has no cache that it would come into."""
+    blocks: int = 0
 
     # --- storage.files.Files
 
@@ -134,6 +137,9 @@ class SimulatedFiles:
 
     def used_ratio(self, path: str) -> float:
         return self.used
+
+    def blocks_read(self) -> int:
+        return self.blocks
 
     # --- what files do
 
@@ -236,9 +242,13 @@ class SimulatedFile:
     read_apart = read
 
     def read_ranges(self, ranges: Ranges) -> bytes:
+        self._files.blocks += sum(offset < self._files.uncached for offset, _ in ranges)
         return b"".join(self.read(offset, size) for offset, size in ranges)
 
-    read_cached = read_ranges
+    def read_cached(self, ranges: Ranges) -> bytes | None:
+        if any(offset < self._files.uncached for offset, _ in ranges):
+            return None
+        return self.read_ranges(ranges)
 
     def read_ahead(self, ranges: Ranges) -> None:
         pass

@@ -129,10 +129,35 @@ def test_records_are_cached_in_whatever_order_they_are_asked_for(tmp_path: Path)
     ranges = [(offset, 100) for offset in at]
     assert store.log.end > 4096
     for hot_from in (0, store.log.end):
-        store._opened_at = hot_from
+        store._cached_from = hot_from
         assert store.is_cached(ranges)
         assert store.is_cached(ranges[::-1])
     assert not store.is_cached([(store.log.end, 100)])
+
+
+def test_what_was_not_cached_tells_of_what_lies_before_it() -> None:
+    """Where the system keeps less than expected, in a small container: the loop waits once, not at each read."""
+    files = SimulatedFiles()
+    store = make_store("/s", files)
+    store.open()
+    at = append(store, "t", 0, *[b"x" * 300] * 101)
+    ranges = [(offset, at[1] - at[0]) for offset in at]
+    assert store.read(ranges[:10]) is not None
+    assert files.blocks == 0
+    files.uncached = at[90]
+    assert store.read(ranges[20:21]) is not None
+    assert files.blocks == 1, "taken for cached: it waits"
+    for number in range(60):
+        assert store.read(ranges[number : number + 1]) is None
+    assert files.blocks == 1
+    # Half of what was taken for cached still is.
+    assert store.read(ranges[61:62]) is not None
+    assert [store.read(ranges[number : number + 1]) is not None for number in (62, 79, 85)] == [False, False, True]
+    assert files.blocks == 3
+    assert store.read(ranges[95:]) is not None
+    append(store, "t", 0, *[b"x" * 300] * 10)
+    assert store.read([(store.log.end - 100, 100)]) is not None
+    assert files.blocks == 3
 
 
 def test_records_are_read_ahead(tmp_path: Path) -> None:
