@@ -137,6 +137,10 @@ class Stores:
             self._written[kind, end] = write(kind, self._new_directory(f"{kind}-{end}"), end)
         return self._written[kind, end]
 
+    def forget(self, kind: Kind, end: End) -> None:
+        """Have the next that wants it get a new one."""
+        self._written.pop((kind, end), None)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.spark.stores", description="Write stores by real brokers.")
