@@ -122,7 +122,8 @@ class Files(Protocol):
         """How full the file system of a directory is, 0 to 1."""
 
     def blocks_read(self) -> int:
-        """How much this thread has had read from disks, in some unit. What it found in memory does not count."""
+        """How much this thread has had read from disks, in some unit. What it found in memory does not count; what
+        it only had begun (`read_cached`) may."""
 
 
 class Lock(Protocol):

@@ -246,10 +246,11 @@ class MessageStore:
         """See `pull.read`."""
         cached_from = max(self._cached_from, self.log.end - self.config.cached_size)
         found = pull.read(self.log, ranges, cached_from)
-        if ranges[-1][0] >= cached_from and (blocks := self.files.blocks_read()) != self._blocks_read:
-            # The system keeps less than it might: for others who need memory, or by the limit of a container.
+        if (blocks := self.files.blocks_read()) != self._blocks_read:
             self._blocks_read = blocks
-            self._cached_from = (ranges[-1][0] + self.log.end) // 2
+            if ranges[-1][0] >= cached_from:
+                # The system keeps less than it might: for others who need memory, or by the limit of a container.
+                self._cached_from = (ranges[-1][0] + self.log.end) // 2
         return found
 
     def is_cached(self, ranges: list[pull.Range]) -> bool:

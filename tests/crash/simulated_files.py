@@ -247,6 +247,7 @@ class SimulatedFile:
 
     def read_cached(self, ranges: Ranges) -> bytes | None:
         if any(offset < self._files.uncached for offset, _ in ranges):
+            self._files.blocks += 1
             return None
         return self.read_ranges(ranges)
 
