@@ -83,6 +83,10 @@ class _Run:
         """The first messages are done."""
         self._cursor += count
 
+    def some(self) -> Waits:
+        """All messages in no order, with some that are done."""
+        return self._waits
+
     def physical(self) -> NDArray[np.int64]:
         """Where the records of all messages lie."""
         physical: NDArray[np.int64] = self._waits["physical"]
@@ -112,6 +116,7 @@ class Second:
         "_fresh",
         "_fresh_ms",
         "_given",
+        "_is_read_again",
         "_older",
         "_older_count",
         "_runs",
@@ -146,6 +151,7 @@ class Second:
         """What was loaded, and is not in a run yet, the newest part first..."""
         self._older_count = 0
         """...and how many messages these are."""
+        self._is_read_again = False
         self._given: int | NDArray[np.intp] = 0
         """Of what was given last: the run it is of, or those that the messages are of."""
 
@@ -202,6 +208,13 @@ class Second:
             self.on_loaded(waits)
             self._runs.insert(0, _Run(waits))
             self._older, self._older_count = [], 0
+
+    def read_again(self) -> None:
+        """Its records are not in memory any more: tell once more of what was loaded, if that was done only once."""
+        if not self._is_read_again:
+            self._is_read_again = True
+            for run in self._runs:
+                self.on_loaded(run.some())
 
     def remaining(self) -> Waits:
         """All messages, by deliver time. That costs as much as there are."""

@@ -296,6 +296,8 @@ class Timers:
         outcome = self._batches.deliver(units, may_wait=may_wait, second=second.number)
         if outcome.kind is Kind.COLD:
             self._warm(units)
+            if len(waits) == _DELIVER_UNITS:
+                second.read_again()
             return False
         if outcome.kind is Kind.GONE:
             self.lost += outcome.units

@@ -53,8 +53,8 @@ class File(Protocol):
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
         """The bytes of ranges, joined, or None where they cannot all be had without waiting for the disk."""
 
-    def read_apart(self, offset: int, size: int) -> bytes:
-        """As `read`, from any thread."""
+    def read_apart(self, ranges: Ranges) -> bytes:
+        """As `read_ranges`, from any thread."""
 
     def read_ahead(self, ranges: Ranges) -> None:
         """Have ranges in memory soon, from any thread; waits for no more than that the disk takes the order. Raises
@@ -197,11 +197,11 @@ class OsFile:
                 raise
             return False
 
-    def read_apart(self, offset: int, size: int) -> bytes:
+    def read_apart(self, ranges: Ranges) -> bytes:
         """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd, pread = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), os.pread
         try:
-            return os.pread(fd, size, offset)
+            return b"".join([pread(fd, size, offset) for offset, size in ranges])
         finally:
             os.close(fd)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_UNITS: Final = 800
 """Units looked at in one pull, at most (as RocketMQ: 16,000 bytes of them)."""
 
-_AHEAD_BYTES: Final = 256 << 20
+_AHEAD_BYTES: Final = 512 << 20
 """So much is read ahead at once at most: who has more is late for other reasons."""
 _AHEAD_GAP: Final = 16 << 10
 """Records that lie closer together are one request to the disk."""
@@ -148,15 +148,18 @@ class ColdRead:
     """Records to be read by a thread that may wait for the disk; planned by the store's own thread."""
 
     def __init__(self, log: Commitlog, ranges: list[Range]) -> None:
-        self._places: list[tuple[File, int, int]] = []
+        self._files: list[tuple[File, list[Range]]] = []
         for offset, size in ranges:
             place = log.locate(offset, size)
             if place is not None:
-                self._places.append((*place, size))
+                file, position = place
+                if not self._files or self._files[-1][0] is not file:
+                    self._files.append((file, []))
+                self._files[-1][1].append((position, size))
 
     def run(self) -> bytes:
         """Read. Raises OSError, FileNotFoundError where retention removed the file meanwhile."""
-        return b"".join(file.read_apart(position, size) for file, position, size in self._places)
+        return b"".join([file.read_apart(ranges) for file, ranges in self._files])
 
 
 class ReadAhead:

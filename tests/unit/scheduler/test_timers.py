@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 from typing import cast
 
@@ -18,7 +19,7 @@ from scheduler.timer_policies import TimerPolicy
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull
-from storage.pull import ReadAhead
+from storage.pull import ColdRead, ReadAhead
 from storage.retention import RetentionConfig
 from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
 
@@ -79,6 +80,32 @@ def test_the_records_of_a_second_are_read_ahead_of_it(world: TimerWorld) -> None
     assert sorted(jobs[0]._offsets.tolist()) == places
     world.pass_time(10_000)
     assert world.bodies() == [b"m1", b"m3", b"m5", b"m7", b"m9"]
+
+
+def test_the_records_of_a_second_are_read_ahead_again_where_memory_has_lost_them(world: TimerWorld) -> None:
+    jobs: list[tuple[type, int]] = []
+    waiting: list[Callable[[], None]] = []
+
+    def read_cold(job: ColdRead | ReadAhead, done: Callable[[], None]) -> None:
+        jobs.append((type(job), len(job._offsets) if isinstance(job, ReadAhead) else 0))
+        waiting.append(done)
+
+    world.timers._read_cold = read_cold
+    hour_ms = START_MS + 3_600_000
+    for number in range(2000):
+        world.send(hour_ms + 1 + 7 * number % 1000)
+    world.pass_time(3_595_000)
+    assert jobs == [(ReadAhead, 2000)]
+    world.files.uncached = world.store.log.end
+    world.clock.advance(6_000)
+    while len(world.bodies()) < 2000:
+        world.run()
+        while waiting:
+            waiting.pop()()
+    assert world.store.ensure_queue("orders", 3).next_offset == 2000
+    assert Counter(jobs)[ReadAhead, 2000] == 2, "not for each batch"
+    assert Counter(jobs)[ColdRead, 0] >= 2
+    assert max(world.lateness()) <= 1000
 
 
 def test_nothing_ticks_while_nothing_is_due(world: TimerWorld) -> None:

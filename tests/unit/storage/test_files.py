@@ -20,7 +20,7 @@ def test_writing_and_reading_anywhere(tmp_path: Path) -> None:
     file = OsFiles().create(str(tmp_path / "f"), 10_000)
     file.write(4090, b"across a page")
     assert file.read(4090, 13) == b"across a page"
-    assert file.read_apart(4090, 13) == b"across a page"
+    assert file.read_apart([(4090, 13)]) == b"across a page"
     assert file.read_cached([(4090, 13)]) in (b"across a page", None)
     assert file.read(9_998, 10) == bytes(2)
 
@@ -112,7 +112,7 @@ def test_ranges_are_read_together_and_joined(tmp_path: Path) -> None:
     far = [(0, 10), (200_000, 10), (200_020, 5), (250_000, 7)]
     for ranges in (many, far, [(5, 1)]):
         joined = b"".join(content[offset : offset + size] for offset, size in ranges)
-        assert file.read_ranges(ranges) == file.read_cached(ranges) == joined
+        assert file.read_ranges(ranges) == file.read_cached(ranges) == file.read_apart(ranges) == joined
 
 
 def test_what_is_not_in_the_page_cache_is_not_waited_for(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_what_is_not_in_the_page_cache_is_not_waited_for(tmp_path: Path) -> None
     before = files.blocks_read()
     was_cached = file.read_cached([(500_000, 100)]) is not None  # some file systems cannot drop their cache
     asked = files.blocks_read()
-    assert file.read_apart(500_000, 100) == b"x" * 100
+    assert file.read_apart([(500_000, 100)]) == b"x" * 100
     read = files.blocks_read()
     assert was_cached or before < read >= asked
     assert file.read_cached([(500_000, 100)]) == file.read_ranges([(500_000, 100)]) == b"x" * 100
