@@ -28,6 +28,7 @@ from typing import BinaryIO, Literal
 from tests.spark import oracle
 from tests.spark.audit import Scheduled, Verdict
 from tests.spark.oracle import END_MAGIC, END_SIZE, Record
+from tests.spark.stores import SEGMENT
 
 _QUEUE_OFFSET_AT, _PHYSICAL_OFFSET_AT = 20, 28
 
@@ -136,6 +137,13 @@ def tear_tail(store: Path, how: Literal["zeros", "cut"], records: int = 3) -> Di
         if int(path.name) > base:
             path.unlink()
     return DiskFault(tuple(record.physical_offset for record in found[first:]), torn.physical_offset, None)
+
+
+def stretches(records: list[Record], count: int) -> Iterator[tuple[Record, Record]]:
+    """The first and the last of each `count` records that lie one after the other in one file."""
+    for first, last in zip(records, records[count - 1 :], strict=False):
+        if first.physical_offset // SEGMENT == last.physical_offset // SEGMENT:
+            yield first, last
 
 
 def zero_stretch(store: Path, first: Record, last: Record) -> DiskFault:

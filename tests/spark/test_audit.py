@@ -251,8 +251,8 @@ def test_what_was_read_can_be_checked_against_the_files(spark: SparkSession, due
 def test_damages_are_told_and_the_rest_is_judged(spark: SparkSession, writable: WrittenStore) -> None:
     before = oracle.contents(writable.path)
     # Of a record that ends with zeros in its body and all behind; the audit itself takes no checksums.
-    middle = next(n for n in range(len(before.records) // 2, len(before.records)) if len(before.records[n].body) > 900)
-    fault = faults.zero_stretch(writable.path, before.records[middle], before.records[middle + 5])
+    found = faults.stretches(before.records[len(before.records) // 2 :], 6)
+    fault = faults.zero_stretch(writable.path, *next(pair for pair in found if len(pair[0].body) > 900))
     summary = job.audit(spark, str(writable.path))
     assert summary.damaged == 1
     assert [damage[0] for damage in summary.damages] == [fault.damage_at]

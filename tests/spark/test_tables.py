@@ -337,10 +337,10 @@ def test_damage_is_told_and_other_rows_stay(spark: SparkSession, writable: Writt
     path, before = writable.path, oracle.contents(writable.path)
     assert rows(table(spark, path, "damaged")) == []
     victims = [record for record in before.records if len(record.body) > 900 and record.physical_offset < SEGMENT]
-    third = len(before.records) // 3
+    stretch = next(faults.stretches(before.records[len(before.records) // 3 :], 10))
     found = [
         faults.flip_byte(path, victims[3]),
-        faults.zero_stretch(path, before.records[third], before.records[third + 9]),
+        faults.zero_stretch(path, *stretch),
         faults.tear_tail(path, "zeros"),
     ]
     lost = {offset for fault in found for offset in fault.lost}
