@@ -209,9 +209,10 @@ class Second:
             self._runs.insert(0, _Run(waits))
             self._older, self._older_count = [], 0
 
-    def read_again(self) -> None:
-        """Its records are not in memory any more: tell once more of what was loaded, if that was done only once."""
-        if not self._is_read_again:
+    def read_again(self, given: int) -> None:
+        """Records of the first messages, so many as given, are not in memory any more: tell once more of all that were
+        loaded, if there are others, and if that was done only once."""
+        if not self._is_read_again and sum(map(len, self._runs)) > given:
             self._is_read_again = True
             for run in self._runs:
                 self.on_loaded(run.some())

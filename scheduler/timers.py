@@ -285,7 +285,7 @@ class Timers:
             waits = waits[:_DROP_UNITS]
             split = self.policies.split(waits, now_ms)
         if split is not None:
-            if self._is_cold(split.dropped):
+            if self._is_cold(second, split.dropped):
                 return False
             self._apply(second, split, len(waits), now_ms)
             return True
@@ -295,9 +295,7 @@ class Timers:
         self._is_warm = False
         outcome = self._batches.deliver(units, may_wait=may_wait, second=second.number)
         if outcome.kind is Kind.COLD:
-            self._warm(units)
-            if len(waits) == _DELIVER_UNITS:
-                second.read_again()
+            self._warm(second, units)
             return False
         if outcome.kind is Kind.GONE:
             self.lost += outcome.units
@@ -344,15 +342,15 @@ class Timers:
         split.now["held"] = True  # their turn has come
         second.put_back(split.now)
 
-    def _is_cold(self, waits: Waits) -> bool:
-        """Whether a thread has to read the records of some messages, which it does then."""
+    def _is_cold(self, second: Second, waits: Waits) -> bool:
+        """Whether a thread has to read the records of some messages of a second, which it does then."""
         if self._read_cold is None or self._is_warm or not len(waits):
             return False
         if self._store.is_cached(waits[["physical", "size"]].tolist()):
             return False
         units = np.empty(len(waits), UNITS)
         units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
-        self._warm(units)
+        self._warm(second, units)
         return True
 
     def _read_ahead(self, waits: Waits) -> None:
@@ -361,8 +359,8 @@ class Timers:
         if self._read_cold is not None:
             self._read_cold(ReadAhead(self._store.log, waits["physical"], waits["size"]), lambda: None)
 
-    def _warm(self, units: NDArray[Any]) -> None:
-        """Have a thread read from the disk what comes next."""
+    def _warm(self, second: Second, units: NDArray[Any]) -> None:
+        """Have a thread read from the disk what comes next of a second, and the rest of it ahead again."""
         assert self._read_cold is not None
         self._is_reading = True
         self._trouble = "the disk: old messages are being read"
@@ -373,6 +371,7 @@ class Timers:
             self.on_earlier()
 
         self._read_cold(self._batches.warm(units), done)
+        second.read_again(len(units))
 
     def _next_ms(self, now_ms: int) -> int | None:
         """When there will be something to do."""

@@ -107,6 +107,7 @@ class MessageStore:
         self._cached_from = 0
         """What lies before it may not be in the page cache: at first, where the commitlog ended when it was opened."""
         self._blocks_read = 0
+        """As of the last read."""
         self._checkpoint = Checkpoint()
         self._queues_written: tuple[int, int, dict[str, bytes]] = (0, 0, {})
         """Commitlog end, store time and note when the queues were last put into their files."""

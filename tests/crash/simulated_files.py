@@ -74,7 +74,7 @@ class SimulatedFiles:
     write_error: OSError | None = None
     fail_syncs: bool = False
     uncached: int = 0
-    """What lies before this in a file is not in memory, which has no cache that it would come into."""
+    """What lies before this in a file is never in memory, also not after it was read."""
     blocks: int = 0
 
     # --- storage.files.Files
