@@ -6,10 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak"
-ALONE := tests/unit tests/crash tests/fuzz tests/process tests/bench
+ALONE := tests/unit tests/crash tests/fuzz tests/process tests/bench tests/simulation
 SPARK := tests/spark
 
-.PHONY: help run test unit interop crash fuzz bench soak lint type format check peers clean
+SEEDS ?= 100
+FROM ?= 0
+
+.PHONY: help run test unit interop crash fuzz simulate bench soak lint type format check peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -54,6 +57,9 @@ crash: $(VENV)/.dev ## Run the crash images and the kill -9 tests
 
 fuzz: $(VENV)/.dev ## Feed a live broker with malformed input
 	$(BIN)/python -m pytest tests/fuzz
+
+simulate: $(VENV)/.dev ## Live on a simulated machine (SEEDS=100 FROM=0): faults of all kinds, promises checked
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM) --processes $$(nproc)
 
 bench: peers ## Measure this broker beside Apache's, one table
 	$(BIN)/python -m tests.bench

@@ -90,6 +90,7 @@ class Connection(asyncio.Protocol):
         "_budget",
         "_handler",
         "_held",
+        "_is_over",
         "_loop",
         "_output",
         "_output_held",
@@ -114,6 +115,8 @@ class Connection(asyncio.Protocol):
         self._output_held = 0
         self._reader = FrameReader()
         self._held = 0
+        self._is_over = False
+        """Whether no more requests are taken."""
         self._transport: asyncio.Transport | None = None
         self._backlog: list[Frame] = []
         self._paused = False
@@ -142,6 +145,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
         self.last_read = self._loop.time()
+        if self._is_over:
+            return
         reader = self._reader
         frames = reader.receive_data(data)
         if reader.buffered != self._held:
@@ -173,7 +178,7 @@ class Connection(asyncio.Protocol):
         """See asyncio."""
         self._paused = False
         self._release_output()
-        if not self._backlog:
+        if not self._backlog or self._is_over:
             return
         backlog, self._backlog = self._backlog, []
         handled = self._handler.handle(self, backlog)
@@ -243,6 +248,13 @@ class Connection(asyncio.Protocol):
         waiter = self._pending.take(command.opaque) if self._pending is not None else None
         if waiter is not None:
             waiter(command)
+
+    def stop_reading(self) -> None:
+        """Take no more requests; answers that are due still go out."""
+        self._backlog = []
+        self._is_over = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
 
     def close(self) -> None:
         """Close, after what is buffered has been sent."""

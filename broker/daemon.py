@@ -1,8 +1,7 @@
 """The broker put together: the one place where configuration, store, scheduler, handlers and servers meet.
 
-Start: bind the ports, open and recover the store, read the tables, listen. Stop: take no more connections, finish what
-is being handled, answer who waits, flush, save the tables, close the store.
-"""
+Start: bind the ports, look at the store and read the tables, recover, listen. Stop: take no more connections and
+requests, finish what is being handled, answer who waits, save the tables, flush, make a last checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
@@ -24,7 +22,6 @@ from broker.clients import Clients
 from broker.config import BrokerConfig, Origin, parse_addresses
 from broker.connection import Budget, Connection, OutputBudget
 from broker.errors import ConfigError
-from broker.flusher import Flusher
 from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
 from broker.handlers.clients import ClientHandlers
@@ -38,8 +35,9 @@ from broker.handlers.send_back import SendBackHandlers
 from broker.handlers.settings import SettingsHandlers
 from broker.handlers.staging import Staging
 from broker.handlers.timers import TimerHandlers
+from broker.held_answers import HeldAnswers
 from broker.housekeeping import Housekeeping
-from broker.live import follow, retention_config
+from broker.live import durability_config, follow, retention_config
 from broker.locks import QueueLocks
 from broker.nameserver import NameServer
 from broker.offsets import ConsumerOffsets
@@ -50,19 +48,29 @@ from broker.runtime_info import Sources
 from broker.settings import LiveSettings
 from broker.stats import Stats
 from broker.topics import Topics
+from broker.turns import TimeBudget, Turns
+from broker.workers import Background, ThreadWorkers, Workers
 from protocol.headers import BrokerIdentity
+from scheduler import level_queues
+from scheduler import timers as timers_module
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
 from scheduler.level_queues import LevelQueues
 from scheduler.pending import Pending
 from scheduler.timer_config import TimerConfig
+from scheduler.timer_policies import TimerPolicy
 from scheduler.timers import Timers
-from storage.ahead import AllocateJob
-from storage.clock import Clock, MovableClock, SystemClock
+from storage.budget import Budget as SliceBudget
+from storage.clock import Clock, Moment, MovableClock, SystemClock, look
 from storage.config_file import ConfigFile
+from storage.durability import Durability
 from storage.errors import StoreError
 from storage.files import Files, OsFiles
+from storage.health import Verdict
+from storage.jobs import Lane
 from storage.pull import ColdRead, ReadAhead
+from storage.recovery import Recovered
+from storage.retention import Retention
 from storage.store import MessageStore, StoreConfig
 
 log = structlog.get_logger(__name__)
@@ -70,12 +78,15 @@ log = structlog.get_logger(__name__)
 VIP_PORT_OFFSET: Final = 2
 BACKLOG: Final = 4096
 STOP_SECONDS: Final = 5.0
+MAX_WAIT_SECONDS: Final = 10.0
+"""The wall clock may be set: look at it at least this often while a message waits."""
 DELIVERY_SETTINGS: Final = (
     "enableScheduleAsyncDeliver",
     "scheduleAsyncDeliverMaxPendingLimit",
     "scheduleAsyncDeliverMaxResendNum2Blocked",
     "scheduleDeliverBatchSize",
     "scheduleLatenessWarnMillis",
+    "flushDelayOffsetInterval",
 )
 TIMER_SETTINGS: Final = (
     "timerMaxDelaySec",
@@ -98,7 +109,10 @@ class Broker:
         origin: Origin | None = None,
         clock: Clock | None = None,
         files: Files | None = None,
+        workers: Callable[[asyncio.AbstractEventLoop], Workers] = ThreadWorkers,
+        budget: Callable[[float], SliceBudget] = TimeBudget,
     ) -> None:
+        """`clock`, `files`, `workers` and `budget`: the machine's unless given, by a simulation."""
         self.config = config
         """The settings at the start."""
         self.settings = LiveSettings(config, origin)
@@ -107,27 +121,40 @@ class Broker:
         self._clock: Clock = MovableClock(self._real_clock) if config.test_clock else self._real_clock
         """...and what messages do: two hours for those must not throw clients out or delete files."""
         self._files = files or OsFiles(_descriptor_limit() // 4)
+        self._make_workers = workers
+        self._make_budget = budget
         self._levels_table = DelayLevels(config.delay_levels)
-        self.store = MessageStore(
-            store_config(config),
-            self._files,
-            self._clock,
-            (config.advertised_host, config.listen_port),
-            self._levels_table.deliver_time,
-            self._real_clock,
-        )
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
+        self._stopped_store: asyncio.Future[Exception | None] | None = None
 
     # --- start
 
     async def start(self) -> None:
-        """Start; listening when done. Raises ConfigError, StoreError, OSError."""
+        """Start; listening when done. A start that fails leaves the store as it is. Raises ConfigError, StoreError,
+        OSError."""
         began = time.monotonic()
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[str] = loop.create_future()
+        """Done, with the reason, when the store takes nothing any more: the broker has to be stopped and started
+        anew."""
         self._bind()
+        self._workers = self._make_workers(loop)
+        self._turns = turns = Turns(loop, self._clock, self._make_budget)
+        self._durability_work, self._levels_work, self._timers_work, self._hand_over_work = (
+            turns.work(name) for name in ("durability", "levels", "timers", "hand over")
+        )
+        self.store = MessageStore(
+            store_config(self.config),
+            self._files,
+            (self.config.advertised_host, self.config.listen_port),
+            self._levels_table.deliver_time,
+            self._durability_work.wake,
+        )
         try:
-            recovered = self._recovered = self.store.open()
+            self.store.inspect()
+            self._read_tables()
+            recovered = self.store.recover()
             log.info(
                 "store_opened",
                 path=self.config.store_root,
@@ -136,14 +163,17 @@ class Broker:
                 cut_because=recovered.torn,
                 consume_queues_rebuilt=recovered.rebuilt,
             )
-            self._assemble(loop)
+            self._assemble(recovered)
+            for bound in self._sockets:
+                self._servers.append(await loop.create_server(self._connect, sock=bound, backlog=BACKLOG))
         except BaseException:
+            for server in self._servers:
+                server.close()
             self._close_sockets()
-            self.store.close()
+            self._workers.stop()
+            self.store.abandon()
             raise
-        for bound in self._sockets:
-            self._servers.append(await loop.create_server(self._connect, sock=bound, backlog=BACKLOG))
-        self.flusher.start()
+        turns.start()
         self.housekeeping.start()
         if self.registration is not None:
             self.registration.start()
@@ -173,74 +203,114 @@ class Broker:
             self._close_sockets()
             raise
 
-    def _assemble(self, loop: asyncio.AbstractEventLoop) -> None:
-        config, store, clock, real_clock = self.config, self.store, self._clock, self._real_clock
+    def _read_tables(self) -> None:
+        """Read all tables, before anything of the store is changed: one that cannot be read stops the start. Raises
+        StoreFormatError, OSError."""
+        config, store, real_clock = self.config, self.store, self._real_clock
         address = _join(config.advertised_host, config.listen_port)
 
         def table(name: str) -> ConfigFile:
             return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
 
-        self._blocking = ThreadPoolExecutor(2, thread_name_prefix="blocking")
-        self._allocator = ThreadPoolExecutor(1, thread_name_prefix="allocate")
-        self._persister = persister = Persister(loop)
-        self.topics = topics = Topics(config, store, table("topics.json"), real_clock, persister)
+        self._persister = persister = Persister(self._loop, self._workers)
+        self.topics = topics = Topics(
+            config,
+            store,
+            table("topics.json"),
+            real_clock,
+            persister,
+            self._register_soon,
+            self._policy_changed,
+        )
         self.groups = groups = Groups(
             table("subscriptionGroup.json"), real_clock, persister, auto_create=config.auto_create_group
         )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
-        self.flusher = flusher = Flusher(
-            store,
-            loop,
-            config.flush_interval_ms / 1000,
-            config.sync_flush_timeout_ms / 1000,
-            config.send_queue_capacity,
-        )
-        self.levels = levels = LevelQueues(
-            store,
-            table("delayOffset.json"),
-            clock,
-            self._levels_table,
-            delivery_config(config),
-            flusher.call_when_flushed if config.sync_flush else None,
-            self._read_cold,
-        )
-        self.timers = timers = Timers(store, clock, timer_config(config), self._read_cold, levels)
-        self.nameserver = NameServer(
+        self.nameserver = nameserver = NameServer(
             config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
         )
-        for loaded in (topics, groups, offsets, self.nameserver):
+        for loaded in (topics, groups, offsets, nameserver):
             loaded.load()
-        levels.load(self._recovered)
-        timers.load(self._recovered)
-        topics.on_policy = timers.set_policy
-        topics.tell_policies()
+        self._delay_offsets = table("delayOffset.json")
+        is_needed = store.checkpoint.is_foreign or level_queues.NAME not in store.checkpoint.notes
+        self._saved_levels = level_queues.read_saved(self._delay_offsets, is_needed=is_needed)
 
-        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
-        locks = QueueLocks(real_clock)
-        stats = Stats(store.appender, real_clock)
-        self.router = router = Router(store.appender, flusher, stats, sync_flush=config.sync_flush)
-        self._budget, self._output = Budget(), OutputBudget()
-        self._loop = loop
-
+    def _assemble(self, recovered: Recovered) -> None:
+        config, store, clock, real_clock, loop = self.config, self.store, self._clock, self._real_clock, self._loop
+        topics, groups, offsets, now = self.topics, self.groups, self.offsets, look(clock)
+        self.levels = levels = LevelQueues(
+            store,
+            self._delay_offsets,
+            self._saved_levels,
+            self._levels_table,
+            recovered,
+            now,
+            delivery_config(config),
+            is_awaited=config.sync_flush,
+            read_cold=self._read_cold,
+            wake=self._levels_work.wake,
+        )
+        self.timers = timers = Timers(
+            store,
+            timer_config(config),
+            recovered,
+            now,
+            self._read_cold,
+            levels,
+            self._timers_work.wake,
+            self._timers_work.wake_later,
+        )
+        retention = Retention(retention_config(config), self._files, store.log)
+        self.durability = durability = Durability(
+            store,
+            {level_queues.NAME: levels, timers_module.NAME: timers},
+            retention,
+            _Waking(self._workers, self._durability_work.wake),
+            durability_config(config),
+            self,
+            now,
+        )
+        self.held = held = HeldAnswers(
+            loop, config.sync_flush_timeout_ms / 1000, config.send_queue_capacity, self._want
+        )
         self.registration: Registration | None = None
         if config.nameserver_addresses:
             self.registration = Registration(
-                BrokerIdentity(config.broker_name, address, config.cluster_name, config.broker_id),
+                BrokerIdentity(
+                    config.broker_name,
+                    _join(config.advertised_host, config.listen_port),
+                    config.cluster_name,
+                    config.broker_id,
+                ),
                 parse_addresses(config.nameserver_addresses),
                 topics,
                 config.register_period_ms / 1000,
                 self._connect,
             )
-        self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
-        sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
+        topics.begin()
+        groups.begin()
+
+        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
+        locks = QueueLocks(real_clock)
+        stats = Stats(store.appender, real_clock)
+        self.router = router = Router(store, clock, held, stats, sync_flush=config.sync_flush)
+        self._budget, self._output = Budget(), OutputBudget()
+        self._pulls = PullHandlers(
+            config, store, topics, groups, clients, offsets, stats, router, self._output, loop, self._workers
+        )
+        sources = Sources(config, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock)
         staging = Staging(store, topics.table, levels, timers)
-        send = SendHandlers(config, store, topics, groups, levels, timers, staging, flusher, router, self._read_apart)
-        send_back = SendBackHandlers(config, store, topics, groups, staging, router)
-        timer_handlers = TimerHandlers(config, store, topics, timers, router, clock)
-        pending = Pending(store, timers, levels, clock)
-        self._pending = PendingHandlers(store, timers, pending, timer_handlers, router, clock, self._read_apart)
+        send = SendHandlers(
+            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart
+        )
+        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock)
+        timer_handlers = TimerHandlers(config, store, topics, timers, router)
+        pending = Pending(store, timers, levels)
+        self._pending = PendingHandlers(
+            store, timers, pending, timer_handlers, router, clock, self._read_apart, self._turns.share
+        )
         admin = AdminHandlers(
-            config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
+            config, store, topics, groups, offsets, clients, stats, sources, durability, self._register_now
         )
         for handlers in (
             send,
@@ -252,20 +322,17 @@ class Broker:
             admin,
             timer_handlers,
             self._pending,
-            SettingsHandlers(self.settings, persister.thread),
+            SettingsHandlers(self.settings, self._workers),
             self.nameserver,
+            ClockHandlers(clock, self._clock_moved),
         ):
             handlers.register(router)
-        topics.on_change = self._register_soon
-        store.run_allocate = self._allocate
-        store.on_unflushed = flusher.flush_soon
         self.settings.on_change(DELIVERY_SETTINGS, self._change_delivery)
         self.settings.on_change("messageDelayLevel", self._change_levels)
         self.settings.on_change(TIMER_SETTINGS, self._change_timers)
         self.housekeeping = Housekeeping(
             loop,
             config,
-            store,
             levels,
             timers,
             offsets,
@@ -273,60 +340,96 @@ class Broker:
             locks,
             self.nameserver,
             stats,
-            flusher,
-            persister,
-            self._blocking,
             lambda: list(router.connections),
             clock,
         )
-        ClockHandlers(clock, self.housekeeping.clock_moved).register(router)
         follow(
             self.settings,
             store,
             topics,
             groups,
             clients,
-            flusher,
+            held,
+            durability,
             send,
             send_back,
             self._pulls,
             admin,
             timer_handlers,
             self.housekeeping,
+            self._durability_work.wake,
         )
+        self._durability_work.step = self._step_durability
+        self._levels_work.step = self._step_levels
+        self._timers_work.step = lambda now, budget: _wait(timers.step(now, budget), now)
 
-    def _allocate(self, job: AllocateJob) -> None:
-        """Allocate space ahead; nothing is lost where that fails."""
-        self._run_apart(self._allocator, job.run, self.store.ahead.done)
+    # --- turns
+
+    def _step_durability(self, now: Moment, budget: SliceBudget) -> float | None:
+        return self.durability.step(now, budget, self._real_clock.now_ms())
+
+    def _step_levels(self, now: Moment, budget: SliceBudget) -> float | None:
+        before = self.store.log.end
+        due_ms = self.levels.step(now, budget)
+        if self.config.sync_flush and self.store.log.end > before:
+            self._want(self.store.log.end)  # its deliveries count when the disk has them
+        return _wait(due_ms, now)
+
+    def _want(self, position: int) -> None:
+        self.durability.want(position)
+        self._durability_work.wake()
+
+    def _clock_moved(self) -> None:
+        """Somebody moved the clock: look at what waits by it, whose timer knows nothing of that."""
+        self._levels_work.wake()
+        self._timers_work.wake()
+
+    # --- see `storage.durability.Watcher`
+
+    def released(self, position: int) -> None:
+        """Answers and deliveries up to a position may go out, and count."""
+        self.held.released(position)
+        self.levels.note_flushed(position)
+
+    def poisoned(self, reason: str) -> None:
+        """Whoever waits is told that he waits in vain, and the process that it has to end."""
+        log.error("store_broken", reason=reason)
+        self.held.give_up()
+        if not self.failed.done():
+            self.failed.set_result(reason)
+
+    def stopped(self, error: Exception | None) -> None:
+        """The store is as durable as it gets."""
+        if self._stopped_store is not None and not self._stopped_store.done():
+            self._stopped_store.set_result(error)
+
+    # --- settings
+
+    def _policy_changed(self, topic: str, policy: TimerPolicy | None) -> None:
+        self.timers.set_policy(topic, policy)
 
     def _change_delivery(self, config: BrokerConfig) -> None:
         self.levels.delivery.config = delivery_config(config)
-        self.levels.on_earlier()
+        self._levels_work.wake()
 
     def _change_levels(self, config: BrokerConfig) -> None:
-        self.levels.set_table(DelayLevels(config.delay_levels))
+        self.levels.set_table(DelayLevels(config.delay_levels), self._clock.now_ms())
+        self._durability_work.wake()
 
     def _change_timers(self, config: BrokerConfig) -> None:
         self.timers.config = timer_config(config)
-        self.timers.on_earlier()
+        self._timers_work.wake()
+
+    # --- what waits for the disk
 
     def _read_cold(self, job: ColdRead | ReadAhead, done: Callable[[], None]) -> None:
         """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
-        self._run_apart(self._blocking, job.run, done)
+        self._workers.start(Background.READS, job.run, lambda error: done())
 
     async def _read_apart(self, job: ColdRead) -> None:
         """As `_read_cold`, for a coroutine."""
         with contextlib.suppress(OSError):
-            await self._loop.run_in_executor(self._blocking, job.run)
-
-    def _run_apart(self, threads: ThreadPoolExecutor, work: Callable[[], object], done: Callable[[], None]) -> None:
-        """Run something in a thread and call back after it, also when it failed, which is nobody's loss."""
-
-        def finished(future: asyncio.Future[object]) -> None:
-            future.exception()
-            done()
-
-        self._loop.run_in_executor(threads, work).add_done_callback(finished)
+            await self._workers.run(Background.READS, job.run)
 
     def _connect(self) -> Connection:
         return Connection(self.router, self._loop, self._budget, self._output)
@@ -347,35 +450,88 @@ class Broker:
         if self.registration is not None:
             await self.registration.stop()
         self.housekeeping.stop()
+        for connection in list(self.router.connections):
+            connection.stop_reading()
         self._pending.stop()
         await self.router.finish(STOP_SECONDS)
         self._pulls.stop()
-        await self.flusher.stop()
+        self._levels_work.step = self._timers_work.step = None
+        await self._save_tables()
+        await self._hand_over()
+        await self._stop_store()
         for connection in list(self.router.connections):
             connection.close()
         await asyncio.sleep(0)
-        self._persister.stop()
-        self._blocking.shutdown(wait=True)
-        self._allocator.shutdown(wait=True)
-        if self.flusher.failure is None:
-            try:
-                self.timers.hand_over()
-            except (StoreError, OSError) as error:  # recovery does without; what was acknowledged is yet to be flushed
-                log.error("timers_not_handed_over", reason=str(error))
-            job = self.store.plan_flush()
-            job.run()
-            self.store.note_flushed(job)
-            self.levels.note_flushed(job.target)
-            self.levels.save(self.levels.to_json())
-        self.offsets.save_now()
-        self.store.close()
+        self._turns.stop()
+        self._workers.stop()
+        self.store.abandon()
         self.timers.close()
         log.info("stopped")
+
+    async def _save_tables(self) -> None:
+        try:
+            await self._persister.stop()
+            self.offsets.save_now()
+        except OSError as error:
+            log.error("tables_not_saved", reason=str(error))
+
+    async def _hand_over(self) -> None:
+        """Leave the timers' files so that Apache's broker can go on with them; ours knows without."""
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def step(now: Moment, budget: SliceBudget) -> float | None:
+            try:
+                while self.timers.hand_over_some(now.wall_ms):
+                    if budget.is_spent:
+                        return 0.0
+            except (StoreError, OSError) as error:
+                log.error("timers_not_handed_over", reason=str(error))
+            done.set_result(None)
+            return None
+
+        if self.store.health.verdict is Verdict.POISONED:
+            return
+        self._hand_over_work.step = step
+        self._hand_over_work.wake()
+        await done
+        self._hand_over_work.step = None
+
+    async def _stop_store(self) -> None:
+        self._stopped_store = self._loop.create_future()
+        self.durability.stop()
+        self._durability_work.wake()
+        error = await self._stopped_store
+        if error is not None:
+            log.error("not_stopped_cleanly", reason=str(error))
 
     def _close_sockets(self) -> None:
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
+
+
+class _Waking:
+    """Workers after each of whose jobs somebody is woken."""
+
+    def __init__(self, workers: Workers, wake: Callable[[], None]) -> None:
+        self._workers = workers
+        self._wake = wake
+
+    def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """See `storage.jobs.Workers`."""
+
+        def finished(error: Exception | None) -> None:
+            done(error)
+            self._wake()
+
+        self._workers.start(lane, work, finished)
+
+
+def _wait(due_ms: int | None, now: Moment) -> float | None:
+    """In how many seconds something is due; not longer than the wall clock may be trusted not to be set."""
+    if due_ms is None:
+        return None
+    return min(max(0.0, (due_ms - now.wall_ms) / 1000), MAX_WAIT_SECONDS)
 
 
 def delivery_config(config: BrokerConfig) -> DeliveryConfig:
@@ -386,6 +542,7 @@ def delivery_config(config: BrokerConfig) -> DeliveryConfig:
         max_resends=config.async_delivery_resends,
         batch_size=config.delivery_batch,
         warn_ms=config.lateness_warn_ms,
+        save_interval=config.delay_offset_flush_interval_ms / 1000,
     )
 
 
@@ -412,7 +569,6 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         queue_segment_size=config.queue_segment_size,
         max_message_size=config.max_message_size,
         cached_size=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * config.memory_ratio // 100,
-        retention=retention_config(config),
     )
 
 

@@ -46,7 +46,7 @@ class Groups:
         self.version = DataVersion()
 
     def load(self) -> None:
-        """Read the table, and add RocketMQ's own groups. Raises StoreFormatError."""
+        """Read the table; nothing is changed. Raises StoreFormatError, OSError."""
         data = self._file.read()
         self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
         for name, fields in section(self._file, data, "subscriptionGroupTable", Fields).items():
@@ -55,6 +55,9 @@ class Groups:
             )
             self._unknown[name] = {key: value for key, value in fields.items() if key not in _FIELDS}
         self._extra = data
+
+    def begin(self) -> None:
+        """Add RocketMQ's own groups that are missing. Raises OSError."""
         for name in _OWN:
             self.table.setdefault(name, SubscriptionGroupConfig(name))
         self._saved.save_now()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.clients import Clients
 from broker.config import BrokerConfig
-from broker.flusher import Flusher
 from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
 from broker.handlers.pull import PullHandlers
 from broker.handlers.send import SendHandlers
 from broker.handlers.send_back import SendBackHandlers
 from broker.handlers.timers import TimerHandlers
+from broker.held_answers import HeldAnswers
 from broker.housekeeping import Housekeeping
 from broker.settings import LiveSettings
 from broker.topics import Topics
+from storage.durability import Durability, DurabilityConfig
 from storage.retention import RetentionConfig
 from storage.store import MessageStore
 
@@ -30,24 +33,31 @@ def retention_config(config: BrokerConfig) -> RetentionConfig:
     )
 
 
+def durability_config(config: BrokerConfig) -> DurabilityConfig:
+    """The settings of how often what goes to the disk."""
+    return DurabilityConfig(config.flush_interval_ms / 1000, config.queue_flush_interval_ms / 1000)
+
+
 def follow(
     settings: LiveSettings,
     store: MessageStore,
     topics: Topics,
     groups: Groups,
     clients: Clients,
-    flusher: Flusher,
+    held: HeldAnswers,
+    durability: Durability,
     send: SendHandlers,
     send_back: SendBackHandlers,
     pull: PullHandlers,
     admin: AdminHandlers,
     timers: TimerHandlers,
     housekeeping: Housekeeping,
+    wake_durability: Callable[[], None],
 ) -> None:
-    """Let the parts of a broker follow its settings."""
+    """Let the parts of a broker follow its settings. `wake_durability` asks for a step of `durability`."""
 
     def retain(config: BrokerConfig) -> None:
-        store.retention.config = retention_config(config)
+        durability.retention.config = retention_config(config)
 
     def limit_messages(config: BrokerConfig) -> None:
         store.appender.max_body_size = config.max_message_size
@@ -66,9 +76,13 @@ def follow(
         clients.notify = config.notify_consumers
 
     def limit_waiting(config: BrokerConfig) -> None:
-        flusher.reconfigure(config.flush_interval_ms / 1000, config.send_queue_capacity)
+        held.reconfigure(config.send_queue_capacity)
         pull.reconfigure(config)
         admin.reconfigure(config)
+
+    def flush_as_often(config: BrokerConfig) -> None:
+        durability.reconfigure(durability_config(config))
+        wake_durability()
 
     on = settings.on_change
     on(
@@ -88,7 +102,7 @@ def follow(
     on("autoCreateSubscriptionGroup", make_groups)
     on("notifyConsumerIdsChangedEnable", notify)
     on("recallMessageEnable", timers.reconfigure)
-    on(("sendThreadPoolQueueCapacity", "pullThreadPoolQueueCapacity", "flushIntervalCommitLog"), limit_waiting)
+    on(("sendThreadPoolQueueCapacity", "pullThreadPoolQueueCapacity"), limit_waiting)
     on(
         (
             "longPollingEnable",
@@ -98,7 +112,5 @@ def follow(
         ),
         pull.reconfigure,
     )
-    on(
-        ("flushIntervalConsumeQueue", "flushConsumerOffsetInterval", "flushDelayOffsetInterval"),
-        housekeeping.reconfigure,
-    )
+    on("flushConsumerOffsetInterval", housekeeping.reconfigure)
+    on(("flushIntervalCommitLog", "flushIntervalConsumeQueue"), flush_as_often)

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 import uvloop
@@ -18,6 +19,7 @@ from broker.notify import notify
 from storage.errors import StoreError
 
 EXIT_CONFIG = 2
+EXIT_STORE = 3
 
 
 def serve(
@@ -29,8 +31,9 @@ def serve(
     settings: Sequence[str] = (),
     log_format: str = "console",
 ) -> int:
-    """Run a broker until SIGTERM or SIGINT; gives the exit code: 0 after a clean stop, 2 when it cannot start, with
-    one line on standard error that says why."""
+    """Run a broker until SIGTERM or SIGINT; gives the exit code: 0 after a clean stop, 2 when it cannot start, 3 when
+    its store took nothing any more, so that a start anew has to find out what the disk holds; with one line on standard
+    error that says why."""
     logs.configure(log_format)
     log = structlog.get_logger("broker")
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
@@ -45,15 +48,19 @@ def serve(
         log.warning("listening_on_loopback_only", advertised=config.advertised_host, help="listen with --host 0.0.0.0")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(config, origin))
+            failure = runner.run(_run(config, origin))
     except (ConfigError, StoreError) as error:
         return _refuse(error)
     except OSError as error:
         return _refuse(ConfigError(f"{error.filename or config.store_root}: {error.strerror or error}"))
-    return 0
+    if failure is None:
+        return 0
+    print(f"duemq: stopped, for the store takes nothing any more: {failure}", file=sys.stderr)  # noqa: T201
+    return EXIT_STORE
 
 
-async def _run(config: BrokerConfig, origin: Origin) -> None:
+async def _run(config: BrokerConfig, origin: Origin) -> str | None:
+    """Run a broker; gives why its store failed, None where it was asked to stop."""
     broker = Broker(config, origin=origin)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -61,9 +68,14 @@ async def _run(config: BrokerConfig, origin: Origin) -> None:
         loop.add_signal_handler(number, stopped.set)
     await broker.start()
     notify("READY=1")
-    await stopped.wait()
-    notify("STOPPING=1")
+    asked: asyncio.Future[Any] = asyncio.ensure_future(stopped.wait())
+    either: list[asyncio.Future[Any]] = [asked, broker.failed]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    asked.cancel()
+    failure = broker.failed.result() if broker.failed.done() else None
+    notify("STOPPING=1" if failure is None else f"STATUS=the store takes nothing any more: {failure}\nSTOPPING=1")
     await broker.stop()
+    return failure if failure is not None or not broker.failed.done() else broker.failed.result()
 
 
 def _refuse(error: Exception) -> int:

@@ -8,31 +8,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
 
+from broker.workers import Background, Workers
 from storage.config_file import ConfigFile
 
 log = structlog.get_logger(__name__)
 
 
 class Persister:
-    """One thread for all tables."""
+    """All tables, which are written one at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, workers: Workers) -> None:
         self.loop = loop
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="tables")
+        self._workers = workers
         self.tables: list[SavedTable] = []
         self.is_stopped = False
 
-    def stop(self) -> None:
-        """Wait for the write that runs, and write what was to be written after it. Raises OSError."""
+    def write(self, file: ConfigFile, table: dict[str, Any]) -> asyncio.Future[None]:
+        """Write a table; the future fails with OSError."""
+        return self._workers.run(Background.TABLES, lambda: file.write(table))
+
+    async def stop(self) -> None:
+        """Wait for the writes that run, and write what was to be written after them. Raises OSError."""
         self.is_stopped = True
-        self.thread.shutdown(wait=True)
         for table in self.tables:
-            table.finish()
+            await table.finish()
 
 
 class SavedTable:
@@ -58,8 +61,10 @@ class SavedTable:
         """Save and wait for it; for the end of the broker."""
         self._file.write(self._snapshot())
 
-    def finish(self) -> None:
-        """Write, here and now, what waits for the write that ran; no other is started any more."""
+    async def finish(self) -> None:
+        """Write what waits for the write that runs; no other is started any more. Raises OSError."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
         if self._next is not None:
             self.save_now()
             if not self._next.done():
@@ -68,8 +73,7 @@ class SavedTable:
 
     def _start(self, done: asyncio.Future[None]) -> asyncio.Future[None]:
         self._running = done
-        work = self._persister.loop.run_in_executor(self._persister.thread, self._file.write, self._snapshot())
-        work.add_done_callback(self._written)
+        self._persister.write(self._file, self._snapshot()).add_done_callback(self._written)
         return done
 
     def _written(self, work: asyncio.Future[None]) -> None:
@@ -83,6 +87,6 @@ class SavedTable:
             else:
                 done.set_exception(error)
                 done.exception()  # whoever waits gets it; nobody has to
-        if self._next is not None:
+        if self._next is not None and not self._persister.is_stopped:
             following, self._next = self._next, None
             self._start(following)

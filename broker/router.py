@@ -22,7 +22,7 @@ import structlog
 
 from broker.connection import Connection
 from broker.errors import Refused
-from broker.flusher import Flusher
+from broker.held_answers import HeldAnswers
 from broker.stats import Stats
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -30,8 +30,9 @@ from protocol.command import Command
 from protocol.errors import FieldError, FrameError, ProtocolError
 from protocol.frame import JSON, Frame, FrameReader
 from protocol.headers import Header, Request, RequestDecoder, response
-from storage.append import Appender
+from storage.clock import Clock
 from storage.errors import RecordIllegal, StoreClosed, StoreError, StoreFull
+from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
 
@@ -71,10 +72,13 @@ class Clients(Protocol):
 class Router:
     """Handles the frames of all connections."""
 
-    def __init__(self, appender: Appender, flusher: Flusher, stats: Stats, *, sync_flush: bool) -> None:
-        self._appender = appender
+    def __init__(self, store: MessageStore, clock: Clock, held: HeldAnswers, stats: Stats, *, sync_flush: bool) -> None:
+        """`clock`: the messages' clock. `sync_flush`: whether the answers to sends are held until the disk has them."""
+        self._log = store.log
+        self._appender = store.appender
+        self._clock = clock
         self._stats = stats
-        self._flusher = flusher
+        self._held = held
         self._sync_flush = sync_flush
         self._routes: dict[int, Route] = {}
         self._routes_by_start: dict[bytes, Route] = {}
@@ -116,6 +120,7 @@ class Router:
         answers: list[bytes] = []
         run_frames = run_answers = -1
         unsent, end, fault = 0, len(frames), None
+        now_ms = self._clock.now_ms()
         routes = self._routes_by_start
         for number, frame in enumerate(frames):
             header = frame[1]
@@ -127,11 +132,12 @@ class Router:
                         request = route.decode_json(header)
                         request.codec = JSON
                         request.body = frame[2]
+                        request.now_ms = now_ms
                     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                         route = None
             if request is None:
                 try:
-                    route, request, answer = self._slowly(connection, frame)
+                    route, request, answer = self._slowly(connection, frame, now_ms)
                 except FrameError as error:
                     end, fault = number, error
                     break
@@ -174,7 +180,9 @@ class Router:
         except Exception as error:  # whatever a request does, the connection and the others go on
             return self.encode(request, self._failed(connection, request, error))
 
-    def _slowly(self, connection: Connection, frame: Frame) -> tuple[Route | None, Request[Any] | None, bytes | None]:
+    def _slowly(
+        self, connection: Connection, frame: Frame, now_ms: int
+    ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
         """Decode what the quick way does not: other codecs, responses, unknown codes, wrong fields. Gives the route
         and the request, or the answer, or neither. Raises FrameError."""
         command = codec.decode(frame)
@@ -188,7 +196,9 @@ class Router:
             self._complain(connection, command.code, remark.strip())
             return None, None, self._error(command, frame[0], ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         try:
-            return route, route.decoder.from_command(command, frame[0]), None
+            request = route.decoder.from_command(command, frame[0])
+            request.now_ms = now_ms
+            return route, request, None
         except FieldError as error:
             self._complain(connection, command.code, str(error))
             return None, None, self._error(command, frame[0], ResponseCode.SYSTEM_ERROR, str(error))
@@ -219,7 +229,7 @@ class Router:
             return answer
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
-            self._flusher.wait(connection, [data], 1, lambda: _late([data]))
+            self._held.hold(self._log.end, connection, [data], 1, lambda: _late([data]))
         return None
 
     def _error(self, command: Command, frame_codec: int, code: int, remark: str) -> bytes | None:
@@ -267,7 +277,7 @@ class Router:
         if self._sync_flush and appended and len(answers) > start:
             held = answers[start:]
             del answers[start:]
-            self._flusher.wait(connection, held, appended, lambda: _late(held))
+            self._held.hold(self._log.end, connection, held, appended, lambda: _late(held))
 
     # --- tasks
 

@@ -8,13 +8,14 @@ import os
 from dataclasses import dataclass
 
 from broker.config import BrokerConfig
-from broker.flusher import Flusher
+from broker.held_answers import HeldAnswers
 from broker.long_poll import LongPolls
 from broker.stats import PUT_TIME_LIMITS_MS, Stats
 from protocol.codes import VERSION, VERSION_NAME
 from scheduler.level_queues import LevelQueues
 from scheduler.timers import Timers
 from storage.clock import Clock
+from storage.retention import Retention
 from storage.scan import read_record
 from storage.store import MessageStore
 
@@ -28,9 +29,13 @@ class Sources:
     stats: Stats
     levels: LevelQueues
     timers: Timers
-    flusher: Flusher
+    held: HeldAnswers
+    retention: Retention
     polls: LongPolls
     clock: Clock
+    """Of the machine..."""
+    messages_clock: Clock
+    """...and of the messages."""
 
 
 def collect(sources: Sources) -> dict[str, str]:
@@ -40,7 +45,8 @@ def collect(sources: Sources) -> dict[str, str]:
     oldest = read_record(log, log.begin, check_crc=False)
     yesterday, today = stats.mornings()
     size = appender.appended_bytes
-    timers = sources.timers.state()
+    now_ms = sources.messages_clock.now_ms()
+    timers = sources.timers.state(now_ms)
     table = {
         "brokerVersionDesc": VERSION_NAME,
         "brokerVersion": VERSION,
@@ -53,9 +59,9 @@ def collect(sources: Sources) -> dict[str, str]:
         "msgGetTotalYesterdayMorning": yesterday[1],
         "msgGetTotalTodayMorning": today[1],
         "msgGetTotalTodayNow": stats.transferred,
-        "sendThreadPoolQueueSize": sources.flusher.waiting,
+        "sendThreadPoolQueueSize": sources.held.waiting,
         "sendThreadPoolQueueCapacity": config.send_queue_capacity,
-        "sendThreadPoolQueueHeadWaitTimeMills": sources.flusher.head_wait_ms,
+        "sendThreadPoolQueueHeadWaitTimeMills": sources.held.head_wait_ms,
         "pullThreadPoolQueueSize": sources.polls.count,
         "pullThreadPoolQueueCapacity": config.pull_hold_capacity,
         "pullThreadPoolQueueHeadWaitTimeMills": 0,
@@ -74,8 +80,8 @@ def collect(sources: Sources) -> dict[str, str]:
         "commitLogDirCapacity": _capacity(log.directory),
         "commitLogMinOffset": log.begin,
         "commitLogMaxOffset": log.end,
-        "commitLogDiskRatio": store.retention.used_ratio,
-        "consumeQueueDiskRatio": store.retention.used_ratio,
+        "commitLogDiskRatio": sources.retention.used_ratio,
+        "consumeQueueDiskRatio": sources.retention.used_ratio,
         "putMessageEntireTimeMax": stats.put_time_max_ms,
         "putMessageTimesTotal": appender.appended,
         "putMessageFailedTimes": stats.put_failed,
@@ -101,7 +107,7 @@ def collect(sources: Sources) -> dict[str, str]:
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
         # Ours: what an operator asks next.
-        table[f"scheduleLevel_{level.number}"] = sources.levels.describe(level)
+        table[f"scheduleLevel_{level.number}"] = sources.levels.describe(level, now_ms)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
 
 

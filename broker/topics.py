@@ -128,9 +128,20 @@ def timer_policy_of(config: TopicConfig) -> TimerPolicy | None:
 
 
 class Topics:
-    """All topics. `on_change` is called after topics were added, changed or removed."""
+    """All topics."""
 
-    def __init__(self, config: BrokerConfig, store: MessageStore, file: ConfigFile, clock: Clock, persister: Persister):
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        file: ConfigFile,
+        clock: Clock,
+        persister: Persister,
+        on_change: Callable[[], None] = lambda: None,
+        on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None,
+    ) -> None:
+        """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's policy for its
+        timers may have changed."""
         self._config = config
         self._store = store
         self._clock = clock
@@ -139,14 +150,13 @@ class Topics:
         self._extra: Fields = {}
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None
-        """Called when a topic's policy for its timers may have changed."""
+        self._on_change = on_change
+        self._on_policy = on_policy
 
     # --- start
 
     def load(self) -> None:
-        """Read the table, and add RocketMQ's own topics that are missing. Raises StoreFormatError."""
+        """Read the table; nothing is changed. Raises StoreFormatError, OSError."""
         data = self._file.read()
         self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
         known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
@@ -155,12 +165,19 @@ class Topics:
             extra = {key: value for key, value in fields.items() if key not in known}
             self.table[name] = self._topic(config, extra)
         self._extra = data
+
+    def begin(self) -> None:
+        """Add RocketMQ's own topics that are missing, and let all take messages; the store is open. Raises OSError."""
         for config in self._own_topics():
             if config.topic_name not in self.table:
                 self.table[config.topic_name] = self._topic(config, {})
                 self._next_version()
         self._saved.save_now()
         self._mark_saved(self.table.values())
+        for topic in self.table.values():
+            policy = timer_policy_of(topic.config)
+            if policy is not None:
+                self._on_policy(topic.name, policy)
 
     def _own_topics(self) -> list[TopicConfig]:
         config, everything = self._config, PERM_INHERIT | PERM_READ | PERM_WRITE
@@ -190,7 +207,7 @@ class Topics:
                 topic.takes_messages = bool(config.broker_permission & PERM_WRITE)
                 topic.refresh()
             self._next_version()
-            self.on_change()
+            self._on_change()
 
     # --- finding
 
@@ -243,9 +260,9 @@ class Topics:
             topic.config = config
             topic.refresh()
             log.info("topic_changed", topic=config.topic_name)
-        self.on_policy(config.topic_name, timer_policy_of(config))
+        self._on_policy(config.topic_name, timer_policy_of(config))
         self._next_version()
-        self.on_change()
+        self._on_change()
         return topic
 
     def remove(self, name: str) -> bool:
@@ -253,9 +270,9 @@ class Topics:
         if self.table.pop(name, None) is None:
             return False
         log.info("topic_deleted", topic=name)
-        self.on_policy(name, None)
+        self._on_policy(name, None)
         self._next_version()
-        self.on_change()
+        self._on_change()
         return True
 
     async def save(self) -> None:
@@ -295,13 +312,6 @@ class Topics:
                 name: {**topic.extra, **self.announced(topic).to_json()} for name, topic in self.table.items()
             },
         }
-
-    def tell_policies(self) -> None:
-        """Tell `on_policy` of every topic that has one."""
-        for topic in self.table.values():
-            policy = timer_policy_of(topic.config)
-            if policy is not None:
-                self.on_policy(topic.name, policy)
 
     def _topic(self, config: TopicConfig, extra: Fields) -> Topic:
         return Topic(self._store, config, extra, takes_messages=bool(self._config.broker_permission & PERM_WRITE))

@@ -444,6 +444,8 @@ class Request(msgspec.Struct, Generic[H], gc=False, kw_only=True):
     codec: int = JSON
     body: Any = b""
     """A `Body`; typed loosely because the JSON decoder builds this class. It is always set from the frame."""
+    now_ms: int = 0
+    """When it came, ms since the epoch by the messages' clock; set by whoever read it."""
 
 
 class RequestDecoder(Generic[H]):

@@ -66,6 +66,11 @@ class Batches:
         self._done = np.unique(origins)
         self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
 
+    def delivered_from(self, physical_offset: int) -> list[int]:
+        """What of that lies at a physical offset or behind it, ascending."""
+        found: list[int] = self._done[np.searchsorted(self._done, physical_offset) :].tolist()
+        return found
+
     @property
     def delivered_end(self) -> int:
         """No unit whose record lies from here on was found delivered."""
@@ -73,21 +78,25 @@ class Batches:
 
     def is_delivered(self, units: Units) -> NDArray[np.bool_]:
         """Of each unit, whether recovery found its message delivered."""
-        return np.isin(units["physical_offset"], self._done)
+        physical = units["physical_offset"].astype(np.int64)
+        at = np.searchsorted(self._done, physical)
+        found: NDArray[np.bool_] = np.append(self._done, -1)[at] == physical
+        return found
 
     def delivered(self, physical_offset: int) -> bool:
         """Whether recovery found the message of a record delivered."""
-        return bool((self._done == physical_offset).any())
+        at = int(np.searchsorted(self._done, physical_offset))
+        return at < len(self._done) and int(self._done[at]) == physical_offset
 
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> Units:
         """Units from a queue offset on."""
         data = queue.read(offset, count)
         return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
 
-    def deliver(self, units: Units, *, may_wait: bool, **source: object) -> Outcome:
-        """Deliver units that are due, at least one, as many as make a batch. `may_wait`: read from the disk, if need
-        be, where otherwise the answer is COLD. They are appended in the order given. `source` tells in log lines where
-        they waited."""
+    def deliver(self, units: Units, now_ms: int, *, may_wait: bool, **source: object) -> Outcome:
+        """Deliver units that are due, at least one, as many as make a batch, at a time (ms). `may_wait`: read from the
+        disk, if need be, where otherwise the answer is COLD. They are appended in the order given. `source` tells in
+        log lines where they waited."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
         skipped = (sizes == PADDING_SIZE) | (sizes == WITHDRAWN_SIZE)
         if self._done_end and physical[0] < self._done_end:
@@ -108,9 +117,9 @@ class Batches:
         if data is None:
             return Outcome(Kind.COLD, count)
         if len(data) != int(sizes.sum()):
-            return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(units[:1], may_wait=may_wait, **source)
+            return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(units[:1], now_ms, may_wait=may_wait, **source)
         records = Records(data, physical, sizes)
-        return self._append(records.reordered(np.argsort(order)) if order is not None else records, source)
+        return self._append(records.reordered(np.argsort(order)) if order is not None else records, now_ms, source)
 
     def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
         """The bytes of records; None where the disk would have to be waited for, fewer where a file is gone."""
@@ -130,11 +139,11 @@ class Batches:
 
     # ---
 
-    def _append(self, records: Records, source: dict[str, object]) -> Outcome:
+    def _append(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
         appender = self._store.appender
         usual = records.is_usual & appender.can_copy
         if not usual[0]:
-            return self._append_apart(records, source)
+            return self._append_apart(records, now_ms, source)
         if not usual.all():
             records = records.part(slice(0, _leading(usual)))
         count = len(records)
@@ -152,12 +161,12 @@ class Batches:
             which, tags_codes = which[known], tags_codes[known]
             which -= which > numbers.pop(None)
             records = records.part(known)
-        appender.begin()
+        appender.begin(now_ms)
         appender.add_copies(records, [queue for queue in numbers if queue is not None], which, tags_codes)
         appender.commit()
         return Outcome(Kind.APPENDED, count, len(records))
 
-    def _append_apart(self, records: Records, source: dict[str, object]) -> Outcome:
+    def _append_apart(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
         """The first record, which is of another make (IPv6, a long topic), or is none."""
         try:
             message = record.decode(records.data[int(records.starts[0]) : int(records.ends[0])])
@@ -169,7 +178,7 @@ class Batches:
             self._complain(records, np.arange(1), source)
             return Outcome(Kind.SKIPPED, 1)
         appender = self._store.appender
-        appender.begin()
+        appender.begin(now_ms)
         appender.add(
             queue,
             message.body,

@@ -44,6 +44,8 @@ class DeliveryConfig:
     """scheduleDeliverBatchSize: most messages in one put."""
     warn_ms: int = 1000
     """scheduleLatenessWarnMillis: a level that is later than this is logged."""
+    save_interval: float = 10.0
+    """flushDelayOffsetInterval, in seconds: delayOffset.json is written with the first checkpoint after this."""
 
 
 class LevelDelivery:
@@ -104,7 +106,7 @@ class LevelDelivery:
             return False
         run = next(run for run in level.runs if run.due_ms == due_ms)
         if self._correct(level, run):
-            self._times.look(level)
+            self._times.look(level, now_ms)
             return True
         limit = self.config.batch_size
         if level.puts:
@@ -112,22 +114,22 @@ class LevelDelivery:
         units = self._batches.read(level.queue, run.cursor, min(limit, level.end_of(run) - run.cursor))
         units = units[: self._times.due_count(level, run, units, now_ms)]
         if not len(units):
-            run.due_ms = self._times.head(level, run)
+            run.due_ms = self._times.head(level, run, now_ms)
             return True
         level.late_by_ms = now_ms - due_ms
         put = Put(run.cursor, run.cursor + len(units), due_ms)
         try:
-            outcome = self._append(level, units)
+            outcome = self._append(level, units, now_ms)
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
             self._took(level, run, put, units, outcome, now_ms)
         return True
 
-    def _append(self, level: Level, units: NDArray[Any]) -> Outcome:
+    def _append(self, level: Level, units: NDArray[Any], now_ms: int) -> Outcome:
         """See `Batches.deliver`."""
         outcome = self._batches.deliver(
-            units, may_wait=level.is_warm or self._read_cold is None, delay_level=level.number
+            units, now_ms, may_wait=level.is_warm or self._read_cold is None, delay_level=level.number
         )
         level.is_warm = False
         return outcome
@@ -162,7 +164,7 @@ class LevelDelivery:
             elif not level.puts:
                 level.trouble = None
         run.cursor = put.end
-        run.due_ms = self._times.head(level, run)
+        run.due_ms = self._times.head(level, run, now_ms)
         if len(level.runs) > 1:
             level.settle()
 
@@ -177,7 +179,7 @@ class LevelDelivery:
         level.add(put)
         level.fail(put, now_ms, origin_is_gone=False)
         run.cursor = put.end
-        run.due_ms = self._times.head(level, run)
+        run.due_ms = self._times.head(level, run, now_ms)
 
     def _correct(self, level: Level, run: OpenRun) -> bool:
         """Heal a cursor that lies outside the queue: the commitlog lost files before it, or the queue its end. Whether
@@ -214,7 +216,7 @@ class LevelDelivery:
         """Try a put that failed once more."""
         units = self._batches.read(level.queue, put.start, put.end - put.start)
         try:
-            outcome = self._append(level, units)
+            outcome = self._append(level, units, now_ms)
         except StoreError as error:
             level.trouble = str(error)
             level.fail(put, now_ms, origin_is_gone=False)
@@ -243,16 +245,18 @@ class LevelDelivery:
     # --- results
 
     @staticmethod
-    def note_flushed(level: Level, position: int) -> None:
-        """The commitlog is durable up to a physical offset: puts before it are a success."""
+    def note_flushed(level: Level, position: int) -> bool:
+        """The commitlog is durable up to a physical offset: puts before it are a success. Whether there were any puts
+        whose result was awaited."""
         if not level.puts:
-            return
+            return False
         for put in level.puts:
             if put.status is Status.RUNNING and put.position <= position:
                 put.status = Status.SUCCESS
         level.settle()
         if not level.puts:
             level.trouble = None
+        return True
 
     def _warm(self, level: Level, start: int, end: int) -> None:
         """Have a thread read from the disk what comes next."""

@@ -10,7 +10,7 @@ Delivery copies a message into a record of its real topic and queue (properties 
 properties as they are; the prepared-transaction offset of that record, unused otherwise, names the record that
 scheduled it.
 
-Nothing polls: the head of each queue says when to wake, and an append to an empty queue says so too (`on_earlier`).
+Nothing polls: the head of each queue says when to wake, and an append to an empty queue says so too (`wake`).
 `step` does a bounded amount and gives the time of the next one; whoever calls it owns the timer. `level_delivery` has
 the two paths by which a batch is delivered.
 
@@ -20,9 +20,8 @@ Behaviour after apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.
 from __future__ import annotations
 
 import contextlib
-import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,10 +33,11 @@ from scheduler.batches import Batches
 from scheduler.clock_watch import TOLERANCE_MS, ClockWatch
 from scheduler.delay_levels import DelayLevels, queue_id_of
 from scheduler.level import Level, OpenRun
-from scheduler.level_delivery import DeliveryConfig, LevelDelivery
+from scheduler.level_delivery import REFUSED_RETRY_MS, DeliveryConfig, LevelDelivery
 from scheduler.level_times import LevelTimes
 from scheduler.runs import Note, Run
-from storage.clock import Clock
+from storage.budget import Budget
+from storage.clock import Moment
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import StoreFormatError
@@ -50,13 +50,28 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SLICE_SECONDS: Final = 0.002
-"""How long one step goes on delivering."""
+NAME: Final = "levels"
+"""Of the checkpoint's note."""
+OFFSET_TABLE: Final = "offsetTable"
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
 
-DurableCallback = Callable[[int, Callable[[], None]], None]
-"""Calls back when the commitlog is durable up to a physical offset."""
+
+def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
+    """What delayOffset.json has, its offsets by level as numbers. Where the checkpoint knows how far the levels are it
+    is not needed, and one that cannot be read is told and passed over; it is written anew. Raises StoreFormatError."""
+    try:
+        table = file.read()
+        offsets = table.get(OFFSET_TABLE) or {}
+        try:
+            return {**table, OFFSET_TABLE: {int(level): int(offset) for level, offset in offsets.items()}}
+        except (AttributeError, TypeError, ValueError):
+            raise StoreFormatError(file.path, "offsetTable: levels and offsets are numbers") from None
+    except StoreFormatError as error:
+        if is_needed:
+            raise
+        log.warning("delay_offsets_passed_over", reason=str(error))
+        return {}
 
 
 class LevelQueues:
@@ -66,37 +81,51 @@ class LevelQueues:
         self,
         store: MessageStore,
         file: ConfigFile,
-        clock: Clock,
+        saved: Mapping[str, Any],
         table: DelayLevels,
+        recovered: Recovered,
+        now: Moment,
         config: DeliveryConfig | None = None,
-        when_durable: DurableCallback | None = None,
+        *,
+        is_awaited: bool = False,
         read_cold: ReadCold | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
+        """Find out how far each level is. `saved`: what `file`, delayOffset.json, had (`read_saved`); `recovered`: what
+        opening the store found. `is_awaited`: whether a delivery is a success only when `note_flushed` says so. `wake`
+        is called when something may be due, or have to be tried again, before the time that `step` gave.
+
+        Exactly, where only we wrote the store: by the checkpoint's note and the deliveries that recovery read behind
+        it. Otherwise by delayOffset.json, which may be some seconds behind: then messages come twice, as RocketMQ's.
+        """
         self._store = store
         self._file = file
-        self._clock = clock
-        self._watch = ClockWatch(clock)
-        self._when_durable = when_durable
+        self._watch = ClockWatch(now)
+        self._is_awaited = is_awaited
+        self._wake = wake
         self._batches = Batches(store)
-        self._times = LevelTimes(store, clock, table)
+        self._times = LevelTimes(store, table)
         self.delivery = LevelDelivery(
             store,
             self._batches,
             self._times,
             config or DeliveryConfig(),
-            is_awaited=when_durable is not None,
+            is_awaited=is_awaited,
             read_cold=read_cold,
-            on_ready=lambda: self.on_earlier(),  # noqa: PLW0108 (it is set later)
+            on_ready=wake,
         )
         self.levels: dict[int, Level] = {}
-        self._extra: dict[str, Any] = {}
         self._turn = 0
-        self._sampled_at = clock.monotonic()
-        self.on_earlier: Callable[[], None] = lambda: None
-        """Called when something may be due, or have to be tried again, before everything that was waiting."""
-
-        self.on_rules_changed: Callable[[], None] = lambda: None
-        """Called when a crash from now on would need a checkpoint made after this: the table or the clock was set."""
+        self._sampled_at = now.monotonic
+        self._wants_checkpoint = False
+        self._trouble = ""
+        """Why the last step could not read what it had to."""
+        self._extra = {name: value for name, value in saved.items() if name != OFFSET_TABLE}
+        self._saved_table: dict[str, Any] = {}
+        self._saved_at = now.monotonic
+        self._noted_table: dict[str, Any] = {}
+        """The progress as of the last note, for the checkpoint that is being made."""
+        self._load(saved.get(OFFSET_TABLE, {}), recovered, now.wall_ms)
 
     @property
     def table(self) -> DelayLevels:
@@ -105,22 +134,14 @@ class LevelQueues:
 
     # --- start
 
-    def load(self, recovered: Recovered) -> None:
-        """Find out how far each level is; `recovered` is what opening the store found. Raises StoreFormatError.
-
-        Exactly, where only we wrote the store: by the checkpoint's note and the deliveries that recovery read behind
-        it. Otherwise by delayOffset.json, which may be some seconds behind: then messages come twice, as RocketMQ's.
-        """
-        data = self._file.read()
-        saved = self._saved_offsets(data.pop("offsetTable", None) or {})
-        self._extra = data
-        note = runs.decode(recovered.notes.get("levels", b"")) if not recovered.is_foreign else None
+    def _load(self, saved: Mapping[int, int], recovered: Recovered, now_ms: int) -> None:
+        note = runs.decode(recovered.notes.get(NAME, b"")) if not recovered.is_foreign else None
         known = [queue_id + 1 for queue_id in self._store.queues.get(SCHEDULE_TOPIC, {})]
         for number in sorted({*range(1, self.table.maximum + 1), *known}):
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
             self.levels[number] = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
-        self._pass_delivered(recovered.origins.delivered + recovered.origins.withdrawn)
-        shift = self._set_back_meanwhile()
+        self._pass_delivered(recovered.origins.delivered + (note.delivered if note is not None else array("q")))
+        shift = self._set_back_meanwhile(now_ms)
         is_new_table = note is None or note.table_crc != runs.table_crc(self.table.text)
         for level in self.levels.values():
             for run in level.runs:
@@ -130,7 +151,7 @@ class LevelQueues:
             if is_new_table or level.runs[-1].shift_ms:
                 level.split(level.queue.next_offset)
             level.settle()
-            self._times.look(level)
+            self._times.look(level, now_ms)
             if note is not None and saved.get(level.number, level.offset) > level.offset:
                 log.warning(
                     "delay_offset_ignored", delay_level=level.number, saved=saved[level.number], delivered=level.offset
@@ -141,13 +162,6 @@ class LevelQueues:
             message = self._store.message_at(physical)
             if message is not None and message.topic == SCHEDULE_TOPIC and self.is_waiting(message):
                 self.withdraw(message)
-        self._store.notes["levels"] = self._note
-
-    def _saved_offsets(self, table: dict[str, Any]) -> dict[int, int]:
-        try:
-            return {int(level): int(offset) for level, offset in table.items()}
-        except (TypeError, ValueError):
-            raise StoreFormatError(self._file.path, "offsetTable: levels and offsets are numbers") from None
 
     @staticmethod
     def _runs_of(number: int, queue: ConsumeQueue, note: Note | None, saved: int) -> list[OpenRun]:
@@ -176,13 +190,19 @@ class LevelQueues:
                     run.cursor += count
                     if count < len(done) or not count:
                         break
-        heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
-        if all(unit is None or unit[0] >= self._batches.delivered_end for unit in heads):
+        if self._first_waiting() >= self._batches.delivered_end:
             self._batches.set_delivered(np.empty(0, np.int64))
 
-    def _set_back_meanwhile(self) -> int:
+    def _first_waiting(self) -> int:
+        """The physical offset of the first record that waits; behind all others where none does."""
+        if not self._batches.delivered_end:
+            return 0
+        heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
+        return min((unit[0] for unit in heads if unit is not None), default=self._batches.delivered_end)
+
+    def _set_back_meanwhile(self, now_ms: int) -> int:
         """By how much, at least, the clock was set back while the broker was down: no record can be of the future."""
-        ahead = self._store.appender.last_store_timestamp - self._clock.now_ms()
+        ahead = self._store.appender.last_store_timestamp - now_ms
         if ahead < TOLERANCE_MS:
             return 0
         log.warning("clock_set_back", ms=ahead, while_running=False)
@@ -191,18 +211,22 @@ class LevelQueues:
     # --- what comes in
 
     def _arrived(self, queue: ConsumeQueue) -> None:
-        # Into the file at once: RocketMQ, were it to go on with this store after a crash, would make the unit anew, and
-        # before it knows its levels.
-        with contextlib.suppress(OSError):  # housekeeping will try again, and say so
-            queue.write_tail()
         level = self.levels[queue.queue_id + 1]
         run = level.runs[-1]
         if run.due_ms is None:
-            run.due_ms = self._times.head(level, run)
-            self.on_earlier()
+            now_ms = self._store.appender.store_timestamp
+            try:
+                run.due_ms = self._times.head(level, run, now_ms)
+            except OSError:
+                run.due_ms = now_ms  # the step looks again, and says what is wrong
+            self._wake()
+        # Into the file at once: RocketMQ, were it to go on with this store after a crash, would make the unit anew, and
+        # before it knows its levels.
+        with contextlib.suppress(OSError):  # the next checkpoint tries again, and says so
+            queue.write_tail()
 
-    def set_table(self, table: DelayLevels) -> None:
-        """Change the levels. Messages that wait keep the time they were promised."""
+    def set_table(self, table: DelayLevels, now_ms: int) -> None:
+        """Change the levels at a time, ms since the epoch. Messages that wait keep the time they were promised."""
         old, self._times.table = self.table, table
         for number in range(1, table.maximum + 1):
             level = self.levels.get(number)
@@ -212,20 +236,20 @@ class LevelQueues:
                 queue.watch(self._arrived)
             elif table.delay_ms(number) < old.delay_ms(old.cap(number)):
                 level.split(level.queue.next_offset)
-            self._times.look(level)
+            self._times.look(level, now_ms)
         log.info("delay_levels_changed", old=old.text, new=table.text)
-        self.on_rules_changed()
-        self.on_earlier()
+        self._wants_checkpoint = True
+        self._wake()
 
     # --- time
 
-    def _watch_clock(self, now_ms: int) -> None:
-        jump = self._watch.jump_ms()
+    def _watch_clock(self, now: Moment) -> None:
+        jump = self._watch.jump_ms(now)
         if not jump:
             return
         log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)
         for level in self.levels.values():
-            boundary = self._times.first_after(level, now_ms, jump)
+            boundary = self._times.first_after(level, now.wall_ms, jump)
             last_shift = 0
             for run in level.runs:
                 if run.start < boundary:
@@ -235,8 +259,8 @@ class LevelQueues:
                 level.split(boundary)
             level.trouble = "the clock was set"
             level.settle()
-            self._times.look(level)
-        self.on_rules_changed()
+            self._times.look(level, now.wall_ms)
+        self._wants_checkpoint = True
 
     @property
     def next_due_ms(self) -> int | None:
@@ -246,42 +270,43 @@ class LevelQueues:
 
     # --- delivery
 
-    def step(self) -> int | None:
-        """Deliver what is due, for a few ms; gives when to call again, ms since the epoch, or None for "when a message
-        or a result comes"."""
-        now_ms = self._clock.now_ms()
-        self._watch_clock(now_ms)
-        until = time.perf_counter() + SLICE_SECONDS
-        position = self._store.log.end
+    def step(self, now: Moment, budget: Budget) -> int | None:
+        """Deliver what is due, as much as the budget has; gives when to call again, ms since the epoch, or None for
+        "when a message or a result comes"."""
         try:
-            while self._round(now_ms, until):
-                if time.perf_counter() >= until:
-                    return now_ms
-            return self.next_due_ms
-        finally:
-            end = self._store.log.end
-            if self._when_durable is not None and end > position:
-                self._when_durable(end, lambda: self.note_flushed(end))
+            self._watch_clock(now)
+            while self._round(now.wall_ms, budget):
+                if budget.is_spent:
+                    return now.wall_ms
+        except OSError as error:
+            if self._trouble != str(error):
+                log.warning("levels_not_read", reason=str(error))
+            self._trouble = str(error)
+            return now.wall_ms + REFUSED_RETRY_MS
+        self._trouble = ""
+        return self.next_due_ms
 
-    def _round(self, now_ms: int, until: float) -> bool:
+    def _round(self, now_ms: int, budget: Budget) -> bool:
         """A batch of each level that has one, each time beginning with another level; whether there was any."""
         levels = list(self.levels.values())
         any_tried = False
         for _ in levels:
             self._turn = (self._turn + 1) % len(levels)
-            level = levels[self._turn]
-            any_tried |= self.delivery.deliver(level, now_ms)
-            if time.perf_counter() >= until:
-                break
+            if self.delivery.deliver(levels[self._turn], now_ms):
+                any_tried = True
+                if budget.is_spent:
+                    break
         return any_tried
 
     # --- results
 
     def note_flushed(self, position: int) -> None:
         """The commitlog is durable up to a physical offset: puts before it are a success."""
-        for level in self.levels.values():
-            self.delivery.note_flushed(level, position)
-        self.on_earlier()
+        if not self._is_awaited:
+            return
+        settled = [self.delivery.note_flushed(level, position) for level in self.levels.values()]
+        if any(settled):
+            self._wake()
 
     # --- withdrawing
 
@@ -304,9 +329,9 @@ class LevelQueues:
         """A message that waits is not to be delivered any more. Raises OSError."""
         self._store.withdraw(self.levels[message.queue_id + 1].queue, message.queue_offset)
 
-    def waiting_before(self, limit: int) -> Iterator[tuple[StoredMessage, int] | None]:
-        """The messages that wait and whose records lie before a physical offset, each with when it is due (ms); None
-        now and then, so that other work can be done."""
+    def waiting_before(self, limit: int, now_ms: int) -> Iterator[tuple[StoredMessage, int] | None]:
+        """The messages that wait and whose records lie before a physical offset, each with when it is due as of now
+        (ms); None now and then, so that other work can be done."""
         for level in list(self.levels.values()):
             for run in list(level.runs):
                 offset = run.cursor
@@ -316,7 +341,7 @@ class LevelQueues:
                         break
                     message = self._store.message_at(unit[0], unit[1]) if unit[1] != WITHDRAWN_SIZE else None
                     if message is not None and self.is_waiting(message):
-                        yield message, self._times.due_ms(level, run, *unit, self._clock.now_ms())
+                        yield message, self._times.due_ms(level, run, *unit, now_ms)
                     else:
                         yield None
                     offset += 1
@@ -336,31 +361,61 @@ class LevelQueues:
                     kept = units[(units["size"] != WITHDRAWN_SIZE) & (units["tags_code"] > EXT_ADDRESS_MAX)]
                     yield kept["tags_code"].astype(np.int64) + run.shift_ms
 
-    # --- progress
+    # --- progress: see `storage.durability.Part`
 
-    def _note(self) -> bytes:
-        """See `storage.store.MessageStore.notes`."""
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the table or the clock was set since the last note: a crash would go by what was before."""
+        return self._wants_checkpoint
+
+    def note(self) -> bytes:
+        """See `runs`."""
+        self._wants_checkpoint = False
+        self._noted_table = self.to_json()
         crc = runs.table_crc(self.table.text)
-        return runs.encode(crc, {level.number: level.appended() for level in self.levels.values()})
+        levels = {level.number: level.appended() for level in self.levels.values()}
+        return runs.encode(crc, levels, self._batches.delivered_from(self._first_waiting()))
 
-    def progress(self) -> tuple[dict[str, Any], int]:
-        """The progress as delayOffset.json has it, and the physical offset up to which the commitlog has to be
-        durable before that may be saved: progress must never run ahead of the messages it speaks of."""
-        return self.to_json(), self._store.log.end
+    def begin_write(self) -> None:
+        """There is nothing to write: units are in their files already."""
+
+    def write_some(self, now: Moment) -> bool:
+        """See `begin_write`."""
+        return False
+
+    def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
+        """What saves the progress of the last note, whose messages are durable when this runs, for RocketMQ."""
+        table = self._noted_table
+        is_due = is_last or now.monotonic - self._saved_at >= self.delivery.config.save_interval
+        if table == self._saved_table or not is_due:
+            return lambda: None
+        self._saved_at = now.monotonic
+
+        def save() -> None:
+            self._file.write(table)
+            self._saved_table = table
+
+        return save
+
+    def needed_from(self) -> int:
+        """Recovery reads nothing of the levels' before the checkpoint's recovery offset."""
+        return self._store.log.end
+
+    def keep_some(self, limit: int, now: Moment) -> None:
+        """The timers keep what waits in levels, too (`timer_changes`)."""
+
+    def expire_some(self) -> None:
+        """There are no files."""
 
     def to_json(self) -> dict[str, Any]:
         """The progress as delayOffset.json and GET_ALL_DELAY_OFFSET have it."""
-        return {**self._extra, "offsetTable": {str(level.number): level.offset for level in self.levels.values()}}
-
-    def save(self, table: dict[str, Any]) -> None:
-        """Write the progress. May wait for the disk. Raises OSError."""
-        self._file.write(table)
+        return {**self._extra, OFFSET_TABLE: {str(level.number): level.offset for level in self.levels.values()}}
 
     # --- what an operator sees
 
-    def report(self) -> None:
+    def report(self, now: Moment) -> None:
         """Once a second or so: take rates, and log levels that are late, with the reason."""
-        monotonic, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        now_ms, monotonic = now
         seconds = max(monotonic - self._sampled_at, 0.001)
         self._sampled_at = monotonic
         for level in self.levels.values():
@@ -380,10 +435,10 @@ class LevelQueues:
                     reason=level.trouble or "many messages are due at once",
                 )
 
-    def describe(self, level: Level) -> str:
-        """One line for tools: what waits, when the first of it is due (ms since the epoch, - without one), how late
-        that is, how late the last delivery was, and messages delivered a second."""
-        late_ms = self.lateness_ms(level, self._clock.now_ms())
+    def describe(self, level: Level, now_ms: int) -> str:
+        """One line for tools, as of now: what waits, when the first of it is due (ms since the epoch, - without one),
+        how late that is, how late the last delivery was, and messages delivered a second."""
+        late_ms = self.lateness_ms(level, now_ms)
         return (
             f"pending={level.waiting} nextDue={level.due_ms if level.due_ms is not None else '-'} "
             f"lateMillis={late_ms} lastLateMillis={level.late_by_ms} deliveredTps={level.rate:.1f} "

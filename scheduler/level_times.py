@@ -8,7 +8,6 @@ import numpy as np
 
 from scheduler.delay_levels import DelayLevels
 from scheduler.level import Level, OpenRun
-from storage.clock import Clock
 from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 from storage.pull import EXT_ADDRESS_MAX
 from storage.store import MessageStore
@@ -20,20 +19,19 @@ if TYPE_CHECKING:
 class LevelTimes:
     """Knows when units of a level's queue are due. Times are ms since the epoch."""
 
-    def __init__(self, store: MessageStore, clock: Clock, table: DelayLevels) -> None:
+    def __init__(self, store: MessageStore, table: DelayLevels) -> None:
         self._store = store
-        self._clock = clock
         self.table = table
 
-    def look(self, level: Level) -> None:
+    def look(self, level: Level, now_ms: int) -> None:
         """Find the heads of a level anew."""
         for run in level.runs:
-            run.due_ms = self.head(level, run)
+            run.due_ms = self.head(level, run, now_ms)
 
-    def head(self, level: Level, run: OpenRun) -> int | None:
+    def head(self, level: Level, run: OpenRun, now_ms: int) -> int | None:
         """When the first message of a run that was not tried is due, or None."""
         unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None
-        return self.due_ms(level, run, *unit, self._clock.now_ms()) if unit is not None else None
+        return self.due_ms(level, run, *unit, now_ms) if unit is not None else None
 
     def due_ms(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
         """When a unit's message is due; now, where there is none."""

@@ -21,7 +21,6 @@ from protocol.timer_properties import MAX_HASH
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Cancelled
 from scheduler.timers import Timers
-from storage.clock import Clock
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.pull import ColdRead, Range
 from storage.store import MessageStore
@@ -117,18 +116,19 @@ class Selection(NamedTuple):
 class Pending:
     """What waits. One thread, the event loop's, owns it."""
 
-    def __init__(self, store: MessageStore, timers: Timers, levels: LevelQueues, clock: Clock) -> None:
+    def __init__(self, store: MessageStore, timers: Timers, levels: LevelQueues) -> None:
         self._store = store
         self._timers = timers
         self._levels = levels
-        self._clock = clock
 
-    def select(self, selection: Selection, after: Place | None = None) -> Iterator[Waiting | ColdRead | None]:
-        """The messages of a selection, each once, in the order of their places; only those behind `after`. None now
-        and then: then other work may be done. A read that waits for the disk, where that is wanted: whoever lets a
-        thread do it before the next step has nobody else wait. What is sent, delivered or changed meanwhile may be told
-        or not."""
-        for found in self._places(selection, after or _FIRST):
+    def select(
+        self, selection: Selection, now_ms: int, after: Place | None = None
+    ) -> Iterator[Waiting | ColdRead | None]:
+        """The messages of a selection as of now, each once, in the order of their places; only those behind `after`.
+        None now and then: then other work may be done. A read that waits for the disk, where that is wanted: whoever
+        lets a thread do it before the next step has nobody else wait. What is sent, delivered or changed meanwhile may
+        be told or not."""
+        for found in self._places(selection, now_ms, after or _FIRST):
             if isinstance(found, ColdRead):
                 yield found
                 continue
@@ -140,11 +140,11 @@ class Pending:
                 yield Waiting(message, due_ms, topic, place)
 
     def _places(
-        self, selection: Selection, after: Place
+        self, selection: Selection, now_ms: int, after: Place
     ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
         """Messages behind a place which may be of a selection, each with its deliver time; None for one that is not, or
         is not there any more."""
-        self._timers.gather(self._clock.now_ms())
+        self._timers.gather(now_ms)
         behind = self._behind(after)
         if after.part == _WHEEL:
             for waits in self._of_wheel(selection, after.offset):
@@ -156,7 +156,7 @@ class Pending:
                         yield Place(_WHEEL, 0, position), self._store.message_at(physical, size), due_ms
                 yield after, None, 0
         if after.part <= _LEVELS:
-            for one in self._levels.waiting_before(self._store.log.end):
+            for one in self._levels.waiting_before(self._store.log.end, now_ms):
                 place = Place(_LEVELS, one[0].queue_id + 1, one[0].queue_offset) if one is not None else after
                 yield (place, *one) if one is not None and place > after else (after, None, 0)
         for offset, physical, size, due_ms in behind:
@@ -181,7 +181,7 @@ class Pending:
         """Queue offset, physical offset, size and deliver time of what is not in the wheel now. What deletes other
         messages, and what Apache's broker put there, is not among them: of those only the record tells."""
         queue = self._timers.queue
-        start = max(self._timers.state().queue_offset, queue.min_offset)
+        start = max(self._timers.queue_offset, queue.min_offset)
         if after.part == _BEHIND:
             start = max(start, after.offset + 1)
         units = ((offset, queue.unit(offset)) for offset in range(start, queue.next_offset))
@@ -194,28 +194,29 @@ class Pending:
 
     # --- counting
 
-    def count(self, selection: Selection) -> Iterator[int | ColdRead | None]:
-        """How many messages a selection has; at its end the number, before it None, as of `select`. Without a key no
-        record of the wheel is read, and topics whose names have the same hash count as one there."""
+    def count(self, selection: Selection, now_ms: int) -> Iterator[int | ColdRead | None]:
+        """How many messages a selection has as of now; at its end the number, before it None, as of `select`. Without a
+        key no record of the wheel is read, and topics whose names have the same hash count as one there."""
         if selection.key is not None:
             number = 0
-            for found in self.select(selection):
+            for found in self.select(selection, now_ms):
                 number += isinstance(found, Waiting)
                 yield found if isinstance(found, ColdRead) else None
             yield number
             return
         number = 0
-        for due in self._due_times(selection.topic):
+        for due in self._due_times(selection.topic, now_ms):
             number += int(selection.has_time(due).sum())
             yield None
         yield number
 
-    def curve(self, begin_ms: int, step_ms: int, steps: int, topic: str | None = None) -> Iterator[list[int] | None]:
+    def curve(
+        self, begin_ms: int, step_ms: int, steps: int, now_ms: int, topic: str | None = None
+    ) -> Iterator[list[int] | None]:
         """How many messages are due in each of so many spans of `step_ms` from a time on; at its end the list, before
         it None, as of `count`. What is overdue counts as due now. Without a topic, in whole seconds, the wheel's
         messages are not looked at but once: then they are counted by the second (`timer_census`)."""
         counts = np.zeros(steps, np.int64)
-        now_ms = self._clock.now_ms()
         is_counted = topic is None and not begin_ms % 1000 and not step_ms % 1000
         if is_counted:
             self._timers.gather(now_ms)
@@ -225,17 +226,17 @@ class Pending:
             for counted in self._timers.counts.curve(begin_ms // 1000, step_ms // 1000, steps, now_ms // 1000):
                 yield None
                 counts = counted
-        for due in self._due_times(topic, with_wheel=not is_counted):
+        for due in self._due_times(topic, now_ms, with_wheel=not is_counted):
             numbers = (np.maximum(due, now_ms) - begin_ms) // step_ms
             counts += np.bincount(numbers[(numbers >= 0) & (numbers < steps)], minlength=steps)
             yield None
         yield counts.tolist()
 
-    def _due_times(self, topic: str | None, *, with_wheel: bool = True) -> Iterator[Times]:
+    def _due_times(self, topic: str | None, now_ms: int, *, with_wheel: bool = True) -> Iterator[Times]:
         """When the messages of a topic, or all, are due, in parts of bounded size; those that are not in the wheel come
         last."""
         ours, none = Selection(topic), np.empty(0, np.int64)
-        self._timers.gather(self._clock.now_ms())
+        self._timers.gather(now_ms)
         behind = self._behind(_FIRST)
         if with_wheel:
             for waits in self._of_wheel(ours):
@@ -243,7 +244,7 @@ class Pending:
         if topic is None:
             yield from self._levels.due_times()
         else:
-            for found in self._levels.waiting_before(self._store.log.end):
+            for found in self._levels.waiting_before(self._store.log.end, now_ms):
                 is_ours = found is not None and ours.has(found[0].properties_text, found[1])
                 yield np.array([found[1]]) if found is not None and is_ours else none
         for _, physical, size, due_ms in behind:
@@ -253,10 +254,10 @@ class Pending:
 
     # --- changing
 
-    def cancel(self, physical_offset: int) -> Cancelled:
-        """See `Timers.cancel`."""
-        return self._timers.changes.cancel(physical_offset)
+    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled:
+        """See `TimerChanges.cancel`."""
+        return self._timers.changes.cancel(physical_offset, now_ms)
 
-    def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Cancelled, int | None]:
-        """See `Timers.reschedule`."""
-        return self._timers.changes.reschedule(physical_offset, due_ms)
+    def reschedule(self, physical_offset: int, due_ms: int, now_ms: int) -> tuple[Cancelled, int | None]:
+        """See `TimerChanges.reschedule`."""
+        return self._timers.changes.reschedule(physical_offset, due_ms, now_ms)

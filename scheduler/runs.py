@@ -10,19 +10,24 @@ finds behind it that tells exactly what was delivered.
 
     | crc32 of the table's text | number of levels | level  | number of runs | start | cursor | shift ms | ...
     | uint32                    | uint16           | uint16 | uint16         | int64 | int64  | int64    |
-    a level follows the other, in it a run the other; all integers big-endian
+    | number of delivered ones | physical offset | ...
+    | uint32                   | int64           |
+    a level follows the other, in it a run the other; then the scheduled records behind the cursors that an earlier
+    recovery found delivered: their deliveries may lie before the recovery offset. All integers big-endian
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 _START: Final = struct.Struct(">IH")
 _LEVEL: Final = struct.Struct(">HH")
 _RUN: Final = struct.Struct(">qqq")
+_COUNT: Final = struct.Struct(">I")
 
 
 class Run(NamedTuple):
@@ -40,6 +45,8 @@ class Note(NamedTuple):
     table_crc: int
     runs: dict[int, list[Run]]
     """By level."""
+    delivered: array[int]
+    """Physical offsets of scheduled records behind the cursors that were delivered."""
 
 
 def table_crc(text: str) -> int:
@@ -47,12 +54,13 @@ def table_crc(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def encode(crc: int, levels: Mapping[int, Iterable[Run]]) -> bytes:
+def encode(crc: int, levels: Mapping[int, Iterable[Run]], delivered: Sequence[int] = ()) -> bytes:
     """The note's bytes."""
     parts = [_START.pack(crc, len(levels))]
     for level, runs in levels.items():
         packed = [_RUN.pack(*run) for run in runs]
         parts += (_LEVEL.pack(level, len(packed)), *packed)
+    parts.append(struct.pack(f">I{len(delivered)}q", len(delivered), *delivered))
     return b"".join(parts)
 
 
@@ -70,6 +78,10 @@ def decode(note: bytes) -> Note | None:
                 return None
             levels[level] = [Run(*fields) for fields in _RUN.iter_unpack(note[at:end])]
             at = end
+        if at == len(note):
+            return Note(crc, levels, array("q"))  # as earlier versions wrote it
+        (count,) = _COUNT.unpack_from(note, at)
+        delivered = array("q", struct.unpack(f">{count}q", note[at + _COUNT.size :]))
     except struct.error:
         return None
-    return Note(crc, levels) if at == len(note) else None
+    return Note(crc, levels, delivered)

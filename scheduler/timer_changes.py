@@ -26,7 +26,6 @@ from scheduler.timer_log import MAX_DUE_MS, NO_MESSAGE, UNIT, WITHDRAWN, seconds
 from scheduler.timer_records import TimerRecords
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
-from storage.clock import Clock
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.copies import ORIGIN_ZERO
 from storage.pull import Range
@@ -54,7 +53,6 @@ class TimerChanges:
     def __init__(
         self,
         store: MessageStore,
-        clock: Clock,
         enqueuer: Enqueuer,
         slots: Slots,
         topics: TimerTopics,
@@ -65,7 +63,6 @@ class TimerChanges:
     ) -> None:
         """`expect` is called with the deliver time of each message that is appended, before it is."""
         self._store = store
-        self._clock = clock
         self._enqueuer = enqueuer
         self._slots = slots
         self._topics = topics
@@ -74,44 +71,53 @@ class TimerChanges:
         self._expect = expect
         self.levels = levels
         """Where messages with a level wait, which can be changed as well."""
+        self._keeping: Iterator[bool] | None = None
+        self._now_ms = 0
+        """When the last bit of that was done."""
 
     # --- one message, by its place
 
-    def cancel(self, physical_offset: int) -> Cancelled:
+    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled:
         """Cancel a message that waits, with a timer or a level. Raises StoreError, OSError."""
-        return self._take_out(physical_offset, self._records.delete)
+        return self._take_out(
+            physical_offset, now_ms, lambda message, due_ms: self._records.delete(message, due_ms, now_ms)
+        )
 
-    def reschedule(self, physical_offset: int, deliver_ms: int) -> tuple[Cancelled, int | None]:
+    def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> tuple[Cancelled, int | None]:
         """Give a message that waits, with a timer or a level, another time; one that is past for "at once". It is
         another record then: CANCELLED says so, and at which physical offset. Raises StoreError, OSError."""
-        due_ms = max(deliver_ms, self._clock.now_ms())
+        due_ms = max(deliver_ms, now_ms)
         places: list[int] = []
-        result = self._take_out(physical_offset, lambda message, _: places.append(self._again(message, due_ms)))
+        result = self._take_out(
+            physical_offset, now_ms, lambda message, _: places.append(self._again(message, due_ms, now_ms))
+        )
         return result, places[0] if places else None
 
-    def _take_out(self, physical_offset: int, append: Callable[[StoredMessage, int], None]) -> Cancelled:
+    def _take_out(self, physical_offset: int, now_ms: int, append: Callable[[StoredMessage, int], None]) -> Cancelled:
         """Withdraw a message that waits, after `append` has put down what becomes of it."""
         message = self._store.message_at(physical_offset)
         if message is not None and message.topic == SCHEDULE_TOPIC:
-            return self._take_out_of_level(message, append)
-        place = self._place_of(message)
+            return self._take_out_of_level(message, now_ms, append)
+        place = self._place_of(message, now_ms)
         if isinstance(place, Cancelled):
             return place
         append(place.message, place.due_ms)
         self._slots.withdraw(place.waits, place.second)
         return Cancelled.CANCELLED
 
-    def _take_out_of_level(self, message: StoredMessage, append: Callable[[StoredMessage, int], None]) -> Cancelled:
+    def _take_out_of_level(
+        self, message: StoredMessage, now_ms: int, append: Callable[[StoredMessage, int], None]
+    ) -> Cancelled:
         is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
         if is_waiting is None:
             return Cancelled.CANCELLED_BEFORE
         if self.levels is None or not is_waiting:
             return Cancelled.DELIVERED
-        append(message, self._clock.now_ms())
+        append(message, now_ms)
         self.levels.withdraw(message)
         return Cancelled.CANCELLED
 
-    def _place_of(self, message: StoredMessage | None) -> _Place | Cancelled:
+    def _place_of(self, message: StoredMessage | None, now_ms: int) -> _Place | Cancelled:
         """Where a message waits in the wheel; else what became of it. Raises OSError."""
         if message is None or message.topic != TIMER_TOPIC:
             return Cancelled.UNKNOWN
@@ -119,7 +125,7 @@ class TimerChanges:
         is_mark = properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY) is not None
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
-        self._enqueuer.through(message.queue_offset, self._clock.now_ms())
+        self._enqueuer.through(message.queue_offset, now_ms)
         found = self._slots.search.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
         if found is None:
             return Cancelled.DELIVERED
@@ -156,25 +162,33 @@ class TimerChanges:
 
     # --- all messages of a key
 
-    def replaced_by(self, topic: str, key: str) -> list[Range]:
+    def replaced_by(self, topic: str, key: str, now_ms: int) -> list[Range]:
         """Where the records of messages lie that the next one of a topic and key may replace: of all that it will, and
         of some with other keys. What waits is counted (`Timers.is_counted`). Raises OSError."""
-        units = [self._slots.log.read(position, 1) for position in self._with_key(topic, key)]
+        units = [self._slots.log.read(position, 1) for position in self._with_key(topic, key, now_ms)]
         return [unit[["physical_offset", "record_size"]][0].item() for unit in units]
 
-    def _with_key(self, topic: str, key: str) -> list[int]:
+    def _with_key(self, topic: str, key: str, now_ms: int) -> list[int]:
         """The positions of their units."""
-        self._enqueuer.all(self._clock.now_ms())
+        self._enqueuer.all(now_ms)
         return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
 
-    def replace(self, topic: str, key: str, unique_key: str | None, due_ms: int, stage: Callable[[int], None]) -> int:
+    def replace(
+        self,
+        topic: str,
+        key: str,
+        unique_key: str | None,
+        due_ms: int,
+        now_ms: int,
+        stage: Callable[[int], None],
+    ) -> int:
         """Have a message written in the place of those that wait to be replaced by it; gives how many those were.
         `stage` stages it, with the origin that it is given for prepared-transaction offset, and TIMER_ROLL_TIMES, so
         that the one record says both: 0 where nothing waits. Nothing else is staged before. Raises what `stage` does,
         StoreError, OSError; then nothing was replaced."""
         assert self._slots.census.is_complete
         places = []
-        for position in self._with_key(topic, key):
+        for position in self._with_key(topic, key, now_ms):
             place = self._place_at(position)
             text = place.message.properties_text if place is not None else ""
             if place is not None and properties.get(text, properties.REAL_TOPIC) == topic and stored_key(text) == key:
@@ -184,7 +198,7 @@ class TimerChanges:
             # For Apache's broker, and where more than one is replaced. It would take one with the same UNIQ_KEY, a
             # client's second try, for both.
             if place.message.get_property(properties.UNIQ_KEY) != unique_key:
-                self._records.stage_deletion(place.message, place.due_ms)
+                self._records.stage_deletion(place.message, place.due_ms, now_ms)
         self._expect(due_ms)
         self._store.appender.commit()
         for place in places:
@@ -206,9 +220,22 @@ class TimerChanges:
 
     # --- messages whose commitlog files expire
 
-    def keep_before(self, limit: int) -> Iterator[bool]:
-        """See `storage.store.MessageStore.keep_before`: append messages once more that still wait when their file is
-        about to go, those of delay levels too, which wait on in the wheel."""
+    def keep_some(self, limit: int, now_ms: int) -> bool | None:
+        """See `storage.durability.Part`: append messages once more that still wait when their file is about to go,
+        those of delay levels too, which wait on in the wheel."""
+        self._now_ms = now_ms
+        if self._keeping is None:
+            self._keeping = self._keep_before(limit)
+        try:
+            was_needed = next(self._keeping, None)
+        except BaseException:
+            self._keeping = None  # the next search begins anew, and finds what is withdrawn already
+            raise
+        if was_needed is None:
+            self._keeping = None
+        return was_needed
+
+    def _keep_before(self, limit: int) -> Iterator[bool]:
         count, slots = 0, self._slots
         for position, units in slots.log.scan(slots.log.begin, slots.log.end):
             seconds = seconds_of(units)
@@ -222,25 +249,25 @@ class TimerChanges:
                 if not slots.search.is_waiting(second, message.physical_offset):
                     continue
                 waits = slots.search.wait_at(position + at * UNIT.itemsize, second)
-                again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS)
+                again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS, self._now_ms)
                 slots.withdraw(waits, second)
                 self._catch_up.repeated(message.physical_offset, again)
                 count += 1
                 yield True
             yield False
-        for found in self.levels.waiting_before(limit) if self.levels is not None else ():
+        for found in self.levels.waiting_before(limit, self._now_ms) if self.levels is not None else ():
             if found is not None:
                 assert self.levels is not None
-                self._again(*found)
+                self._again(*found, self._now_ms)
                 self.levels.withdraw(found[0])
                 count += 1
             yield found is not None
         if count:
             log.info("scheduled_messages_rolled", messages=count, before=limit)
 
-    def _again(self, message: StoredMessage, due_ms: int) -> int:
+    def _again(self, message: StoredMessage, due_ms: int, now_ms: int) -> int:
         self._expect(due_ms)
-        return self._records.again(message, due_ms)
+        return self._records.again(message, due_ms, now_ms)
 
     # --- after a start
 

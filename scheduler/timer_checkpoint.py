@@ -5,7 +5,7 @@ wheel, timercheck, timermetrics, and the note in the checkpoint (`timer_files` h
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -16,7 +16,7 @@ from scheduler.timer_enqueuer import Enqueuer
 from scheduler.timer_files import TimerCheck, TimerNote
 from scheduler.timer_slots import Slots
 from scheduler.timer_topics import TimerTopics
-from storage.clock import Clock
+from storage.clock import Moment
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
@@ -27,24 +27,22 @@ _MAX_TURN_SECONDS: Final = 30.0
 
 
 class TimerCheckpoint:
-    """The timers' part of a checkpoint: a `storage.store.Beside`, and its note."""
+    """The timers' part of a checkpoint, see `storage.durability.Part`."""
 
     def __init__(
         self,
         store: MessageStore,
-        clock: Clock,
         enqueuer: Enqueuer,
         slots: Slots,
         topics: TimerTopics,
-        on_earlier: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
-        """`on_earlier` is called when there may be something to deliver that had to wait for this."""
+        """`wake` is called when there may be something to deliver that had to wait for this."""
         self._store = store
-        self._clock = clock
         self._enqueuer = enqueuer
         self._slots = slots
         self._topics = topics
-        self._on_earlier = on_earlier
+        self._wake = wake
         tables = os.path.join(store.config.root, "config")
         self._check_path = os.path.join(tables, "timercheck")
         self._metrics_path = os.path.join(tables, "timermetrics")
@@ -53,10 +51,10 @@ class TimerCheckpoint:
         """The timer log is durable up to here, but for marks of withdrawn units."""
         self._turn_seen = (0, 0.0)
         """Whose turn it is, and when that was first seen."""
-        self._noted_log_since = 0
-        self.kept_from = 0
-        """Where the current second's turn began in the timer log as of the last note, and as of the last that is
-        durable: recovery may need what is behind."""
+        self._is_bound = False
+        """Whether `_bound_since` is done for the checkpoint that is being made."""
+        self._opened_at = 0
+        """Where the turn of the current second had begun in the commitlog when the store was opened."""
 
     def load(self, recovered: Recovered) -> tuple[TimerNote | None, TimerCheck | None]:
         """What was noted, as far as it belongs to the store, and what timercheck says. Raises StoreFormatError,
@@ -73,16 +71,14 @@ class TimerCheckpoint:
         return timer_files.load_topics(self._store.files, self._metrics_path)
 
     def begin(self) -> None:
-        """Be part of the store's checkpoints from now on; `slots` are loaded."""
+        """Be ready for the first checkpoint; `slots` are loaded."""
         self._synced = self._slots.log.begin
-        self._store.notes["timers"] = self._note
-        self._store.beside.append(self)
+        self._opened_at = self._slots.since
 
     # --- the note
 
-    def _note(self) -> bytes:
-        """See `storage.store.MessageStore.notes`."""
-        self._noted_log_since = self._slots.log_since
+    def note(self) -> bytes:
+        """See `storage.durability.Part`."""
         return TimerNote(
             self._slots.second,
             self._slots.since,
@@ -91,48 +87,74 @@ class TimerCheckpoint:
             self._slots.log.crc(self._slots.log.end),
             self._enqueuer.next_offset,
             self._slots.held_to,
+            self._slots.counted_at,
             self._topics.waiting(),
         ).encode()
 
-    def _bound_since(self) -> Iterator[None]:
+    def _note_on_disk(self) -> TimerNote | None:
+        """The note of the checkpoint that is on the disk, which is what recovery would go by."""
+        known = self._store.checkpoint
+        return None if known.is_foreign else timer_files.decode_note(known.notes.get("timers", b""))
+
+    @property
+    def needed_from(self) -> int:
+        """See `storage.durability.Part`."""
+        note = self._note_on_disk()
+        return note.since if note is not None else self._opened_at
+
+    @property
+    def kept_from(self) -> int:
+        """What is behind this position of the timer log recovery may need."""
+        note = self._note_on_disk()
+        return note.log_since if note is not None else 0
+
+    def _bound_since(self, now: Moment) -> bool:
         """Recovery reads all that came since the current second's turn began. See that this is no more than need be
         where nothing is due, where the clock was set back and the second is long to come, or where it has so many
-        messages that they take long."""
-        slots, now_s = self._slots, self._clock.monotonic()
-        if slots.second != self._turn_seen[0]:
-            self._turn_seen = slots.second, now_s
-        if self._store.log.end - slots.since <= _MAX_SINCE_BYTES:
-            return
-        if slots.advance(self._clock.now_ms(), is_idle=True) or now_s - self._turn_seen[1] <= _MAX_TURN_SECONDS:
-            return
-        slots.is_handing_on = True
+        messages that they take long. A bit a step; whether there is more to do."""
+        slots = self._slots
+        if not slots.is_handing_on:
+            if slots.second != self._turn_seen[0]:
+                self._turn_seen = slots.second, now.monotonic
+            if self._store.log.end - slots.since <= _MAX_SINCE_BYTES:
+                return False
+            is_turned = slots.advance(now.wall_ms, is_idle=True)
+            if is_turned or now.monotonic - self._turn_seen[1] <= _MAX_TURN_SECONDS:
+                return False
+            slots.is_handing_on = True
         try:
-            while slots.hand_on(self._clock.now_ms()):
-                yield
-            self._enqueuer.mark_newest(self._clock.now_ms())
+            if slots.hand_on(now.wall_ms):
+                return True
+            self._enqueuer.mark_newest(now.wall_ms)
         except OSError as error:
             log.warning("timers_not_handed_on", second=slots.second, reason=str(error))
-        finally:
-            slots.is_handing_on = False
-        self._on_earlier()
+        slots.is_handing_on = False
+        self._wake()
+        return False
 
     # --- the files
 
-    def write(self) -> Iterator[None]:
-        """See `storage.store.Beside`."""
-        yield from self._bound_since()
-        yield from self._slots.wheel.write(self._slots.second)
+    def begin_write(self) -> None:
+        """See `storage.durability.Part`."""
+        self._is_bound = False
+        self._slots.wheel.begin_write()
 
-    def plan_sync(self) -> Callable[[], None]:
-        """See `storage.store.Beside`."""
+    def write_some(self, now: Moment) -> bool:
+        """See `storage.durability.Part`."""
+        if not self._is_bound:
+            self._is_bound = not self._bound_since(now)
+            return True
+        return self._slots.wheel.write_some(self._slots.second)
+
+    def plan_sync(self, now: Moment) -> Callable[[], None]:
+        """See `storage.durability.Part`."""
         files = self._store.files
         end, wheel = self._slots.log.end, self._slots.wheel.file
         to_sync = self._slots.log.files_between(self._synced, end)
         mark = self._slots.log.plan_marks()
-        noted_log_since = self._noted_log_since
         if self.check() != self._check:
             self._check = self.check()
-            self._check.state_version, self._check.version_ms = 0, self._clock.now_ms()
+            self._check.state_version, self._check.version_ms = 0, now.wall_ms
             self._check.counter += 1
         check = self._check
         metrics = timer_files.metrics_json(self._topics.metrics(), check.version_ms, check.counter)
@@ -150,7 +172,6 @@ class TimerCheckpoint:
             timer_files.save_check(files, self._check_path, check)
             files.write_whole(self._metrics_path, metrics, durable=False)
             self._synced = max(self._synced, end)
-            self.kept_from = noted_log_since
 
         return sync
 

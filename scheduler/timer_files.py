@@ -8,8 +8,10 @@
     config/timermetrics: {"dataVersion": {...}, "timingCount": {"<topic>": {"count": n, "timeStamp": ms}}}
 
     the note "timers" in the checkpoint (see `storage.checkpoint`), as of its recovery offset:
-    | version | second | since | log since | log end | log crc32 | queue offset | held to | topics | hash  | waiting |
-    | uint8 1 | int64  | int64 | int64     | int64   | uint32    | int64        | int64   | uint32 | int32 | int64   |
+    | version | second | since | log since | log end | log crc32 | queue offset | held to | counted at |
+    | uint8 2 | int64  | int64 | int64     | int64   | uint32    | int64        | int64   | int64      |
+    | topics | hash  | waiting |
+    | uint32 | int32 | int64   |
     the last two for each topic that has messages waiting
     second:       the messages of all slots before it have been delivered, or withdrawn, by records before the recovery
                   offset, or have got other slots
@@ -19,6 +21,9 @@
     log end:      the timer log's end; log crc32: of its last units, since a log that was lost is made again, otherwise
     queue offset: next of the timer topic's queue to be put into the wheel
     held to:      no second beyond has a message whose time its topic's policy chose (see `timer_policies`)
+    counted at:   `waiting` is without the second's messages that records before this physical offset delivered. Those
+                  of later seconds that were delivered before a crash are in it still: each second's are taken out
+                  when it has its turn
     All integers big-endian.
 
 Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
@@ -36,9 +41,12 @@ from storage.files import Files
 
 CHECK_SIZE: Final = 4096
 _CHECK: Final = struct.Struct(">7q")
-_NOTE: Final = struct.Struct(">BqqqqIqqI")
+_NOTE: Final = struct.Struct(">BqqqqIqqqI")
+_NOTE_1: Final = struct.Struct(">BqqqqIqqI")
+"""As earlier versions wrote it, without `counted_at`."""
+_EVERYTHING: Final = 2**62
 _WAITING: Final = struct.Struct(">iq")
-_NOTE_VERSION: Final = 1
+_NOTE_VERSION: Final = 2
 
 
 class TimerCheck(msgspec.Struct):
@@ -105,6 +113,7 @@ class TimerNote(msgspec.Struct):
     log_crc: int
     queue_offset: int
     held_to: int
+    counted_at: int
     waiting: dict[int, int]
     """Messages in the wheel by topic hash."""
 
@@ -119,6 +128,7 @@ class TimerNote(msgspec.Struct):
             self.log_crc,
             self.queue_offset,
             self.held_to,
+            self.counted_at,
             len(self.waiting),
         )
         return head + b"".join([_WAITING.pack(*item) for item in self.waiting.items()])
@@ -126,10 +136,12 @@ class TimerNote(msgspec.Struct):
 
 def decode_note(data: bytes) -> TimerNote | None:
     """What a note says; None for one that is empty or of another make."""
-    if len(data) < _NOTE.size:
+    head = {1: _NOTE_1, _NOTE_VERSION: _NOTE}.get(data[0]) if data else None
+    if head is None or len(data) < head.size:
         return None
-    version, second, since, log_since, log_end, log_crc, queue_offset, held_to, count = _NOTE.unpack_from(data)
-    if version != _NOTE_VERSION or len(data) != _NOTE.size + count * _WAITING.size:
+    _, second, since, log_since, log_end, log_crc, queue_offset, held_to, *rest, count = head.unpack_from(data)
+    if len(data) != head.size + count * _WAITING.size:
         return None
-    waiting = dict(_WAITING.iter_unpack(data[_NOTE.size :]))
-    return TimerNote(second, since, log_since, log_end, log_crc, queue_offset, held_to, waiting)
+    counted_at = rest[0] if rest else _EVERYTHING
+    waiting = dict(_WAITING.iter_unpack(data[head.size :]))
+    return TimerNote(second, since, log_since, log_end, log_crc, queue_offset, held_to, counted_at, waiting)

@@ -24,13 +24,13 @@ class TimerRecords:
         self._queue = queue
         self._topics = topics
 
-    def delete(self, message: StoredMessage, due_ms: int) -> None:
-        """Append a record that deletes a message that is due at a time: for Apache's broker by topic and unique key, in
-        the slot of that time; for recovery by its origin. Raises StoreError."""
-        self.stage_deletion(message, due_ms)
+    def delete(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
+        """Append, now, a record that deletes a message that is due at a time: for Apache's broker by topic and unique
+        key, in the slot of that time; for recovery by its origin. Raises StoreError."""
+        self.stage_deletion(message, due_ms, now_ms)
         self._appender.commit()
 
-    def stage_deletion(self, message: StoredMessage, due_ms: int) -> None:
+    def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
         """As `delete`, written by the caller's `Appender.commit`."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
@@ -44,20 +44,20 @@ class TimerRecords:
             properties.REAL_QID: "0",
         }
         appender = self._appender
-        now_ms = appender.begin()
+        stored_ms = appender.begin(now_ms)
         offset = appender.add(
             self._queue,
             _DELETE_BODY,
             properties.format_properties(mark).encode(),
             properties.tags_code(_DELETE_TAG),
-            now_ms,
+            stored_ms,
             appender.store_host,
             prepared_transaction_offset=message.physical_offset or ORIGIN_ZERO,
         )
         self._topics.staged(offset, topic)
 
-    def again(self, message: StoredMessage, due_ms: int) -> int:
-        """Append a message that waits once more, to wait on in the wheel until a time; gives its physical offset.
+    def again(self, message: StoredMessage, due_ms: int, now_ms: int) -> int:
+        """Append, now, a message that waits once more, to wait on in the wheel until a time; gives its physical offset.
         Raises StoreError."""
         found = properties.parse(message.properties_text)
         topic, queue_id = found.pop(properties.REAL_TOPIC, ""), found.pop(properties.REAL_QID, "0")
@@ -71,7 +71,7 @@ class TimerRecords:
         text = properties.format_properties(found).encode()
         appender = self._appender
         appender.check(message.body, text)
-        appender.begin()
+        appender.begin(now_ms)
         offset = appender.add(
             self._queue,
             message.body,

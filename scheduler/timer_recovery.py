@@ -49,9 +49,13 @@ class Start(NamedTuple):
     queue_offset: int
     waiting: dict[int, int]
     done: Offsets = _NO_OFFSETS
-    """Physical offsets of messages that were delivered, as records behind the note tell..."""
+    """Physical offsets of messages that were delivered, as records from `since` on tell..."""
     withdrawn: Offsets = _NO_OFFSETS
     """...and of those that were cancelled, or appended once more."""
+    counted: Offsets = _NO_OFFSETS
+    """Of `done`, those without whose messages in the slot of `second` `waiting` is already, as of..."""
+    counted_at: int = 0
+    """...this physical offset."""
     moved: Offsets = _NO_OFFSETS
     """Physical offsets, ascending, of messages that got a slot after that of `second`..."""
     moved_by: Offsets = _NO_OFFSETS
@@ -129,15 +133,19 @@ class TimerRecovery:
         if not has_wheel or not self._wheel.survey(note.second, note.log_end):
             self._rebuild_wheel(note.second)
             log.warning("timer_wheel_rebuilt", was_there=has_wheel)
-        origins = Origins()
-        origins.read(self._store.log, note.since, self._recovered.start)
+        counted, others = Origins(), Origins()
+        counted_at = min(note.counted_at, self._store.checkpoint.recovery_offset or 0)
+        counted.read(self._store.log, note.since, counted_at)
+        others.read(self._store.log, max(note.since, counted_at), self._recovered.start)
         return Start(
             note.second,
             note.since,
             note.log_since,
             note.queue_offset,
             note.waiting,
-            *self._done_of(origins),
+            *self._done_of(counted, others),
+            np.array(counted.delivered, np.int64),
+            counted_at,
             *self._moved_on(note),
         )
 

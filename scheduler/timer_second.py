@@ -122,6 +122,8 @@ class Second:
         "_runs",
         "again",
         "deletes",
+        "delivered",
+        "is_loaded",
         "is_touched",
         "loader",
         "number",
@@ -139,6 +141,10 @@ class Second:
         """Units of what is due later than this second, and has to get another slot."""
         self.deletes: list[tuple[int, int]] = []
         """Records, physical offset and size, that ask for messages of this second to be deleted, by unique key."""
+        self.is_loaded = True
+        """Whether all of its messages are here."""
+        self.delivered: list[Waits] = []
+        """What recovery found delivered of it, as long as the counts of what waits have that."""
         self.is_touched = False
         """Whether a message of this second has been delivered."""
         self._runs: list[_Run] = []

@@ -183,6 +183,7 @@ class Slots:
         second = self.resident[number] = Second(number)
         last = self.wheel.last(number)
         if last >= 0:
+            second.is_loaded = False
             second.on_loaded = self.on_loaded
             second.loader = self._load(second, last)
 
@@ -195,7 +196,10 @@ class Slots:
             kept = magic & WITHDRAWN == 0
             if second.number < self.start.recovered_to:
                 done = kept & np.isin(waits["physical"], self.start.done)
-                self._topics.count(waits[done & (magic & DELETE == 0)], -1)
+                uncounted = done & (magic & DELETE == 0)
+                if second.number == self.start.second:
+                    uncounted &= ~np.isin(waits["physical"], self.start.counted)
+                second.delivered.append(waits[uncounted])
                 kept &= ~done
                 if second.number == self.start.second:
                     kept &= positions >= self._moved_by(waits["physical"])
@@ -208,6 +212,23 @@ class Slots:
                     yield
             self._sort_in(second, waits, magic, second.add_older)
             yield
+        second.is_loaded = True
+        self._count_delivered(second)
+
+    def _count_delivered(self, second: Second) -> None:
+        """Take what recovery found delivered of a second out of the counts when it is loaded and has its turn: only of
+        the current second can the note tell how far that is."""
+        if second.number == self.second and second.is_loaded:
+            for waits in second.delivered:
+                self._topics.count(waits, -1)
+            second.delivered = []
+
+    @property
+    def counted_at(self) -> int:
+        """See the note (`timer_files`), as of now."""
+        if self.current.is_loaded:
+            return self._store.log.end
+        return self.start.counted_at if self.second == self.start.second else 0
 
     def learn(self, waits: Waits, at: int, number: int) -> None:
         """Read the record of a message of a second whose unit Apache's broker wrote: when it is due, and its key."""
@@ -305,6 +326,7 @@ class Slots:
         del self.resident[old]
         self.preloaded = max(self.preloaded, self.second)
         self.open(self.second)
+        self._count_delivered(self.current)
         if self.is_replayed and self.second >= self.start.recovered_to:
             self.start = NOTHING
             self.since, self.log_since = self._store.log.end, self.log.end

@@ -8,9 +8,9 @@
 
 Inserting and finding a second's messages cost the same however many wait. Over the wheel of seconds lies one of hours,
 which knows the hours that have a slot in use: so the next slot is found without looking at empty ones. Of the slots,
-those of the current and the next hour are in memory, and of other hours those that were put into lately; `write`
+those of the current and the next hour are in memory, and of other hours those that were put into lately; `write_some`
 puts the hours that changed into the file and lets go of the others. So the file is as of some time during the last
-`write`, and recovery brings it in line with the timer log.
+write, and recovery brings it in line with the timer log.
 
 Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precision is a second.
 """
@@ -18,7 +18,6 @@ Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precis
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -82,6 +81,8 @@ class TimerWheel:
         self._is_filled = np.zeros(HOURS, bool)
         """Whether the memory of an hour may have anything but zeros."""
         self._is_dirty = np.zeros(HOURS, bool)
+        self._to_write: list[int] = []
+        """Hours that `begin_write` found changed."""
         self._is_used = np.zeros(HOURS, bool)
         """The wheel of hours: whether an hour may have slots in use."""
 
@@ -104,7 +105,8 @@ class TimerWheel:
         new = f"{self._path}.new"
         self._files.remove(new)
         self._file = file = self._files.create(new, FILE_SIZE)
-        for _ in self.write(0):
+        self.begin_write()
+        while self.write_some(0):
             pass
         file.sync()
         file.close()
@@ -131,25 +133,28 @@ class TimerWheel:
         self._is_resident[:] = True
         self._is_dirty[:] = self._is_used[:] = False
 
-    def write(self, second: int) -> Iterator[None]:
-        """Put the hours that changed into the file, one a step. Then only the hour of a second and the next one stay
-        in memory. Raises OSError."""
+    def begin_write(self) -> None:
+        """Those hours that have changed by now are to be put into the file."""
+        self._to_write = np.flatnonzero(self._is_dirty).tolist()
+
+    def write_some(self, second: int) -> bool:
+        """Put the next of those hours into the file; whether there was one. After the last one only the hour of a
+        second and the next one stay in memory. Raises OSError; then that hour is the next one still."""
         assert self._file is not None
-        for hour in np.flatnonzero(self._is_dirty).tolist():
-            self._is_dirty[hour] = False
+        if self._to_write:
+            hour = self._to_write[-1]
             slots = np.zeros(HOUR, SLOT)
             for name, column in self._columns():
                 slots[name] = self._part(column, hour)
-            try:
-                self._file.write(hour * _HOUR_BYTES, slots.tobytes())
-            except OSError:
-                self._is_dirty[hour] = True
-                raise
-            yield
+            self._file.write(hour * _HOUR_BYTES, slots.tobytes())
+            self._is_dirty[hour] = False
+            self._to_write.pop()
+            return True
         kept = {second // HOUR % HOURS, (second // HOUR + 1) % HOURS}
         for hour in np.flatnonzero(self._is_resident & ~self._is_dirty).tolist():
             if hour not in kept:
                 self._release(hour)
+        return False
 
     @property
     def file(self) -> File | None:

@@ -23,7 +23,6 @@ Behaviour after apache/rocketmq store/timer/TimerMessageStore.java (5.3.3).
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -46,7 +45,8 @@ from scheduler.timer_recovery import TimerRecovery
 from scheduler.timer_second import Second, slot_second_of
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
-from storage.clock import Clock
+from storage.budget import Budget
+from storage.clock import Moment
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.copies import UNITS
 from storage.errors import StoreError
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SLICE_SECONDS: Final = 0.002
-"""How long one step goes on."""
+NAME: Final = "timers"
+"""Of the checkpoint's note."""
 REFUSED_RETRY_MS: Final = 100
 """When the store takes nothing, it is tried again after this."""
 WARN_MS: Final = 1000
@@ -96,14 +96,21 @@ class Timers:
     def __init__(
         self,
         store: MessageStore,
-        clock: Clock,
         config: TimerConfig,
+        recovered: Recovered,
+        now: Moment,
         read_cold: ReadCold | None = None,
         levels: LevelQueues | None = None,
+        wake: Callable[[], None] = lambda: None,
+        wake_later: Callable[[], None] | None = None,
     ) -> None:
+        """Open the files, or make them, and find out what waits; `recovered` is what opening the store found. `wake` is
+        called when `step` has something to do before the time it gave, `wake_later` when messages came that are not due
+        soon: some ms later will do, with more of them. Raises StoreFormatError, OSError."""
         self._store = store
-        self._clock = clock
         self._config = config
+        self._wake = wake
+        self._wake_later = wake_later or wake
         self._read_cold = read_cold
         self._batches = Batches(store)
         self.queue = store.ensure_queue(TIMER_TOPIC, 0)
@@ -113,13 +120,13 @@ class Timers:
         self._slots = slots = Slots(store, topics, config)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
-        self._checkpoint = TimerCheckpoint(store, clock, enqueuer, slots, topics, self._wake)
+        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
         slots.on_loaded = self._read_ahead
         self.policies = Policies()
         self.policies.judge = catch_up.judge
-        self.changes = TimerChanges(store, clock, enqueuer, slots, topics, records, catch_up, self._expect, levels)
+        self.changes = TimerChanges(store, enqueuer, slots, topics, records, catch_up, self._expect, levels)
         """Cancels, reschedules and replaces what waits."""
         self._retry_ms = 0
         self._is_reading = False
@@ -129,16 +136,15 @@ class Timers:
         self._is_called = self._is_called_soon = False
         self._on_counted: list[Callable[[], None]] = []
         self._trouble: str | None = None
+        self._expiring: Iterator[list[str]] | None = None
+        self._is_handed_on = False
         self.dequeued = self.lost = self.dropped = 0
         """Messages delivered, found missing, and cancelled by their topic's policy, since start."""
         self._dropped_told = 0
-        self._sampled = (0, 0, clock.monotonic())
+        self._sampled = (0, 0, now.monotonic)
         self._rates = (0.0, 0.0)
         self._warned_at: float | None = None
-        self.on_earlier: Callable[[], None] = lambda: None
-        """Called when `step` has something to do before the time it gave..."""
-        self.on_arrived: Callable[[], None] | None = None
-        """...or when messages came that are not due soon: some ms later will do, with more of them."""
+        self._load(recovered, now.wall_ms)
 
     @property
     def config(self) -> TimerConfig:
@@ -152,11 +158,10 @@ class Timers:
 
     # --- start
 
-    def load(self, recovered: Recovered) -> None:
-        """Open the files, or make them, and find out what waits. Raises StoreFormatError, OSError."""
+    def _load(self, recovered: Recovered, now_ms: int) -> None:
         slots = self._slots
         note, check = self._checkpoint.load(recovered)
-        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, self._clock.now_ms(), recovered)
+        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, now_ms, recovered)
         start = recovery.run(note, check)
         slots.load(start, note.held_to if note is not None else 0)
         self._enqueuer.load(start.queue_offset)
@@ -164,7 +169,6 @@ class Timers:
         slots.open(slots.second)
         self.changes.withdraw_again(set(recovered.origins.withdrawn))
         self._checkpoint.begin()
-        self._store.keep_before.append(self.changes.keep_before)
         self.queue.watch(self._arrived)
 
     # --- what comes in
@@ -210,10 +214,10 @@ class Timers:
         if self._soonest_ms > self._store.appender.store_timestamp + _SOON_MS:
             if not self._is_called:
                 self._is_called = True
-                (self.on_arrived or self.on_earlier)()
+                self._wake_later()
         elif not self._is_called_soon:
             self._is_called = self._is_called_soon = True
-            self.on_earlier()
+            self._wake()
 
     def set_policy(self, topic: str, policy: TimerPolicy | None) -> None:
         """Let a topic have a policy, or none, from now on."""
@@ -224,22 +228,23 @@ class Timers:
 
     # --- time
 
-    def step(self) -> int | None:
-        """Do what is due, for a few ms; gives when to call again, ms since the epoch, or None for "when a message
-        comes"."""
+    def step(self, now: Moment, budget: Budget) -> int | None:
+        """Do what is due, as much as the budget has; gives when to call again, ms since the epoch, or None for "when a
+        message comes"."""
         self._is_called = self._is_called_soon = False
         self._soonest_ms = _NEVER_MS
-        now_ms = self._clock.now_ms()
-        until = time.perf_counter() + SLICE_SECONDS
+        now_ms = now.wall_ms
         try:
             is_counting = self._slots.search.take_census()
             if self._catch_up.is_busy and not self.config.stop_dequeue and now_ms >= self._retry_ms:
                 self._catch_up.step(now_ms, self._wake)
-            while time.perf_counter() < until:
+            while True:
                 worked = not self.config.stop_enqueue and now_ms >= self._retry_ms and self._enqueuer.some(now_ms)
                 if not self.config.stop_dequeue:
                     worked |= self._dequeue(now_ms)
                 if not worked and not (is_counting and self._slots.search.take_census()):
+                    break
+                if budget.is_spent:
                     break
         except (StoreError, OSError) as error:
             if self._trouble != str(error):
@@ -272,9 +277,6 @@ class Timers:
             return True
         return self._catch_up.is_busy and self._catch_up.step(now_ms, self._wake)
 
-    def _wake(self) -> None:
-        self.on_earlier()
-
     def _deliver(self, second: Second, now_ms: int) -> bool:
         """Deliver a batch of a second; whether there was one. Raises StoreError."""
         waits = second.due(now_ms, _DELIVER_UNITS)
@@ -293,7 +295,7 @@ class Timers:
         units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
         may_wait = self._is_warm or self._read_cold is None
         self._is_warm = False
-        outcome = self._batches.deliver(units, may_wait=may_wait, second=second.number)
+        outcome = self._batches.deliver(units, now_ms, may_wait=may_wait, second=second.number)
         if outcome.kind is Kind.COLD:
             self._warm(second, units)
             return False
@@ -318,7 +320,7 @@ class Timers:
             for physical, size in split.dropped[["physical", "size"]].tolist():
                 message = self._store.message_at(physical, size)
                 if message is not None:
-                    self._records.stage_deletion(message, due_of(message) or now_ms)
+                    self._records.stage_deletion(message, due_of(message) or now_ms, now_ms)
             self._store.appender.commit()
         except BaseException:
             self._store.appender.roll_back()
@@ -368,7 +370,7 @@ class Timers:
         def done() -> None:
             self._is_reading = False
             self._is_warm = True
-            self.on_earlier()
+            self._wake()
 
         self._read_cold(self._batches.warm(units), done)
         second.read_again(len(units))
@@ -405,16 +407,21 @@ class Timers:
         census = self._slots.census
         if not census.is_begun:
             census.begin(self._slots.log.begin)
-            self.on_earlier()
+            self._wake()
         if then is not None:
             self._on_counted.append(then)
 
     # --- what tools see
 
-    def state(self) -> TimerState:
-        """What tools want to know."""
+    @property
+    def queue_offset(self) -> int:
+        """The next queue offset of the timer topic to put into the wheel."""
+        return self._enqueuer.next_offset
+
+    def state(self, now_ms: int) -> TimerState:
+        """What tools want to know, as of now."""
         head = self._slots.current.head_ms
-        late_ms = max(0, self._clock.now_ms() - head) if head is not None else 0
+        late_ms = max(0, now_ms - head) if head is not None else 0
         pending = self._topics.total
         read_ms, enqueuer = self._slots.second * PRECISION_MS, self._enqueuer
         return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)
@@ -427,15 +434,15 @@ class Timers:
         """Waiting messages by topic."""
         return self._topics.metrics()
 
-    def report(self) -> None:
+    def report(self, now: Moment) -> None:
         """Once a second or so: take rates, log when late."""
-        monotonic = self._clock.monotonic()
+        monotonic = now.monotonic
         seconds = max(monotonic - self._sampled[2], 0.001)
         enqueued, dequeued = self._enqueuer.messages, self.dequeued
         self._rates = (enqueued - self._sampled[0]) / seconds, (dequeued - self._sampled[1]) / seconds
         self._sampled = enqueued, dequeued, monotonic
         self._tell_dropped()
-        late_ms = self.state().late_ms
+        late_ms = self.state(now.wall_ms).late_ms
         if late_ms < WARN_MS:
             self._warned_at = None
         elif self._warned_at is None or monotonic - self._warned_at >= WARN_AGAIN_SECONDS:
@@ -457,15 +464,61 @@ class Timers:
 
     # --- the files
 
-    def hand_over(self) -> None:
-        """Before the store is closed for good: leave the files so that Apache's broker can go on with them. It reads
-        a slot as a whole: what is left of one that is partly delivered goes into the next."""
+    def hand_over_some(self, now_ms: int) -> bool:
+        """Before the store is closed for good: do a bit of what leaves the files so that Apache's broker can go on with
+        them; whether there is more. It reads a slot as a whole: what is left of one that is partly delivered goes into
+        the next. Raises OSError: then the next start of ours knows all the same."""
+        slots = self._slots
+        if not self._is_handed_on and slots.loaded(slots.second).is_touched:
+            self._is_handed_on = not slots.hand_on(now_ms)
+            return True
         self._tell_dropped()
-        now_ms, slots = self._clock.now_ms(), self._slots
-        if slots.loaded(slots.second).is_touched:
-            while slots.hand_on(now_ms):
-                pass
         self._enqueuer.mark_newest(now_ms)
+        return False
+
+    # --- see `storage.durability.Part`
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """The timers' checkpoints can wait."""
+        return False
+
+    def note(self) -> bytes:
+        """See `TimerCheckpoint.note`."""
+        return self._checkpoint.note()
+
+    def begin_write(self) -> None:
+        """See `TimerCheckpoint.begin_write`."""
+        self._checkpoint.begin_write()
+
+    def write_some(self, now: Moment) -> bool:
+        """See `TimerCheckpoint.write_some`."""
+        return self._checkpoint.write_some(now)
+
+    def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
+        """See `TimerCheckpoint.plan_sync`."""
+        return self._checkpoint.plan_sync(now)
+
+    def needed_from(self) -> int:
+        """See `TimerCheckpoint.needed_from`."""
+        return self._checkpoint.needed_from
+
+    def keep_some(self, limit: int, now: Moment) -> bool | None:
+        """See `TimerChanges.keep_some`."""
+        return self.changes.keep_some(limit, now.wall_ms)
+
+    def expire_some(self) -> list[str] | None:
+        """Forget files of the timer log that nobody needs."""
+        if self._expiring is None:
+            self._expiring = self._slots.expire(self._checkpoint.kept_from)
+        try:
+            paths = next(self._expiring, None)
+        except BaseException:
+            self._expiring = None  # the next search begins anew
+            raise
+        if paths is None:
+            self._expiring = None
+        return paths
 
     def is_done(self, physical_offset: int) -> bool:
         """See `Enqueuer.is_done`."""
@@ -474,10 +527,6 @@ class Timers:
     def units_waiting(self, start: int = 0) -> Iterator[Waits]:
         """See `TimerSearch.units_waiting`."""
         return self._slots.search.units_waiting(start)
-
-    def expire(self) -> Iterator[list[str]]:
-        """Forget files of the timer log that nobody needs; each step gives paths for the caller to remove."""
-        return self._slots.expire(self._checkpoint.kept_from)
 
     def close(self) -> None:
         """Close the descriptors."""

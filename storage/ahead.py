@@ -7,15 +7,14 @@ Only while much is written, a fraction of a second ahead: otherwise the file sta
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
-from storage.clock import Clock
 from storage.commitlog import Commitlog
+from storage.files import File
 
 LOOK_BYTES: Final = 4 << 20
 """The rate is looked at each time so much was written..."""
-SLOW_SECONDS: Final = 1.0
+SLOW_MS: Final = 1000
 """...and is no reason to allocate anything when that took longer."""
 AHEAD_BYTES: Final = 64 << 20
 
@@ -23,29 +22,24 @@ AHEAD_BYTES: Final = 64 << 20
 class AllocateJob:
     """Gives a part of a file blocks; what is in it stays. Run by a thread."""
 
-    def __init__(self, path: str, start: int, end: int) -> None:
-        self._path = path
+    def __init__(self, file: File, start: int, end: int) -> None:
+        self._file = file
         self._start = start
         self._end = end
 
     def run(self) -> None:
         """Allocate. Raises OSError, which does no harm: it is only about speed."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.posix_fallocate(fd, self._start, self._end - self._start)
-        finally:
-            os.close(fd)
+        self._file.allocate(self._start, self._end - self._start)
 
 
 class AllocateAhead:
     """Says what to allocate. Offsets are physical offsets."""
 
-    def __init__(self, log: Commitlog, clock: Clock) -> None:
+    def __init__(self, log: Commitlog) -> None:
         self._log = log
-        self._clock = clock
         self.look_at = 0
         """When the commitlog ends beyond this, `plan` has to be asked."""
-        self._looked = clock.monotonic()
+        self._looked_ms = 0
         self._allocated = 0
         self._is_running = False
 
@@ -53,12 +47,12 @@ class AllocateAhead:
         """The commitlog ends where it ends: look first when more was written."""
         self.look_at = self._log.end + LOOK_BYTES
 
-    def plan(self) -> AllocateJob | None:
-        """A job to run now, if any; `done` has to be called after it."""
-        end, now = self._log.end, self._clock.monotonic()
-        is_fast = now - self._looked < SLOW_SECONDS
+    def plan(self, now_ms: int) -> AllocateJob | None:
+        """A job to run at a time, ms since the epoch, if any; `done` has to be called after it."""
+        end = self._log.end
+        is_fast = abs(now_ms - self._looked_ms) < SLOW_MS
         self.look_at = end + LOOK_BYTES
-        self._looked = now
+        self._looked_ms = now_ms
         start = max(self._allocated, end)
         if not is_fast or self._is_running or start - end > AHEAD_BYTES // 2:
             return None
@@ -69,7 +63,7 @@ class AllocateAhead:
         stop = min(position + AHEAD_BYTES, self._log.segment_size)
         self._allocated = start + stop - position
         self._is_running = True
-        return AllocateJob(file.path, position, stop)
+        return AllocateJob(file, position, stop)
 
     def done(self) -> None:
         """The job ran, or failed."""

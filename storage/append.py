@@ -29,11 +29,11 @@ from protocol.record import (
     crc32,
     head_for,
 )
-from storage.clock import Clock
 from storage.commitlog import Commitlog
 from storage.consume_queue import UNIT, UNIT_SIZE, ConsumeQueue
 from storage.copies import ORIGIN_ZERO, UNITS, Records
-from storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreError, StoreFull
+from storage.errors import RecordIllegal, RecordTooLarge, StoreError, StoreFull
+from storage.health import Health, Verdict
 
 if TYPE_CHECKING:
     from storage.copies import Integers
@@ -45,18 +45,19 @@ _IPV6_EXTRA: Final = 12
 
 
 class Appender:
-    """The one writer of the commitlog. `store_host` is (address, port) as records say where they are stored."""
+    """The one writer of the commitlog. `store_host` is (address, port) as records say where they are stored. A write
+    that cannot be undone poisons the store's `health`."""
 
     def __init__(
         self,
         commitlog: Commitlog,
-        clock: Clock,
+        health: Health,
         store_host: tuple[str, int],
         max_body_size: int,
         on_append: Callable[[list[ConsumeQueue]], None],
     ) -> None:
         self._log = commitlog
-        self._clock = clock
+        self._health = health
         self._store_host = pack_host(*store_host)
         self._store_flag = FLAG_STORE_IPV6 if len(self._store_host) == 20 else 0
         self._overhead = FIXED_SIZE_IPV4 + (_IPV6_EXTRA if self._store_flag else 0)
@@ -67,8 +68,6 @@ class Appender:
         self._touched: list[ConsumeQueue] = []
         self._position = self._limit = 0
         self._started = False
-        self.refusal: StoreError | None = StoreClosed("the store is not open yet")
-        """Why nothing can be appended now, or None."""
         self.store_timestamp = 0
         """Store time of the records of this batch, ms since the epoch; set by `begin`."""
         self.last_store_timestamp = 0
@@ -85,36 +84,21 @@ class Appender:
         """The store host as records have it."""
         return self._store_host
 
-    def open(self, last_store_timestamp: int = 0) -> None:
-        """Allow appends, at the end of the commitlog."""
-        self.refusal = None
-        self.last_store_timestamp = last_store_timestamp
-
-    def refuse(self, reason: StoreError) -> None:
-        """Take nothing from now on; a store that broke stays broken."""
-        if not isinstance(self.refusal, StoreBroken):
-            self.refusal = reason
-
-    def accept(self) -> None:
-        """Take messages again after `refuse`."""
-        if not isinstance(self.refusal, StoreBroken | StoreClosed):
-            self.refusal = None
-
     def prepare(self, queue: ConsumeQueue) -> None:
         """Make a queue known, once, before the first record for it is staged."""
         queue.record_overhead = self._overhead + len(queue.topic_field) - 1
 
-    def begin(self) -> int:
-        """Start a batch, or go on with the one that is staged; gives the store time of its records. Raises
-        StoreError when the store takes nothing now."""
+    def begin(self, now_ms: int) -> int:
+        """Start a batch at a time, ms since the epoch, or go on with the one that is staged; gives the store time of
+        its records. Raises StoreError when the store takes nothing now."""
         if self._started:
             return self.store_timestamp
-        if self.refusal is not None:
-            raise self.refusal
+        if self._health.verdict is not Verdict.HEALTHY:
+            raise self._health.error()
         self._started = True
         self._position = self._log.end
         self._limit = self._log.segment_end(self._position) - END_MARKER_SIZE
-        self.store_timestamp = self._clock.now_ms()
+        self.store_timestamp = now_ms
         return self.store_timestamp
 
     def check(self, body: Body, property_bytes: bytes) -> None:
@@ -303,9 +287,9 @@ class Appender:
         try:
             self._log.clear_tail()
         except OSError as second:
-            self.refuse(broken := StoreBroken(f"a failed write could not be undone: {second}"))
-            return broken
+            self._health.poison(f"a failed write could not be undone: {second}")
+            return self._health.error()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoreFull(f"the disk is full: {error}")
-        self.refuse(broken := StoreBroken(f"writing the commitlog failed: {error}"))
-        return broken
+        self._health.poison(f"writing the commitlog failed: {error}")
+        return self._health.error()

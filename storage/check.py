@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
-from storage.consume_queue import PADDING_SIZE
+from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
+from storage.origins import Origins
 from storage.scan import Scanner
 from storage.store import MessageStore
 
@@ -19,10 +20,12 @@ def problems(store: MessageStore) -> Iterator[str]:
     if not log.begin <= log.flushed <= log.end <= max(log.allocated_end, log.begin):
         yield f"commitlog positions out of order: {log.begin}, {log.flushed}, {log.end}, {log.allocated_end}"
     scanner = Scanner(log, log.begin)
+    origins = Origins()
     expected: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
     for record in scanner:
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
             continue
+        origins.look(record)
         topic = record.topic.decode()
         code = store.tags_code(
             topic,
@@ -31,9 +34,15 @@ def problems(store: MessageStore) -> Iterator[str]:
             record.prepared_transaction_offset,
         )
         units = expected.setdefault((topic, record.queue_id), {})
+        if record.queue_offset in units:
+            # The topic was deleted, and made again.
+            units = expected[topic, record.queue_id] = {
+                offset: unit for offset, unit in units.items() if offset < record.queue_offset
+            }
         units[record.queue_offset] = (record.physical_offset, record.size, code)
     if scanner.end.physical_offset != log.end:
         yield f"the commitlog's records end at {scanner.end.physical_offset} ({scanner.end.why}), not at {log.end}"
+    withdrawn = set(origins.withdrawn)
     queues = {(queue.topic, queue.queue_id): queue for queue in store.all_queues()}
     for key in sorted(queues.keys() | expected.keys()):
         queue, units = queues.get(key), expected.get(key, {})
@@ -43,6 +52,10 @@ def problems(store: MessageStore) -> Iterator[str]:
         if units and (queue.min_offset, queue.next_offset) != (min(units), max(units) + 1):
             yield f"{queue} should have the messages {min(units)} to {max(units)}"
         for offset in range(queue.min_offset, queue.next_offset):
-            unit = queue.unit(offset)
-            if unit != units.get(offset) and not (unit is not None and unit[1] == PADDING_SIZE):
-                yield f"unit {offset} of {queue} is {unit}, but the commitlog says {units.get(offset)}"
+            unit, right = queue.unit(offset), units.get(offset)
+            if unit == right or (unit is not None and unit[1] == PADDING_SIZE):
+                continue
+            is_withdrawn = unit is not None and unit[1] == WITHDRAWN_SIZE and unit[0] in withdrawn
+            if is_withdrawn and right is not None and unit == (right[0], WITHDRAWN_SIZE, right[2]):
+                continue
+            yield f"unit {offset} of {queue} is {unit}, but the commitlog says {right}"

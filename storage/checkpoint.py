@@ -15,7 +15,8 @@
     holds as long as RocketMQ has not written the store meanwhile, which shows in its timestamps differing from the
     copies here: then recovery goes by the timestamps, as RocketMQ does.
     note: what the parts of the scheduler knew when the commitlog ended at the recovery offset, one after the other:
-          | name size: uint8 | name | size: uint32 | bytes |  (see `scheduler.runs`, `scheduler.timer_note`)
+          | name size: uint8 | name | size: uint32 | bytes |  (see `scheduler.runs`, `scheduler.timer_files`)
+          An empty one with the name "rebuilding" says that the consume queues are being made anew.
 
 All integers big-endian. The file is longer than 4096 bytes where the note asks for it. RocketMQ maps the first 4096 and
 touches only its own fields. Mirrors apache/rocketmq
@@ -39,6 +40,8 @@ _OURS_AT: Final = 2048
 _MAGIC: Final = b"DUEMQCP3"
 _CRC: Final = struct.Struct(">I")
 _NOTE_SIZE: Final = struct.Struct(">I")
+REBUILDING: Final = "rebuilding"
+"""Name of a note that says that consume queues are not durable, wherever they end."""
 
 
 class Checkpoint(msgspec.Struct):
@@ -51,6 +54,10 @@ class Checkpoint(msgspec.Struct):
     notes: dict[str, bytes] = {}
     is_foreign: bool = False
     """Whether somebody else wrote the file last."""
+
+    def without_ours(self) -> Checkpoint:
+        """The values without what is ours: somebody else wrote the store since."""
+        return Checkpoint(self.physic_timestamp, self.logic_timestamp, self.index_timestamp, is_foreign=True)
 
 
 def load(files: Files, path: str) -> Checkpoint:
@@ -77,6 +84,19 @@ def forget_ours(files: Files, path: str) -> None:
     data = files.read_whole(path)
     if data is not None and data[_OURS_AT : _OURS_AT + len(_MAGIC)] == _MAGIC:
         files.write_whole(path, data[:_OURS_AT].ljust(SIZE, b"\0"))
+
+
+def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
+    """Have the file say that no consume queue is durable: all of them are made anew, by another start if this one does
+    not come as far as the next checkpoint. Gives what it says then; the other notes stay true. May wait for the disk.
+    Raises OSError."""
+    changed = msgspec.structs.replace(checkpoint, physic_timestamp=0, logic_timestamp=0)
+    if checkpoint.recovery_offset is not None:
+        changed.notes = {**checkpoint.notes, REBUILDING: b""}
+        save(files, path, changed)
+    elif data := files.read_whole(path):
+        files.write_whole(path, bytes(_THEIRS.size - 8) + data[_THEIRS.size - 8 :])
+    return changed
 
 
 def save(files: Files, path: str, checkpoint: Checkpoint) -> None:

@@ -1,12 +1,29 @@
-"""The clock, injected everywhere: tests move it, the broker reads the machine's."""
+"""Time. Only the broker's asyncio part reads a clock; everything below is told what time it is, as an argument."""
 
 from __future__ import annotations
 
 import time
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 MAX_AHEAD_MS: Final = 100 * 365 * 86_400_000
 """So far times can be computed with everywhere."""
+
+
+_AT_ONCE_SECONDS: Final = 0.01
+_TRIES: Final = 10
+
+
+class Moment(NamedTuple):
+    """One moment by both clocks."""
+
+    wall_ms: int
+    """Wall time, ms since the epoch; may jump."""
+    monotonic: float
+    """Seconds of a clock that only goes forward."""
+
+    def later(self, ms: int) -> Moment:
+        """The moment so many ms later, by both clocks."""
+        return Moment(self.wall_ms + ms, self.monotonic + ms / 1000)
 
 
 class Clock(Protocol):
@@ -17,6 +34,16 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds of a clock that only goes forward."""
+
+
+def look(clock: Clock) -> Moment:
+    """What a clock says now. Both readings are of one moment: this process may be held up between them."""
+    for _ in range(_TRIES):
+        before = clock.monotonic()
+        wall_ms = clock.now_ms()
+        if clock.monotonic() - before < _AT_ONCE_SECONDS:
+            break
+    return Moment(wall_ms, before)
 
 
 class SystemClock:

@@ -53,7 +53,7 @@ class Commitlog:
         return self._segments.end
 
     def load(self) -> None:
-        """Find the files; positions are set by recovery. Raises StoreFormatError."""
+        """Find the files; nothing is changed, positions are set by recovery. Raises StoreFormatError."""
         self._segments.load()
         if self.segment_size <= 1024:
             raise StoreFormatError(self.directory, f"a file size of {self.segment_size} is too small for a commitlog")
@@ -95,7 +95,7 @@ class Commitlog:
         return self._segments.file_at(offset) if offset < self._segments.end else None
 
     def recovered(self, end: int) -> None:
-        """Set the positions after recovery, and clear what a torn write left behind `end`."""
+        """Set the positions after recovery, and clear what a torn write left behind `end`. Raises OSError."""
         self._segments.clear_from(end)
         self.end = end
         self.flushed = self.begin

@@ -52,8 +52,10 @@ class ConsumeQueue:
     """Units of one queue. Queue offsets count units."""
 
     __slots__ = (
+        "_is_padded",
         "_marks",
         "_segments",
+        "is_held",
         "min_offset",
         "next_offset",
         "queue_id",
@@ -81,8 +83,12 @@ class ConsumeQueue:
         """Of withdrawn units, where the files do not have them yet."""
         self.tail = bytearray()
         """Units that are not in the files yet: the last ones before `next_offset`."""
+        self._is_padded = True
+        """Whether the first file is filled up to the first unit."""
         self.staged_from = -1
         """Queue offset of the first unit of an append that is not written yet, or -1."""
+        self.is_held = False
+        """Whether units stay in memory for now: files that a queue of this name had before are being removed."""
         self.watchers: tuple[Watcher, ...] = ()
         """Called once after each append to this queue; they must not raise."""
         self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
@@ -158,15 +164,16 @@ class ConsumeQueue:
 
     def write_tail(self) -> None:
         """Put the units in memory into the files. Raises OSError; then they are still in memory."""
-        if not self.tail:
+        if not self.tail or self.is_held:
             return
         position = self.written_offset * UNIT_SIZE
         data = bytes(self.tail)
         if not len(self._segments):
+            self._is_padded = False
             self._segments.ensure(position)
-            padding = (position - self._segments.begin) // UNIT_SIZE
-            if padding:
-                self._segments.write(self._segments.begin, _PADDING * padding)
+        if not self._is_padded:
+            self._segments.write(self._segments.begin, _PADDING * ((position - self._segments.begin) // UNIT_SIZE))
+            self._is_padded = True
         end = position + len(data)
         while self._segments.end < end:
             self._segments.ensure(self._segments.end)
@@ -177,13 +184,24 @@ class ConsumeQueue:
         """The files with the units of a range of queue offsets."""
         return self._segments.files_between(start * UNIT_SIZE, end * UNIT_SIZE)
 
-    def take_unsynced_directory(self) -> str | None:
-        """The directory, once, when a new file's name in it is not durable yet."""
-        segments = self._segments
-        if segments.names_made == segments.names_synced:
-            return None
-        segments.names_synced = segments.names_made
-        return segments.directory
+    @property
+    def directory(self) -> str:
+        """Where the files are."""
+        return self._segments.directory
+
+    @property
+    def names_made(self) -> int:
+        """How many files were made so far."""
+        return self._segments.names_made
+
+    @property
+    def has_unsynced_names(self) -> bool:
+        """Whether a file's name in the directory is not durable yet."""
+        return self._segments.names_made != self._segments.names_synced
+
+    def note_names_synced(self, names: int) -> None:
+        """The names of the first `names` files made are durable."""
+        self._segments.names_synced = max(self._segments.names_synced, names)
 
     def start_at(self, offset: int) -> None:
         """Set where an empty queue starts."""
@@ -198,8 +216,8 @@ class ConsumeQueue:
     # --- loading and cutting
 
     def load(self) -> None:
-        """Find the files. Where the units in them end is not known until `cut`: `next_offset` is the end of the last
-        file. Raises StoreFormatError."""
+        """Find the files; nothing is changed. Where the units in them end is not known until `cut`: `next_offset` is
+        the end of the last file. Raises StoreFormatError."""
         self._segments.load()
         self.tail.clear()
         self.min_offset = self._segments.begin // UNIT_SIZE
@@ -221,6 +239,7 @@ class ConsumeQueue:
         """Remove the units from a queue offset on."""
         self.write_tail()
         self.next_offset = offset
+        self.min_offset = min(self.min_offset, offset)
         self._segments.clear_from(offset * UNIT_SIZE)
 
     def advance_min(self, begin: int) -> list[str]:
@@ -236,8 +255,16 @@ class ConsumeQueue:
         """Close the descriptors."""
         self._segments.close()
 
+    def forget(self) -> None:
+        """The queue is no more: close its files, for the caller to remove. Whatever still has the queue writes nothing
+        more."""
+        self.tail.clear()
+        self._marks = None
+        self.is_held = True
+        self._segments.forget_all()
+
     def remove(self) -> None:
-        """Remove the files, and start anew from 0."""
+        """Remove the files, and start anew from 0. Raises OSError."""
         self.tail.clear()
         self._marks = None
         self.next_offset = self.min_offset = 0

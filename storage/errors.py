@@ -9,6 +9,10 @@ StoreError
 ├── StoreClosed         the store is not open
 └── RecordIllegal       a message is not of a kind that the store takes
     └── RecordTooLarge  it is larger than the store takes
+
+OSError
+└── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
+                        succeeds says nothing about it
 """
 
 from __future__ import annotations
@@ -63,3 +67,7 @@ class RecordTooLarge(RecordIllegal):
         self.what = what
         self.size = size
         self.limit = limit
+
+
+class NotDurable(OSError):
+    """A sync failed. Has the errno of the system's error, and `filename`."""

@@ -15,10 +15,10 @@ import os
 import resource
 import shutil
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from storage.errors import StoreLocked
+from storage.errors import NotDurable, StoreLocked
 
 _ZEROS: Final = bytes(1 << 20)
 _DEFAULT_OPEN_FILES: Final = 512
@@ -64,13 +64,17 @@ class File(Protocol):
         """Write all of `data`. Raises OSError; part of it may have been written then."""
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
-        """Write at several offsets and make the file durable, from any thread. Raises OSError, as `write`."""
+        """Write at several offsets and make the file durable, from any thread. Raises OSError as `write`, NotDurable as
+        `sync`."""
+
+    def allocate(self, offset: int, size: int) -> None:
+        """Have space on the disk for a range, whose content stays, from any thread. Raises OSError."""
 
     def clear(self, offset: int) -> None:
         """Zero everything from `offset` on; the size stays."""
 
     def sync(self) -> None:
-        """Make what was written durable (fdatasync)."""
+        """Make what was written durable (fdatasync), from any thread. Raises NotDurable."""
 
     def size(self) -> int:
         """Size in bytes."""
@@ -94,14 +98,15 @@ class Files(Protocol):
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted; none where there is no directory."""
 
-    def make_directories(self, path: str) -> None:
-        """Make a directory and those above it."""
+    def make_directories(self, path: str, *, durable: bool = False) -> None:
+        """Make a directory and those above it, as far as they are not there. `durable`: their names survive a power cut
+        when this is done. Raises OSError, NotDurable."""
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and all in it, if it is there."""
+        """Remove a directory and all in it, if it is there. Raises OSError; it may be called again."""
 
     def read_whole(self, path: str) -> bytes | None:
         """A whole small file, or None where there is none."""
@@ -113,7 +118,7 @@ class Files(Protocol):
         """Give a file a second name, replacing what had that name; a crash leaves the old or the new."""
 
     def sync_directory(self, path: str) -> None:
-        """Make the names in a directory durable."""
+        """Make the names in a directory durable. Raises NotDurable."""
 
     def lock(self, path: str) -> Lock:
         """Hold a store's lock file. Raises StoreLocked."""
@@ -137,7 +142,7 @@ class Lock(Protocol):
         """Note in the file that we have the lock, durably."""
 
     def release(self) -> None:
-        """Give it up."""
+        """Give it up. A file that was made for a lock that was never claimed goes."""
 
 
 class OsFile:
@@ -238,7 +243,15 @@ class OsFile:
                 while data:
                     written = os.pwrite(fd, data, offset)
                     data, offset = data[written:], offset + written  # noqa: PLW2901
-            os.fdatasync(fd)
+            _sync(fd, self.path)
+        finally:
+            os.close(fd)
+
+    def allocate(self, offset: int, size: int) -> None:
+        """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, offset, size)
         finally:
             os.close(fd)
 
@@ -262,7 +275,7 @@ class OsFile:
         """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fdatasync(fd)
+            _sync(fd, self.path)
         finally:
             os.close(fd)
 
@@ -343,9 +356,16 @@ class OsFiles:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def make_directories(self, path: str) -> None:
+    def make_directories(self, path: str, *, durable: bool = False) -> None:
         """See Files."""
+        missing = []
+        at = os.path.abspath(path)
+        while durable and not os.path.isdir(at):
+            missing.append(at)
+            at = os.path.dirname(at)
         os.makedirs(path, exist_ok=True)
+        for made in reversed(missing):
+            self.sync_directory(os.path.dirname(made))
 
     def remove(self, path: str) -> None:
         """See Files."""
@@ -354,7 +374,10 @@ class OsFiles:
 
     def remove_tree(self, path: str) -> None:
         """See Files."""
-        shutil.rmtree(path, ignore_errors=True)
+        while os.path.lexists(path):
+            # What somebody else removes meanwhile is no error, and no reason to leave the rest.
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(path)
 
     def read_whole(self, path: str) -> bytes | None:
         """See Files."""
@@ -371,7 +394,7 @@ class OsFiles:
             file.write(data)
             file.flush()
             if durable:
-                os.fdatasync(file.fileno())
+                _sync(file.fileno(), path)
         os.rename(temporary, path)
         if durable:
             self.sync_directory(os.path.dirname(path))
@@ -387,7 +410,7 @@ class OsFiles:
         """See Files."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _sync(fd, path, os.fsync)
         finally:
             os.close(fd)
 
@@ -406,6 +429,13 @@ class OsFiles:
         return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
 
 
+def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> None:
+    try:
+        sync(fd)
+    except OSError as error:
+        raise NotDurable(error.errno, error.strerror, path) from error
+
+
 class OsLock:
     """RocketMQ's lock: an exclusive POSIX record lock on the first byte of the file `lock`. RocketMQ writes "lock" into
     it at every start, we something else: so it tells who had the store last.
@@ -417,6 +447,8 @@ class OsLock:
     _OURS: Final = b"duemq"
 
     def __init__(self, path: str) -> None:
+        self._path = path
+        self._is_new = not os.path.exists(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
@@ -438,7 +470,10 @@ class OsLock:
             os.pwrite(self._fd, self._OURS, 0)
             os.fdatasync(self._fd)
             self._text = self._OURS
+        self._is_new = False
 
     def release(self) -> None:
         """See Lock."""
+        if self._is_new:
+            os.unlink(self._path)
         os.close(self._fd)

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
-from storage.checkpoint import Checkpoint
+from storage.checkpoint import REBUILDING, Checkpoint
 from storage.commitlog import Commitlog
-from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
+from storage.consume_queue import PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import StoreFileMissing, StoreFormatError
 from storage.files import Files
 from storage.origins import Origins
@@ -65,6 +65,10 @@ class Recovered:
     """Whether somebody else wrote the store last."""
 
 
+class _UnfinishedQueues(Exception):
+    """A start before this one made the consume queues anew, and did not come as far as a checkpoint."""
+
+
 class _MissingUnits(Exception):
     """A queue does not reach up to a record's queue offset."""
 
@@ -73,7 +77,8 @@ class _MissingUnits(Exception):
 
 
 class Recovery:
-    """One recovery. `open_queue` gives a queue, making it if need be; `queues` are those found on the disk."""
+    """One recovery, in two parts: `inspect` looks, and changes nothing; `run` brings the files in line. `open_queue`
+    gives a queue, making it if need be."""
 
     def __init__(
         self,
@@ -82,38 +87,28 @@ class Recovery:
         queue_directory: str,
         open_queue: Callable[[str, int], ConsumeQueue],
         tags_code: TagsCode,
+        before_rebuild: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before_rebuild` is called before all consume queues are removed, to be made anew: no checkpoint may say any
+        more that they are durable."""
         self._files = files
         self._log = log
         self._queue_directory = queue_directory
         self._open_queue = open_queue
         self._tags_code = tags_code
+        self._before_rebuild = before_rebuild
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._by_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
         """The same, by the topic as records have it."""
         self._is_ours = False
         """Whether only we wrote what is to be read."""
+        self._missing: StoreFileMissing | None = None
+        """A file of a consume queue that is not there."""
 
-    def run(self, checkpoint: Checkpoint, *, clean: bool) -> Recovered:
-        """Recover. `clean`: the last run removed its abort file. Raises StoreFormatError, OSError."""
+    def inspect(self) -> None:
+        """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
+        OSError."""
         self._log.load()
-        try:
-            self._load_queues()
-            start = self._start(checkpoint, clean=clean)
-            self._is_ours = not checkpoint.is_foreign and start >= (checkpoint.recovery_offset or 0)
-            for queue in self._queues.values():
-                self._cut(queue, start)
-            return self._read_from(max(self._log.begin, min(start, self._end_of_queues())), rebuild=False)
-        except (_MissingUnits, StoreFileMissing):
-            self._is_ours = not checkpoint.is_foreign and checkpoint.recovery_offset is None
-            for queue in self._queues.values():
-                queue.remove()
-            return self._read_from(self._log.begin, rebuild=True)
-
-    # --- where to start
-
-    def _load_queues(self) -> None:
-        missing: StoreFileMissing | None = None
         for topic in self._files.list(self._queue_directory):
             for name in self._files.list(os.path.join(self._queue_directory, topic)):
                 if not name.isdecimal():
@@ -122,9 +117,29 @@ class Recovery:
                 try:
                     queue.load()
                 except StoreFileMissing as error:
-                    missing = error
-        if missing is not None:
-            raise missing
+                    self._missing = error
+
+    def run(self, checkpoint: Checkpoint, *, clean: bool) -> Recovered:
+        """Recover, after `inspect`. `clean`: the last run removed its abort file. Where it raises, what it has done is
+        done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
+        try:
+            if self._missing is not None:
+                raise self._missing
+            if REBUILDING in checkpoint.notes:
+                raise _UnfinishedQueues
+            start = self._start(checkpoint, clean=clean)
+            self._is_ours = not checkpoint.is_foreign and start >= (checkpoint.recovery_offset or 0)
+            for queue in self._queues.values():
+                self._cut(queue, start)
+            return self._read_from(max(self._log.begin, min(start, self._end_of_queues())), rebuild=False)
+        except (_MissingUnits, _UnfinishedQueues, StoreFileMissing):
+            self._is_ours = not checkpoint.is_foreign and checkpoint.recovery_offset is None
+            self._before_rebuild()
+            for queue in self._queues.values():
+                queue.remove()
+            return self._read_from(self._log.begin, rebuild=True)
+
+    # --- where to start
 
     def _start(self, checkpoint: Checkpoint, *, clean: bool) -> int:
         begin, end = self._log.begin, self._log.allocated_end
@@ -159,7 +174,7 @@ class Recovery:
         record = read_record(self._log, physical, check_crc=False)
         return (
             record is not None
-            and record.size == size
+            and size in (record.size, WITHDRAWN_SIZE)
             and record.topic == queue.topic.encode()
             and record.queue_id == queue.queue_id
             and record.queue_offset == queue.next_offset - 1
@@ -170,8 +185,10 @@ class Recovery:
         last = self._log.begin
         for queue in self._queues.values():
             unit = queue.unit(queue.next_offset - 1)
-            if unit is not None and unit[1] != PADDING_SIZE:
-                last = max(last, unit[0] + unit[1])
+            if unit is None or unit[1] == PADDING_SIZE:
+                continue
+            record = read_record(self._log, unit[0], check_crc=False) if unit[1] == WITHDRAWN_SIZE else None
+            last = max(last, unit[0] + (record.size if record is not None else unit[1]))
         return last
 
     # --- reading

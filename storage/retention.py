@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from storage.clock import Clock
 from storage.commitlog import Commitlog
 from storage.files import Files
 from storage.scan import read_record
@@ -42,11 +41,10 @@ class RetentionConfig:
 class Retention:
     """Decides. Knows the files by their first records' store times, so that a copied store ages as its messages do."""
 
-    def __init__(self, config: RetentionConfig, files: Files, log: Commitlog, clock: Clock) -> None:
+    def __init__(self, config: RetentionConfig, files: Files, log: Commitlog) -> None:
         self.config = config
         self._files = files
         self._log = log
-        self._clock = clock
         self.used_ratio = 0.0
         """How full the disk was at the last look."""
 
@@ -55,9 +53,10 @@ class Retention:
         self.used_ratio = self._files.used_ratio(self._log.directory)
         return self.used_ratio < self.config.refuse_ratio
 
-    def deletable_before(self) -> int:
-        """The physical offset before which commitlog files may go now; the log's begin if none may."""
-        config, now_ms = self.config, self._clock.now_ms()
+    def deletable_before(self, now_ms: int) -> int:
+        """The physical offset before which commitlog files may go at a time, ms since the epoch; the log's begin if
+        none may."""
+        config = self.config
         full = self.used_ratio > config.max_used_ratio
         if not full and time.strftime("%H", time.localtime(now_ms / 1000)) not in config.delete_when.split(";"):
             return self._log.begin

@@ -25,6 +25,8 @@ class Segments:
         self.segment_size = segment_size
         self._files = files
         self._segments: dict[int, File] = {}
+        self._empty: str | None = None
+        """An empty file behind the last one, as a crash of RocketMQ leaves it."""
         self.names_made = 0
         """How many files were made; see `names_synced`."""
         self.names_synced = 0
@@ -35,8 +37,8 @@ class Segments:
         """Offset after the last byte of the last file; equals `begin` when there is no file."""
 
     def load(self) -> None:
-        """Find the files. Raises StoreFormatError for a wrong size or a name that is no offset, StoreFileMissing
-        where the sequence has a gap. An empty last file, left by a crash of RocketMQ, is removed."""
+        """Find the files; nothing is changed. Raises StoreFormatError for a wrong size or a name that is no offset,
+        StoreFileMissing where the sequence has a gap."""
         names = self._files.list(self.directory)
         for name in names:
             path = os.path.join(self.directory, name)
@@ -45,7 +47,7 @@ class Segments:
             file = self._files.open(path)
             size, base = file.size(), int(name)
             if size == 0 and name == names[-1]:
-                self._files.remove(path)
+                self._empty = path
                 return
             if size != self.segment_size:
                 raise StoreFormatError(path, f"has {size} bytes, but the configured file size is {self.segment_size}")
@@ -70,6 +72,7 @@ class Segments:
         base = self.base_of(offset)
         if base in self._segments:
             return
+        self._remove_empty()
         if not self._segments:
             self._files.make_directories(self.directory)
             self.begin = self.end = base
@@ -112,6 +115,7 @@ class Segments:
         """Zero the rest of the file with this offset and remove the files after it, the last one first. The first
         file stays, even if it becomes empty: its name is the offset that the next byte gets."""
         base = self.base_of(offset)
+        self._remove_empty()
         for later in sorted((other for other in self._segments if other > base), reverse=True):
             self._remove(later)
             self.end = later
@@ -124,10 +128,10 @@ class Segments:
             self.end = base
 
     def drop_before(self, offset: int) -> list[str]:
-        """Forget the files that end at or before an offset. Gives their paths, oldest first, for the caller to
-        remove: that of a large file may take long."""
+        """Forget the files that end at or before an offset, but never the last one: its name tells where the sequence
+        goes on. Gives their paths, oldest first, for the caller to remove: that of a large file may take long."""
         paths = []
-        while self._segments and self.begin + self.segment_size <= offset:
+        while len(self._segments) > 1 and self.begin + self.segment_size <= offset:
             file = self._segments.pop(self.begin)
             file.close()
             paths.append(file.path)
@@ -144,12 +148,21 @@ class Segments:
         for file in self._segments.values():
             file.close()
 
-    def remove_all(self) -> None:
-        """Remove the files and the directory."""
+    def forget_all(self) -> str:
+        """Close the files and forget them. Gives their directory, for the caller to remove."""
         self.close()
         self._segments.clear()
         self.begin = self.end = 0
-        self._files.remove_tree(self.directory)
+        return self.directory
+
+    def remove_all(self) -> None:
+        """Remove the files and the directory. Raises OSError."""
+        self._files.remove_tree(self.forget_all())
+
+    def _remove_empty(self) -> None:
+        if self._empty is not None:
+            self._files.remove(self._empty)
+            self._empty = None
 
     def _remove(self, base: int) -> None:
         file = self._segments.pop(base)

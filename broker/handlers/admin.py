@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Any, Final
 
 import msgspec
@@ -30,14 +29,14 @@ from protocol.headers import NoFields, Request, response
 from protocol.message_id import parse_offset_message_id
 from scheduler.delay_levels import DelayLevels
 from scheduler.timer_policies import policy_of
-from storage.consume_queue import ConsumeQueue
+from storage.durability import Durability
 from storage.store import MessageStore
 
 RELAY_SECONDS: Final = 10.0
 
 
 class AdminHandlers:
-    """Answers RocketMQ's admin API. `blocking` runs what waits for the disk."""
+    """Answers RocketMQ's admin API."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class AdminHandlers:
         clients: Clients,
         stats: Stats,
         sources: Sources,
-        blocking: Executor,
+        durability: Durability,
         on_topics_changed: Callable[[], asyncio.Future[None] | None],
     ) -> None:
         self._config = config
@@ -60,7 +59,7 @@ class AdminHandlers:
         self._clients = clients
         self._stats = stats
         self._sources = sources
-        self._blocking = blocking
+        self._durability = durability
         self._on_topics_changed = on_topics_changed
 
     def reconfigure(self, config: BrokerConfig) -> None:
@@ -152,17 +151,24 @@ class AdminHandlers:
         name = request.header.topic
         if self._topics.is_own(name):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
-        await self._remove_topic(name)
+        error = await self._remove_topic(name)
         await self._topics.save()
         await self._told_name_servers()
+        if error is not None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the topic[{name}] is deleted, but its files are not yet: {error}. It is tried again; until then they "
+                "take their space",
+            )
         return response(ResponseCode.SUCCESS)
 
-    async def _remove_topic(self, name: str) -> None:
+    async def _remove_topic(self, name: str) -> Exception | None:
+        """Remove a topic; gives why its files could not be removed, if so."""
         self._topics.remove(name)
         self._offsets.remove_topic(name)
-        queues = self._store.remove_topic(name)
-        if queues:
-            await asyncio.get_running_loop().run_in_executor(self._blocking, _remove_queues, queues)
+        removed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._durability.remove_topic(name, lambda error: None if removed.done() else removed.set_result(error))
+        return await removed
 
     async def _told_name_servers(self) -> None:
         told = self._on_topics_changed()
@@ -377,11 +383,6 @@ def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, st
         else:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"attributes={changes}: write +name=value or -name")
     return result or None
-
-
-def _remove_queues(queues: list[ConsumeQueue]) -> None:
-    for queue in queues:
-        queue.remove()
 
 
 def _connection(member: Client) -> dict[str, Any]:

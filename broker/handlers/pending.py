@@ -8,8 +8,7 @@ time, since each holds a piece of the log.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
@@ -26,6 +25,7 @@ from protocol.message_id import offset_message_id, parse_offset_message_id
 from scheduler.pending import Pending, Place, Selection, Waiting
 from scheduler.timer_config import Cancelled, Refusal
 from scheduler.timers import Timers
+from storage.budget import SPENT, Budget
 from storage.clock import Clock
 from storage.pull import ColdRead
 from storage.store import MessageStore
@@ -42,7 +42,6 @@ MIN_STEP_MS: Final = 1000
 MAX_SEARCHES: Final = 2
 MAX_QUEUED: Final = 64
 """Searches that wait for their turn; further ones are refused."""
-SLICE_SECONDS: Final = 0.002
 _CHANGE_UNITS: Final = 256
 """So many messages of a selection are looked for before they are changed."""
 _MAX_MS: Final = 2**53
@@ -87,8 +86,11 @@ class PendingHandlers:
         router: Router,
         clock: Clock,
         read_apart: ReadApart,
+        share: Callable[[], Awaitable[Budget]],
     ) -> None:
+        """`share` gives a search its part of the next turn of the loop."""
         self._read_apart = read_apart
+        self._share = share
         self._store = store
         self._timers = timers
         self._pending = pending
@@ -131,13 +133,12 @@ class PendingHandlers:
     ) -> AsyncGenerator[T, None]:
         """What the steps of a search give, with the loop's turns in between. Raises Refused when the broker stops, or
         nobody waits for it any more."""
-        until = 0.0
+        budget: Budget = SPENT
         for found in steps:
-            if time.perf_counter() >= until:
-                await asyncio.sleep(0)
+            if budget.is_spent:
+                budget = await self._share()
                 if self._is_stopped or not goes_on():
                     raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the search was given up")
-                until = time.perf_counter() + SLICE_SECONDS
             if isinstance(found, ColdRead):
                 await self._read_apart(found)
             elif found is not None:
@@ -156,7 +157,7 @@ class PendingHandlers:
         header = request.header
         selection = _selection(header)
         if header.count_only:
-            counted = await self._result(connection, self._pending.count(selection))
+            counted = await self._result(connection, self._pending.count(selection, request.now_ms))
             return response(ResponseCode.SUCCESS, body=fastjson.dumps(PendingPage([], None, counted)))
         if not 1 <= header.limit <= MAX_PAGE:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"limit={header.limit}: a page has 1 to {MAX_PAGE} messages")
@@ -165,7 +166,9 @@ class PendingHandlers:
         except ValueError:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the cursor is none that this broker gave") from None
         async with self._turn():
-            page = await self._page(connection, self._pending.select(selection, after), header.limit)
+            page = await self._page(
+                connection, self._pending.select(selection, self._clock.now_ms(), after), header.limit
+            )
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(page))
 
     async def _page(
@@ -194,7 +197,7 @@ class PendingHandlers:
             )
         if abs(begin_ms) > _MAX_MS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"beginMs={begin_ms} is no time")
-        steps = self._pending.curve(begin_ms, header.step_ms, header.steps, header.topic or None)
+        steps = self._pending.curve(begin_ms, header.step_ms, header.steps, request.now_ms, header.topic or None)
         counts = await self._result(connection, steps)
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCounts(begin_ms, header.step_ms, counts)))
 
@@ -236,7 +239,7 @@ class PendingHandlers:
         """Change the messages of a selection, some of which are looked for before they are changed. Raises Refused,
         StoreError, OSError."""
         part: list[_Found] = []
-        async for found in self._sliced(self._pending.select(selection), _always):
+        async for found in self._sliced(self._pending.select(selection, self._clock.now_ms()), _always):
             # Not the message itself: together they may be large.
             part.append(_Found(found.message.offset_message_id, found.message.physical_offset))
             if len(part) == _CHANGE_UNITS:
@@ -256,11 +259,11 @@ class PendingHandlers:
         if found.place is None:
             return ChangedMessage(found.message_id, "NEVER_EXISTED")
         if header.action == _CANCEL:
-            result, new_place = self._pending.cancel(found.place), None
+            result, new_place = self._pending.cancel(found.place, self._clock.now_ms()), None
         else:
             if header.deliver_ms is not None:
                 self._check_time(header.deliver_ms)
-            result, new_place = self._pending.reschedule(found.place, header.deliver_ms or 0)
+            result, new_place = self._pending.reschedule(found.place, header.deliver_ms or 0, self._clock.now_ms())
         if result is not Cancelled.CANCELLED:
             return ChangedMessage(found.message_id, _OUTCOMES[result])
         new_id = offset_message_id(self._store.appender.store_host, new_place) if new_place is not None else None

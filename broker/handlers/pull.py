@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import structlog
@@ -18,6 +17,7 @@ from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
 from broker.stats import Stats
 from broker.topics import PERM_READ, Topics
+from broker.workers import Background, Workers
 from protocol.codes import LANGUAGE, VERSION, RequestCode, ResponseCode
 from protocol.command import Body, Command
 from protocol.frame import JSON, join_frame
@@ -66,6 +66,7 @@ class PullHandlers:
         router: Router,
         output: OutputBudget,
         loop: asyncio.AbstractEventLoop,
+        workers: Workers,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -76,7 +77,7 @@ class PullHandlers:
         self._router = router
         self._output = output
         self._loop = loop
-        self._cold_reader = ThreadPoolExecutor(2, thread_name_prefix="cold-read")
+        self._workers = workers
         self.polls = LongPolls(
             loop,
             config.pull_hold_capacity,
@@ -103,7 +104,6 @@ class PullHandlers:
     def stop(self) -> None:
         """Answer those who wait."""
         self.polls.stop()
-        self._cold_reader.shutdown(wait=True)
 
     def pull(self, connection: Connection, request: Request[PullMessage]) -> Answer:
         """Answer with messages, or hold the pull until there are some."""
@@ -212,7 +212,7 @@ class PullHandlers:
         """Read what is not in the page cache, in a thread."""
         read = ColdRead(self._store.log, found.ranges)
         try:
-            body = await self._loop.run_in_executor(self._cold_reader, read.run)
+            body = await self._workers.run(Background.PULLS, read.run)
         except FileNotFoundError:
             body = b""
         if len(body) != found.size:

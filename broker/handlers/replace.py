@@ -15,6 +15,7 @@ from broker.errors import Refused
 from broker.router import Answer
 from protocol.codes import ResponseCode
 from scheduler.timers import Timers
+from storage.clock import Clock
 from storage.pull import ColdRead
 from storage.store import MessageStore
 
@@ -29,8 +30,10 @@ ReadApart = Callable[[ColdRead], Awaitable[None]]
 class Replacements:
     """The sends that wait for their turn."""
 
-    def __init__(self, store: MessageStore, timers: Timers, read_apart: ReadApart) -> None:
+    def __init__(self, store: MessageStore, timers: Timers, clock: Clock, read_apart: ReadApart) -> None:
+        """`clock`: the messages' clock."""
         self._store = store
+        self._clock = clock
         self._timers = timers
         self._read_apart = read_apart
         self._turn = asyncio.Lock()
@@ -53,7 +56,7 @@ class Replacements:
         try:
             async with self._turn:
                 await self._known()
-                ranges = self._timers.changes.replaced_by(topic, key)
+                ranges = self._timers.changes.replaced_by(topic, key, self._clock.now_ms())
                 if ranges and not self._store.is_cached(ranges):
                     await self._read_apart(ColdRead(self._store.log, ranges))
                 return stage()

@@ -15,7 +15,6 @@ from typing import Final
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
-from broker.flusher import Flusher
 from broker.groups import Groups
 from broker.handlers.replace import ReadApart, Replacements
 from broker.handlers.staging import (
@@ -27,6 +26,7 @@ from broker.handlers.staging import (
     level_of,
     replace_key_of,
 )
+from broker.held_answers import HeldAnswers
 from broker.retries import dead_letters, retry_limit
 from broker.router import Answer, Router
 from broker.topics import (
@@ -51,6 +51,7 @@ from protocol.timer_properties import out_ms
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_keys import key_hash
 from scheduler.timers import Timers
+from storage.clock import Clock
 from storage.errors import RecordTooLarge
 from storage.store import MessageStore
 
@@ -77,10 +78,13 @@ class SendHandlers:
         levels: LevelQueues,
         timers: Timers,
         staging: Staging,
-        flusher: Flusher,
+        held: HeldAnswers,
         router: Router,
+        clock: Clock,
         read_apart: ReadApart,
     ) -> None:
+        """`clock`: the messages' clock."""
+        self._clock = clock
         self._appender = store.appender
         self._topics = topics
         self._table = topics.table
@@ -88,9 +92,9 @@ class SendHandlers:
         self._levels = levels
         self._timers = timers
         self._staging = staging
-        self._flusher = flusher
+        self._held = held
         self._router = router
-        self._replacements = Replacements(store, timers, read_apart)
+        self._replacements = Replacements(store, timers, clock, read_apart)
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
         self.reconfigure(config)
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}
@@ -138,7 +142,7 @@ class SendHandlers:
             or _DELAY in text
             or "TRAN_MSG" in text
             or "\0" in text
-            or self._flusher.is_full
+            or self._held.is_full
         ):
             return self._send_special(connection, request)
         if "TIMER_" in text:
@@ -147,7 +151,7 @@ class SendHandlers:
         property_bytes = self._stored_properties(text)
         if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
             self._appender.check(body, property_bytes)
-        self._appender.begin()
+        self._appender.begin(request.now_ms)
         offset = self._appender.add(
             topic.queues[queue_id] or topic.queue(queue_id),
             body,
@@ -167,7 +171,7 @@ class SendHandlers:
         if found is None or text.count("TIMER_") != 1 or "REAL_" in text:
             # It asks for no time after all, or a broker has added to its properties before.
             return self._send_special(connection, request)
-        now_ms = self._appender.begin()
+        now_ms = self._appender.begin(request.now_ms)
         kind, digits = found.groups()
         deliver_ms = int(digits) if kind == "IVER_MS" else now_ms + int(digits) * (1000 if kind == "AY_SEC" else 1)
         if deliver_ms <= now_ms:
@@ -287,7 +291,7 @@ class SendHandlers:
             queue_id = random.randrange(topic.config.write_queue_nums)
         deliver_ms = None
         if "TIMER_D" in text:
-            deliver_ms, text = self._staging.timer_of(text)
+            deliver_ms, text = self._staging.timer_of(text, request.now_ms)
         offset = self._staging.stage(
             topic.queue(queue_id),
             level,
@@ -299,6 +303,7 @@ class SendHandlers:
             header.flag,
             header.sys_flag,
             reconsume_times,
+            request.now_ms,
         )
         if deliver_ms is not None:
             return self._accepted_timer(request, queue_id, offset, deliver_ms, out_ms(deliver_ms))
@@ -306,6 +311,7 @@ class SendHandlers:
 
     def _send_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Answer:
         """Take a message that replaces those that wait for its topic and key. Nothing is staged before."""
+        request.now_ms = self._clock.now_ms()
         try:
             answer = self._stage_instead(connection, request, key)
         except BaseException:
@@ -321,13 +327,13 @@ class SendHandlers:
         text = header.properties or ""
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.config.write_queue_nums)
         queue, level = topic.queue(queue_id), level_of(text)
-        now_ms = self._appender.begin()
+        now_ms = self._appender.begin(request.now_ms)
         if level > 0:
             # By the wheel: the queue of a level does not tell what waits there for which key.
             deliver_ms: int | None = self._levels.table.deliver_time(self._staging.level_for(topic.name, level), now_ms)
             text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
-        deliver_ms, text = self._staging.timer_of(text)
+        deliver_ms, text = self._staging.timer_of(text, now_ms)
         answers: list[Answer] = []
 
         def stage(origin: int) -> None:
@@ -348,6 +354,7 @@ class SendHandlers:
                 header.flag,
                 header.sys_flag,
                 header.reconsume_times or 0,
+                now_ms,
                 origin,
                 key_hash(key),
             )
@@ -357,16 +364,16 @@ class SendHandlers:
                 answers.append(self._accepted_timer(request, queue_id, offset, due_ms, out_ms(due_ms)))
 
         unique_key = properties.get(text, properties.UNIQ_KEY)
-        self._timers.changes.replace(topic.name, key, unique_key, deliver_ms or now_ms, stage)
+        self._timers.changes.replace(topic.name, key, unique_key, deliver_ms or now_ms, now_ms, stage)
         return answers[0]
 
     def _prepare(self, connection: Connection, request: Request[SendMessage]) -> Topic | None:
         """The topic of a send, checked; None where the request has to wait for the topic to be made. Raises Refused."""
         header = request.header
-        if self._flusher.is_full:
+        if self._held.is_full:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
-                f"[OVERLOAD]broker busy, start flow control for a while: {self._flusher.waiting} messages wait for "
+                f"[OVERLOAD]broker busy, start flow control for a while: {self._held.waiting} messages wait for "
                 "the disk",
             )
         topic = self._table.get(header.topic)
@@ -409,6 +416,7 @@ class SendHandlers:
 
     async def _send_when_saved(self, connection: Connection, request: Request[SendMessage]) -> Answer:
         await self._topics.save()
+        request.now_ms = self._clock.now_ms()
         is_batch = request.header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE
         try:
             answer = self._stage_batch(connection, request) if is_batch else self._send_special(connection, request)
@@ -453,7 +461,7 @@ class SendHandlers:
         for _, body, property_bytes in parts:
             self._appender.check(body, property_bytes)
         queue = topic.queue(queue_id)
-        self._appender.begin()
+        self._appender.begin(request.now_ms)
         offsets, message_ids = [], []
         for flag, body, property_bytes in parts:
             offsets.append(

@@ -17,6 +17,7 @@ from protocol import properties
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import ConsumerSendMsgBack, Request, response
 from protocol.record import StoredMessage
+from storage.clock import Clock
 from storage.store import MessageStore
 
 _FIRST_RETRY_LEVEL: Final = 3
@@ -41,8 +42,11 @@ class SendBackHandlers:
         groups: Groups,
         staging: Staging,
         router: Router,
+        clock: Clock,
     ) -> None:
+        """`clock`: the messages' clock."""
         self._config = config
+        self._clock = clock
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -107,4 +111,5 @@ class SendBackHandlers:
             message.flag,
             message.sys_flag,
             min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
+            self._clock.now_ms(),
         )

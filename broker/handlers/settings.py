@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import Executor
-
 import structlog
 
 from broker import config_text
@@ -13,6 +10,7 @@ from broker.connection import Connection
 from broker.errors import ConfigError, Refused
 from broker.router import Answer, Router
 from broker.settings import Change, LiveSettings
+from broker.workers import Background, Workers
 from protocol import fastjson
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import NoFields, Request, response
@@ -21,11 +19,11 @@ log = structlog.get_logger(__name__)
 
 
 class SettingsHandlers:
-    """Tells the settings and changes them. `writer` runs the writes of the configuration file, one at a time."""
+    """Tells the settings and changes them."""
 
-    def __init__(self, settings: LiveSettings, writer: Executor) -> None:
+    def __init__(self, settings: LiveSettings, workers: Workers) -> None:
         self._settings = settings
-        self._writer = writer
+        self._workers = workers
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -75,7 +73,7 @@ class SettingsHandlers:
             return "there is no configuration file"
         values = {change.name: change.new for change in changes}
         try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, config_text.save, file, values)
+            await self._workers.run(Background.TABLES, lambda: config_text.save(file, values))
         except (ConfigError, OSError) as error:
             log.error("settings_not_saved", file=file, reason=str(error))
             return str(error)

@@ -39,10 +39,10 @@ class Staging:
         self._levels = levels
         self._timers = timers
 
-    def timer_of(self, text: str) -> tuple[int | None, str]:
-        """The time for which a message has to wait, None for one that need not, and its properties without what
-        another broker, or an earlier delivery, added about that. Raises Refused."""
-        now_ms = self._appender.begin()
+    def timer_of(self, text: str, now_ms: int) -> tuple[int | None, str]:
+        """The time for which a message that comes now has to wait, None for one that need not, and its properties
+        without what another broker, or an earlier delivery, added about that. Raises Refused."""
+        now_ms = self._appender.begin(now_ms)
         try:
             deliver_ms = deliver_time(text, now_ms)
         except TimerIllegal as error:
@@ -96,11 +96,13 @@ class Staging:
         flag: int,
         sys_flag: int,
         reconsume_times: int,
+        now_ms: int,
         origin: int = 0,
         key: int = 0,
     ) -> int:
-        """Stage a message for a queue: at once, by way of a delay level, or by way of the timers for a time. With a
-        timer, `origin` is the physical offset of a message that it replaces, and `key` see `Timers.staged`."""
+        """Stage a message that comes now for a queue: at once, by way of a delay level, or by way of the timers for a
+        time. With a timer, `origin` is the physical offset of a message that it replaces, and `key` see
+        `Timers.staged`."""
         text = property_bytes.decode()
         topic_name, real_queue = queue.topic, queue.queue_id
         if level > 0:
@@ -118,7 +120,7 @@ class Staging:
             text = properties.with_property(text, properties.REAL_QID, str(real_queue))
             property_bytes = text.encode()
         self._appender.check(body, property_bytes)
-        store_timestamp = self._appender.begin()
+        store_timestamp = self._appender.begin(now_ms)
         if level > 0:
             code = self._levels.table.deliver_time(level, store_timestamp)
         else:

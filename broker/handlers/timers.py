@@ -20,7 +20,6 @@ from protocol.recall_handle import RecallHandle
 from scheduler.timer_config import Cancelled
 from scheduler.timer_files import metrics_json
 from scheduler.timers import Timers
-from storage.clock import Clock
 from storage.store import MessageStore
 
 MAX_CANCELLED: Final = 1000
@@ -35,17 +34,16 @@ _OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
 
 
 class TimerHandlers:
-    """Cancels messages that wait, and tells of the timers. `clock` is the messages' clock."""
+    """Cancels messages that wait, and tells of the timers."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, topics: Topics, timers: Timers, router: Router, clock: Clock
+        self, config: BrokerConfig, store: MessageStore, topics: Topics, timers: Timers, router: Router
     ) -> None:
         self._config = config
         self._store = store
         self._topics = topics
         self._timers = timers
         self._router = router
-        self._clock = clock
 
     def reconfigure(self, config: BrokerConfig) -> None:
         """Take over a setting that changed: recallMessageEnable."""
@@ -74,7 +72,11 @@ class TimerHandlers:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
         if handle.broker_name != self._config.broker_name:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
-        result = self._recall_place(handle, handle.place) if handle.place is not None else self._recall_key(handle)
+        now_ms = request.now_ms
+        if handle.place is not None:
+            result = self._recall_place(handle, handle.place, now_ms)
+        else:
+            result = self._recall_key(handle, now_ms)
         if result is Cancelled.DELIVERED:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, the message is already delivered")
         if result is Cancelled.UNKNOWN:
@@ -83,7 +85,7 @@ class TimerHandlers:
         answer.ext["MSG_REGION"] = self._config.region
         return self._router.answer_when_flushed(connection, request, answer)
 
-    def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:
+    def _recall_place(self, handle: RecallHandle, place: tuple[int, int], now_ms: int) -> Cancelled:
         """Cancel by a handle of ours, which says where the message lies."""
         physical_offset, _ = place
         if physical_offset >= self._store.log.end:
@@ -95,17 +97,16 @@ class TimerHandlers:
         ):
             # The handle is of another store, which this broker had before.
             return Cancelled.UNKNOWN
-        return self._timers.changes.cancel(physical_offset)
+        return self._timers.changes.cancel(physical_offset, now_ms)
 
-    def _recall_key(self, handle: RecallHandle) -> Cancelled:
+    def _recall_key(self, handle: RecallHandle, now_ms: int) -> Cancelled:
         """Cancel by a handle of Apache's broker: the message is looked for in its slot. Raises Refused."""
-        now_ms = self._clock.now_ms()
         latest = now_ms + self._timers.config.max_delay * 1000
         physical_offset = None
         if 0 < handle.slot_ms < latest:
             physical_offset = self._timers.changes.find(handle.topic, handle.unique_key, handle.slot_ms)
         if physical_offset is not None:
-            return self._timers.changes.cancel(physical_offset)
+            return self._timers.changes.cancel(physical_offset, now_ms)
         if not now_ms < handle.slot_ms < latest:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return Cancelled.UNKNOWN
@@ -118,7 +119,7 @@ class TimerHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
         places = [self.place_of(message_id) for message_id in ids]
         results = [
-            _OUTCOMES[self._timers.changes.cancel(place) if place is not None else Cancelled.UNKNOWN]
+            _OUTCOMES[self._timers.changes.cancel(place, request.now_ms) if place is not None else Cancelled.UNKNOWN]
             for place in places
         ]
         told = [CancelledMessage(message_id, result) for message_id, result in zip(ids, results, strict=True)]
@@ -152,7 +153,6 @@ class TimerHandlers:
         """Give how far the timers are, as RocketMQ's replicas read it."""
         return response(ResponseCode.SUCCESS, body=self._timers.checkpoint_body())
 
-    def metrics(self, _: Connection, __: Request[NoFields]) -> Answer:
+    def metrics(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Give how many messages of each topic wait."""
-        now_ms = self._clock.now_ms()
-        return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), now_ms, 0))
+        return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), request.now_ms, 0))

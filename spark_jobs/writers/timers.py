@@ -69,7 +69,9 @@ def write(
     if timers.note is not None:
         old = timers.note
         crc = log.crc(log.end)
-        note = timer_files.TimerNote(old.second, log_end, log.end, log.end, crc, old.queue_offset, old.held_to, waiting)
+        note = timer_files.TimerNote(
+            old.second, log_end, log.end, log.end, crc, old.queue_offset, old.held_to, log_end, waiting
+        )
     log.close()
     wheel.close()
     return note

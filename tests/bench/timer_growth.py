@@ -19,10 +19,12 @@ from pathlib import Path
 
 from protocol import timer_properties
 from scheduler.timer_config import TimerConfig
-from scheduler.timers import Timers
-from storage.clock import ManualClock
+from scheduler.timers import NAME, Timers
+from storage.budget import UNLIMITED
+from storage.clock import ManualClock, look
 from storage.files import OsFiles
 from storage.store import MessageStore, StoreConfig
+from tests.support.store import OwnedStore
 
 PLOT = Path(__file__).parents[2] / "docs" / "timer-growth.svg"
 TICK_MESSAGES = 100
@@ -62,10 +64,10 @@ class Growth:
     def __init__(self, directory: Path) -> None:
         self._clock = ManualClock(_START_MS)
         config = StoreConfig(str(directory))
-        self._store = MessageStore(config, OsFiles(), self._clock, ("127.0.0.1", 10911), lambda _, stored: stored)
+        self._store = MessageStore(config, OsFiles(), ("127.0.0.1", 10911), lambda _, stored: stored)
         recovered = self._store.open()
-        self._timers = Timers(self._store, self._clock, TimerConfig())
-        self._timers.load(recovered)
+        self._timers = Timers(self._store, TimerConfig(), recovered, look(self._clock))
+        self._owned = OwnedStore(self._store, self._clock, {NAME: self._timers})
         self._topic = self._store.ensure_queue("growth", 0)
         self._chance = random.Random(1)
         self.pending = 0
@@ -75,7 +77,7 @@ class Growth:
         while self.pending < pending:
             self._insert_far(min(_BATCH, pending - self.pending))
             if self.pending % (_BATCH * 400) < _BATCH:
-                for _ in self._store.write_queues():
+                for _ in self._owned.writing():
                     pass
 
     def insert_us(self, count: int) -> float:
@@ -100,7 +102,7 @@ class Growth:
 
     def close(self) -> None:
         """Close the files."""
-        self._store.close()
+        self._owned.stop()
         self._timers.close()
 
     def _insert_far(self, count: int) -> float:
@@ -111,7 +113,7 @@ class Growth:
     def _insert(self, dues: Sequence[int]) -> float:
         """Append messages, and put them into the wheel; gives how many seconds the latter took."""
         appender, timers, now_ms = self._store.appender, self._timers, self._clock.now_ms()
-        appender.begin()
+        appender.begin(now_ms)
         for due in dues:
             text = (
                 f"UNIQ_KEY\x017F00000100002A9F0000000000000000\x02TIMER_DELIVER_MS\x01{due}\x02"
@@ -126,8 +128,9 @@ class Growth:
 
     def _run(self) -> float:
         """Do what is to be done now; gives how many seconds it took."""
+        now = look(self._clock)
         start = time.perf_counter()
-        while (due := self._timers.step()) is not None and due <= self._clock.now_ms():
+        while (due := self._timers.step(now, UNLIMITED)) is not None and due <= now.wall_ms:
             pass
         return time.perf_counter() - start
 

@@ -4,7 +4,10 @@ moment could have left on the disk.
 What the model of the disk promises, and no more: after a sync of a file its bytes so far are there; of what was written
 since, any 512-byte sectors may be there and any may not. After a sync of a directory its names so far are there; of the
 changes since, any beginning of their sequence may have happened, in each directory on its own. A file's name never
-appears before its size.
+appears before its size. A new directory is a name in the one above it, and what is in it is there if that name is.
+
+What the model of the system promises: a file that is open stays readable when its name is gone; whoever opens it anew,
+as a sync does, does not find it.
 """
 
 from __future__ import annotations
@@ -14,11 +17,16 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from storage.errors import StoreLocked
+from storage.errors import NotDurable, StoreLocked
 from storage.files import Ranges
 
 SECTOR = 512
+
+Call = Literal["open", "write", "sync", "name", "remove"]
+"""What may fail: opening, also by those who open anew; writing; syncing a file or a directory; making a file or a
+directory, or giving one a name; removing one."""
 
 
 class Node:
@@ -26,6 +34,10 @@ class Node:
 
     def __init__(self, size: int = 0) -> None:
         self.data = bytearray(size)
+
+
+class Folder:
+    """A directory, apart from its name: another one that gets the same name is another one."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +54,20 @@ class Sync:
 
 @dataclass(frozen=True)
 class Name:
-    """A directory entry is set to a file, or removed."""
+    """A directory entry is set to a file or a directory, or removed."""
 
-    directory: str
+    folder: Folder
     name: str
-    node: Node | None
+    entry: Node | Folder | None
 
 
 @dataclass(frozen=True)
 class SyncDirectory:
-    directory: str
+    folder: Folder
 
 
 Writes = list[Write]
+Entries = dict[str, Node | Folder]
 Operation = Write | Sync | Name | SyncDirectory
 
 
@@ -63,16 +76,16 @@ class SimulatedFiles:
     """Implements storage.files.Files. `operations` is everything that ever happened, in order."""
 
     names: dict[str, Node] = field(default_factory=dict)
+    """Files by their paths."""
     operations: list[Operation] = field(default_factory=list)
-    directories: set[str] = field(default_factory=set)
+    folders: dict[str, Folder] = field(default_factory=lambda: {"/": Folder()})
+    """Directories by their paths."""
     locked: set[str] = field(default_factory=set)
-    was_theirs: bool = False
-    """Whether RocketMQ had the store since."""
     used: float = 0.1
     room: int | None = None
     """Bytes that may still be written before the disk is full."""
-    write_error: OSError | None = None
-    fail_syncs: bool = False
+    faults: dict[tuple[Call, str], int] = field(default_factory=dict)
+    """Error numbers by what fails, and where: see `fail`."""
     uncached: int = 0
     """What lies before this in a file is never in memory, also not after it was read."""
     blocks: int = 0
@@ -80,44 +93,53 @@ class SimulatedFiles:
     # --- storage.files.Files
 
     def create(self, path: str, size: int) -> SimulatedFile:
-        node = Node(size)
-        self._name(path, node)
+        self.check("open", path)
+        self._name(path, Node(size))
         return SimulatedFile(self, path)
 
     def open(self, path: str) -> SimulatedFile:
         return SimulatedFile(self, path)
 
     def exists(self, path: str) -> bool:
-        return path in self.names or path in self.directories
+        return path in self.names or path in self.folders
 
     def list(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
-        entries = {name[len(prefix) :].split("/")[0] for name in self.names if name.startswith(prefix)}
-        return sorted(entries)
+        entries = {*self.names, *self.folders} - {prefix}
+        return sorted(entry[len(prefix) :] for entry in entries if os.path.dirname(entry) == path.rstrip("/"))
 
-    def make_directories(self, path: str) -> None:
-        while path not in ("", "/"):
-            self.directories.add(path)
+    def make_directories(self, path: str, *, durable: bool = False) -> None:
+        missing = []
+        while path not in self.folders:
+            missing.append(path)
             path = os.path.dirname(path)
+        for made in reversed(missing):
+            self._name(made, Folder())
+        for made in reversed(missing) if durable else ():
+            self.sync_directory(os.path.dirname(made))
 
     def remove(self, path: str) -> None:
+        self.check("remove", path)
         if path in self.names:
             self._name(path, None)
 
     def remove_tree(self, path: str) -> None:
-        for name in [name for name in self.names if name.startswith(path + "/")]:
+        inside = [name for name in [*self.names, *reversed(self.folders)] if f"{name}/".startswith(f"{path}/")]
+        for name in inside:
+            self.check("remove", name)
             self._name(name, None)
-        self.directories.discard(path)
 
     def read_whole(self, path: str) -> bytes | None:
+        self.check("open", path)
         node = self.names.get(path)
         return bytes(node.data) if node is not None else None
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        self.check("open", path)
         node = Node(len(data))
-        self.write(node, 0, data)
+        self.write(path, node, 0, data)
         if durable:
-            self.sync(node)
+            self.sync(path, node)
         self._name(path, node)
         if durable:
             self.sync_directory(os.path.dirname(path))
@@ -126,8 +148,11 @@ class SimulatedFiles:
         self._name(target, self.names[source])
 
     def sync_directory(self, path: str) -> None:
-        self._check_sync()
-        self.operations.append(SyncDirectory(path))
+        self.check("open", path)
+        if path not in self.folders:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self._check_sync(path)
+        self.operations.append(SyncDirectory(self.folders[path]))
 
     def lock(self, path: str) -> SimulatedLock:
         if path in self.locked:
@@ -141,16 +166,44 @@ class SimulatedFiles:
     def blocks_read(self) -> int:
         return self.blocks
 
+    # --- what fails
+
+    def fail(self, call: Call, number: int, path: str = "/") -> None:
+        """From now on have a call fail with an error number, everywhere or for paths that begin so."""
+        self.faults[call, path] = number
+
+    def heal(self) -> None:
+        """From now on nothing fails."""
+        self.faults.clear()
+
+    def check(self, call: Call, path: str) -> None:
+        """Raise the error that a call of a path meets, if any."""
+        for (failing, where), number in self.faults.items():
+            if failing == call and path.startswith(where):
+                raise OSError(number, os.strerror(number), path)
+
+    def _check_sync(self, path: str) -> None:
+        try:
+            self.check("sync", path)
+        except OSError as error:
+            raise NotDurable(error.errno, error.strerror, path) from error
+
     # --- what files do
 
-    def write(self, node: Node, offset: int, data: bytes) -> None:
-        if self.write_error is not None:
-            raise self.write_error
+    def node_at(self, path: str) -> Node:
+        """What a path names; for whoever opens it."""
+        self.check("open", path)
+        if path not in self.names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return self.names[path]
+
+    def write(self, path: str, node: Node, offset: int, data: bytes) -> None:
+        self.check("write", path)
         if self.room is not None and len(data) > self.room:
             data = data[: self.room]
             self.overwrite(node, offset, data)
             self.room = 0
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         if self.room is not None:
             self.room -= len(data)
         self.overwrite(node, offset, data)
@@ -161,30 +214,39 @@ class SimulatedFiles:
         node.data[offset : offset + len(data)] = data
         self.operations.append(Write(node, offset, bytes(data)))
 
-    def sync(self, node: Node) -> None:
-        self._check_sync()
+    def sync(self, path: str, node: Node) -> None:
+        self._check_sync(path)
         self.operations.append(Sync(node))
 
-    def _check_sync(self) -> None:
-        if self.fail_syncs:
-            raise OSError(errno.EIO, "Input/output error")
-
-    def _name(self, path: str, node: Node | None) -> None:
-        if node is None:
-            del self.names[path]
-        else:
-            self.names[path] = node
-        self.operations.append(Name(os.path.dirname(path), os.path.basename(path), node))
+    def _name(self, path: str, entry: Node | Folder | None) -> None:
+        """Let a path be of a file or a directory, or (None) of nothing."""
+        above = os.path.dirname(path)
+        if entry is not None:
+            self.check("name", path)
+            if above not in self.folders:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self.names.pop(path, None)
+        self.folders.pop(path, None)
+        if isinstance(entry, Node):
+            self.names[path] = entry
+        elif entry is not None:
+            self.folders[path] = entry
+        self.operations.append(Name(self.folders[above], os.path.basename(path), entry))
 
     # --- crashes
+
+    def after_kill(self) -> None:
+        """The process is gone: what it had written is there, what it had locked is free, whatever failed is mended."""
+        self.locked.clear()
+        self.heal()
 
     def after_crash(self, when: int, chance: random.Random, style: str) -> SimulatedFiles:
         """What the disk may hold after a power cut before operation `when`. `style`: "nothing" that was not synced
         is there, "everything" is, or "some" as `chance` has it."""
         durable: dict[Node, bytearray] = {}
         unsynced: dict[Node, Writes] = {}
-        named: dict[str, dict[str, Node]] = {}
-        renamed: dict[str, list[Name]] = {}
+        named: dict[Folder, Entries] = {}
+        renamed: dict[Folder, list[Name]] = {}
         for operation in self.operations[:when]:
             match operation:
                 case Write(node):
@@ -194,20 +256,20 @@ class SimulatedFiles:
                     content = durable.setdefault(node, bytearray())
                     for write in unsynced.pop(node, []):
                         _apply(content, write.offset, write.data)
-                case Name(directory):
-                    renamed.setdefault(directory, []).append(operation)
-                case SyncDirectory(directory):
-                    for change in renamed.pop(directory, []):
-                        _rename(named.setdefault(directory, {}), change)
-        for directory, changes in renamed.items():
+                case Name(folder):
+                    renamed.setdefault(folder, []).append(operation)
+                case SyncDirectory(folder):
+                    for change in renamed.pop(folder, []):
+                        _rename(named.setdefault(folder, {}), change)
+        for folder, changes in renamed.items():
             count = {"nothing": 0, "everything": len(changes), "some": chance.randint(0, len(changes))}[style]
             for change in changes[:count]:
-                _rename(named.setdefault(directory, {}), change)
+                _rename(named.setdefault(folder, {}), change)
         return self._image(named, durable, unsynced, chance, style)
 
     def _image(
         self,
-        named: dict[str, dict[str, Node]],
+        named: dict[Folder, Entries],
         durable: dict[Node, bytearray],
         unsynced: dict[Node, Writes],
         chance: random.Random,
@@ -215,17 +277,39 @@ class SimulatedFiles:
     ) -> SimulatedFiles:
         image = SimulatedFiles()
         copies: dict[Node, Node] = {}
-        for directory, entries in named.items():
-            for name, node in entries.items():
-                if node not in copies:
-                    copy = copies[node] = Node(len(node.data))
-                    content = durable.get(node, bytearray())
+
+        def fill(folder: Folder, path: str) -> None:
+            for name, entry in named.get(folder, {}).items():
+                at = os.path.join(path, name)
+                if isinstance(entry, Folder):
+                    image.folders[at] = Folder()
+                    fill(entry, at)
+                    continue
+                if entry not in copies:
+                    copy = copies[entry] = Node(len(entry.data))
+                    content = durable.get(entry, bytearray())
                     copy.data[: len(content)] = content
-                    for write in unsynced.get(node, []):
+                    for write in unsynced.get(entry, []):
                         _tear(copy.data, write, chance, style)
-                image.names[os.path.join(directory, name)] = copies[node]
-                image.make_directories(directory)
+                image.names[at] = copies[entry]
+
+        fill(self.folders["/"], "/")
         return image
+
+    def remember(self) -> None:
+        """Have what is there now as the beginning of `operations`, durably: for a crash after a crash."""
+        self.operations.clear()
+        for path, folder in sorted(self.folders.items()):
+            if path != "/":
+                above = self.folders[os.path.dirname(path)]
+                self.operations += Name(above, os.path.basename(path), folder), SyncDirectory(above)
+        written = set()
+        for path, node in self.names.items():
+            if node not in written:
+                written.add(node)
+                self.operations += Write(node, 0, bytes(node.data.rstrip(b"\0"))), Sync(node)
+            above = self.folders[os.path.dirname(path)]
+            self.operations += Name(above, os.path.basename(path), node), SyncDirectory(above)
 
 
 class SimulatedFile:
@@ -234,17 +318,18 @@ class SimulatedFile:
     def __init__(self, files: SimulatedFiles, path: str) -> None:
         self._files = files
         self.path = path
-        self._node = files.names[path]
+        self._opened: Node | None = None
 
     def read(self, offset: int, size: int) -> bytes:
         return bytes(self._node.data[offset : offset + size])
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         self._files.blocks += sum(offset < self._files.uncached for offset, _ in ranges)
-        return self.read_apart(ranges)
+        return b"".join(self.read(offset, size) for offset, size in ranges)
 
     def read_apart(self, ranges: Ranges) -> bytes:
-        return b"".join(self.read(offset, size) for offset, size in ranges)
+        data = self._files.node_at(self.path).data
+        return b"".join(bytes(data[offset : offset + size]) for offset, size in ranges)
 
     def read_cached(self, ranges: Ranges) -> bytes | None:
         if any(offset < self._files.uncached for offset, _ in ranges):
@@ -253,16 +338,19 @@ class SimulatedFile:
         return self.read_ranges(ranges)
 
     def read_ahead(self, ranges: Ranges) -> None:
-        pass
+        self._files.node_at(self.path)
 
     def write(self, offset: int, data: bytes) -> None:
-        assert offset + len(data) <= len(self._node.data), "a file of fixed size does not grow"
-        self._files.write(self._node, offset, data)
+        self._write(self._node, offset, data)
 
     def write_apart(self, writes: Sequence[tuple[int, bytes]]) -> None:
+        node = self._files.node_at(self.path)
         for offset, data in writes:
-            self.write(offset, data)
-        self.sync()
+            self._write(node, offset, data)
+        self._files.sync(self.path, node)
+
+    def allocate(self, offset: int, size: int) -> None:
+        assert offset + size <= len(self._files.node_at(self.path).data), "a file of fixed size does not grow"
 
     def clear(self, offset: int) -> None:
         end = len(self._node.data.rstrip(b"\0"))
@@ -270,13 +358,24 @@ class SimulatedFile:
             self._files.overwrite(self._node, offset, bytes(end - offset))
 
     def sync(self) -> None:
-        self._files.sync(self._node)
+        self._files.sync(self.path, self._files.node_at(self.path))
 
     def size(self) -> int:
-        return len(self._node.data)
+        return len(self._files.node_at(self.path).data)
 
     def close(self) -> None:
-        pass
+        self._opened = None
+
+    @property
+    def _node(self) -> Node:
+        """The file that is open, or is opened now."""
+        if self._opened is None:
+            self._opened = self._files.node_at(self.path)
+        return self._opened
+
+    def _write(self, node: Node, offset: int, data: bytes) -> None:
+        assert offset + len(data) <= len(node.data), "a file of fixed size does not grow"
+        self._files.write(self.path, node, offset, data)
 
 
 class SimulatedLock:
@@ -285,15 +384,24 @@ class SimulatedLock:
     def __init__(self, files: SimulatedFiles, path: str) -> None:
         self._files = files
         self._path = path
+        self._is_new = path not in files.names
+        if self._is_new:
+            files.write_whole(path, b"", durable=False)
 
     @property
     def was_theirs(self) -> bool:
-        return self._files.was_theirs
+        return bytes(self._files.names[self._path].data).startswith(b"lock")
 
     def claim(self) -> None:
-        self._files.was_theirs = False
+        node = self._files.names[self._path]
+        if bytes(node.data) != b"duemq":
+            self._files.write(self._path, node, 0, b"duemq")
+            self._files.sync(self._path, node)
+        self._is_new = False
 
     def release(self) -> None:
+        if self._is_new:
+            self._files.remove(self._path)
         self._files.locked.discard(self._path)
 
 
@@ -303,11 +411,11 @@ def _apply(content: bytearray, offset: int, data: bytes) -> None:
     content[offset : offset + len(data)] = data
 
 
-def _rename(entries: dict[str, Node], change: Name) -> None:
-    if change.node is None:
+def _rename(entries: Entries, change: Name) -> None:
+    if change.entry is None:
         entries.pop(change.name, None)
     else:
-        entries[change.name] = change.node
+        entries[change.name] = change.entry
 
 
 def _tear(content: bytearray, write: Write, chance: random.Random, style: str) -> None:

@@ -27,7 +27,6 @@ from protocol.fastjson import loads
 from protocol.frame import Frame, FrameReader
 from scheduler.delay_levels import DelayLevels
 from storage.check import problems
-from storage.clock import SystemClock
 from storage.copies import origin_of
 from storage.files import OsFiles
 from storage.store import MessageStore, StoreConfig
@@ -126,7 +125,7 @@ async def wait_until_delivered(broker: DuemqBroker) -> None:
 def check_store(root: Path, acknowledged: set[int]) -> None:
     config = StoreConfig(str(root), commitlog_segment_size=SEGMENT, queue_segment_size=QUEUE_SEGMENT)
     table = DelayLevels(LEVELS)
-    store = MessageStore(config, OsFiles(), SystemClock(), ("127.0.0.1", 1), table.deliver_time)
+    store = MessageStore(config, OsFiles(), ("127.0.0.1", 1), table.deliver_time)
     recovered = store.open()
     assert recovered.torn is None
     assert list(problems(store)) == []
@@ -154,7 +153,7 @@ def check_store(root: Path, acknowledged: set[int]) -> None:
                     assert origin is not None
                     due_ms = int(due) if due is not None else origin.store_timestamp + 1000
                     assert message.store_timestamp >= due_ms, "early"
-    store.close()
+    store.abandon()
     assert acknowledged, "the load did not run"
     assert acknowledged - stored.keys() == set(), "acknowledged, and lost"
     assert [number for number, count in stored.items() if count > 1] == [], "stored twice"

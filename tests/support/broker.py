@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from broker.config import BrokerConfig, Origin, load
 from broker.connection import Connection
 from broker.daemon import Broker
+from broker.workers import Background, ThreadWorkers
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from protocol.command import Command
 from protocol.frame import JSON, FrameReader
 from storage.clock import ManualClock
 from storage.files import Files
+from storage.jobs import Lane
 
 SEGMENT = 8 * 1024 * 1024
+T = TypeVar("T")
 
 
 class MemoryTransport(asyncio.Transport):
@@ -179,8 +182,38 @@ class Peer:
         return next((answer for answer in self.responses if answer.opaque == command.opaque), None)
 
 
+class GatedWorkers(ThreadWorkers):
+    """Threads of which a test may hold those of some lanes: what they are given waits, in `held`, until it lets go."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.held: dict[Lane | Background, list[Callable[[], None]]] = {}
+
+    def hold(self, lane: Lane | Background) -> None:
+        self.held.setdefault(lane, [])
+
+    def let_go(self, lane: Lane | Background) -> None:
+        for start in self.held.pop(lane):
+            start()
+
+    def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
+        if lane not in self.held:
+            return super().run(lane, work)
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def finished(done: asyncio.Future[T]) -> None:
+            error = done.exception()
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(done.result())
+
+        self.held[lane].append(lambda: super(GatedWorkers, self).run(lane, work).add_done_callback(finished))
+        return result
+
+
 class UnboundBroker(Broker):
-    """A broker that listens nowhere."""
+    """A broker that listens nowhere. Its workers are gated, `lanes`."""
 
     def __init__(
         self,
@@ -190,7 +223,12 @@ class UnboundBroker(Broker):
         origin: Origin | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
-        super().__init__(config, clock=self.clock, files=files, origin=origin)
+        super().__init__(config, clock=self.clock, files=files, origin=origin, workers=GatedWorkers)
+
+    @property
+    def lanes(self) -> GatedWorkers:
+        assert isinstance(self._workers, GatedWorkers)
+        return self._workers
 
     def _bind(self) -> None:
         """Take no port."""
@@ -216,6 +254,8 @@ async def running(
     try:
         yield broker
     finally:
+        for lane in list(broker.lanes.held):
+            broker.lanes.let_go(lane)
         await broker.stop()
         gc.set_threshold(*thresholds)
 

@@ -85,7 +85,7 @@ async def test_a_jump_throws_no_client_out_and_deletes_no_message(movable: Unbou
     loop.advance(11)  # housekeeping looks at clients, locks and files
     await turns(10)
     assert await members(peer, "g") == ["c1"]
-    assert movable.store.retention.deletable_before() == movable.store.log.begin
+    assert movable.durability.retention.deletable_before(movable.clock.now_ms()) == movable.store.log.begin
     assert (await peer.ask(pull("T"))).code == ResponseCode.SUCCESS
     movable.clock.advance(EXPIRE_MS + 1)
     loop.advance(11)

@@ -1,51 +1,41 @@
-"""What housekeeping does at a time, and what one of its works that fails leaves to the others."""
+"""What is done regularly, and what one work that fails leaves to the others."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from storage.store import MessageStore
+from storage.jobs import Lane
+from storage.retention import Retention
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import send
 
 
 async def test_a_failed_expiry_does_not_let_a_second_checkpoint_begin_beside_the_first(
-    broker: UnboundBroker, peer: Peer, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+    broker: UnboundBroker, peer: Peer, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
-    disk, planned, expired = threading.Event(), [], []
-    real = MessageStore.plan_checkpoint
+    looks: list[int] = []
 
-    def plan(store: MessageStore) -> Any:
-        job = real(store)
-        run = job.run
-
-        def slowly() -> None:
-            disk.wait(30)
-            run()
-
-        monkeypatch.setattr(job, "run", slowly)
-        planned.append(job)
-        return job
-
-    def expire(_: MessageStore) -> Iterator[list[str]]:
-        expired.append(1)
-        yield []
+    def look(_: Retention) -> bool:
+        looks.append(1)
         raise OSError("the disk is broken")
 
-    monkeypatch.setattr(MessageStore, "plan_checkpoint", plan)
-    monkeypatch.setattr(MessageStore, "expire", expire)
-    try:
+    monkeypatch.setattr(Retention, "look", look)
+    broker.lanes.hold(Lane.FILES)
+
+    async def second() -> None:
+        broker.clock.advance(1000)
+        loop.advance(1)
+        await turns(5)
         await peer.ask(send("T"))
-        for _ in range(40):
-            loop.advance(1)
-            await turns(5)
-            await peer.ask(send("T"))
-        assert len(expired) > 1, "one that failed does not keep the next from being tried"
-        assert len(planned) == 1, "the first is still being made"
-    finally:
-        disk.set()
+
+    while not broker.lanes.held[Lane.FILES]:
+        await second()
+    for _ in range(40):
+        await second()
+    assert len(looks) > 1, "one that failed does not keep the next from being tried"
+    assert {line["event"] for line in logged} >= {"nothing_expired"}
+    assert len(broker.lanes.held[Lane.FILES]) == 1, "the first checkpoint is still being made"
+    broker.lanes.let_go(Lane.FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ from protocol.headers import ChangePending, DueCurve, ListPending
 from protocol.message_id import offset_message_id, pack_host
 from scheduler.pending import Pending
 from storage.consume_queue import TIMER_TOPIC
-from storage.errors import StoreFull
+from storage.jobs import Lane
 from storage.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
@@ -361,28 +362,25 @@ async def test_the_answer_waits_for_the_disk_as_a_sends_does(tmp_path: Path, act
     async with running(tmp_path, "flushDiskType=SYNC_FLUSH", "timerStopDequeue=true") as broker:
         peer = broker.connect()
         message_id = await later(broker, peer)
-        flushed = broker.store.log.flushed
-        plan_flush = broker.store.plan_flush
-        held: list[int] = []
-
-        def plan() -> Any:
-            held.append(len(peer.responses))
-            return plan_flush()
-
-        broker.store.plan_flush = plan  # type: ignore[method-assign]
+        flushed, before = broker.store.log.flushed, len(peer.responses)
+        broker.lanes.hold(Lane.FLUSH)
         command = change(action, message_id, deliver_ms=LATER_MS + 1 if action == "reschedule" else None)
-        before = len(peer.responses)
-        await told(peer, command)
-        assert before in held
+        telling = asyncio.ensure_future(told(peer, command))
+        while not broker.lanes.held[Lane.FLUSH]:
+            await asyncio.sleep(0)
+        await turns(20)
+        assert len(peer.responses) == before
+        broker.lanes.let_go(Lane.FLUSH)
+        await telling
         assert broker.store.log.flushed == broker.store.log.end > flushed
 
 
 async def test_what_could_not_be_written_is_no_success(known: UnboundBroker, peer: Peer) -> None:
     message_id = await later(known, peer)
-    known.store.appender.refuse(StoreFull("the disk is 95% full"))
+    known.store.health.fill("the disk is 95% full")
     for command in (change("cancel", message_id), change("deliver", topic="T", begin_ms=0)):
         assert "95% full" in await fails(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE)
-    known.store.appender.accept()
+    known.store.health.has_room()
     assert await ids(peer) == [message_id]
 
 
@@ -400,7 +398,6 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             yield None
 
     monkeypatch.setattr(Pending, "select", select)
-    monkeypatch.setattr(pending, "SLICE_SECONDS", 0.0001)
     return steps
 
 
@@ -454,7 +451,7 @@ async def test_a_message_that_says_no_queue_is_told_all_the_same(known: UnboundB
     store = known.store
     text = f"REAL_TOPIC\x01T\x02TIMER_OUT_MS\x01{LATER_MS}"
     appender = store.appender
-    appender.begin()
+    appender.begin(NOW_MS)
     offset = appender.add(store.ensure_queue(TIMER_TOPIC, 0), b"x", text.encode(), LATER_MS, NOW_MS, bytes(8))
     known.timers.staged(offset, "T")
     appender.commit()
@@ -480,4 +477,4 @@ async def test_a_search_lets_a_thread_read_what_is_not_in_memory(
     assert len(await ids(peer, key="k1")) == 1
     assert (await told(peer, listing(key="k2", count_only=True)))["counted"] == 1
     assert len(threads) == 2, "the three records are read at once"
-    assert all(name.startswith("blocking") for name in threads)
+    assert all(name.startswith("reads") for name in threads)

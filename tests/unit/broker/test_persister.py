@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.persister import Persister, SavedTable
+from broker.workers import ThreadWorkers
 from storage.config_file import ConfigFile
 from storage.files import OsFiles
 from tests.support.broker import running
@@ -39,7 +40,9 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.value = 0
         self.file = SlowFile(path)
-        self.persister = Persister(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.workers = ThreadWorkers(loop)
+        self.persister = Persister(loop, self.workers)
         self.saved = SavedTable(self.persister, self.file, lambda: {"value": self.value})
 
     def save(self, value: int) -> asyncio.Future[None]:
@@ -60,7 +63,7 @@ async def table(tmp_path: Path) -> Table:
 def ended(table: Table) -> Iterator[None]:
     yield
     table.file.gate.release(10)
-    table.persister.thread.shutdown(wait=True)
+    table.workers.stop()
 
 
 async def test_who_asks_while_a_write_runs_is_served_by_one_more(table: Table) -> None:
@@ -96,7 +99,7 @@ async def test_what_waited_is_written_when_the_broker_stops(table: Table) -> Non
     table.file.started.acquire()
     second = table.save(2)
     table.file.gate.release(2)
-    table.persister.stop()
+    await table.persister.stop()
     assert table.written == [1, 2]
     await asyncio.gather(first, second)
     assert table.written == [1, 2]

@@ -13,7 +13,6 @@ from protocol.codes import RequestCode, ResponseCode
 from protocol.frame import CODECS
 from protocol.record import StoredMessage
 from storage.consume_queue import TIMER_TOPIC
-from storage.errors import StoreFull
 from storage.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
@@ -136,9 +135,9 @@ async def test_a_message_too_far_ahead_is_refused_and_replaces_nothing(
 
 async def test_a_store_that_takes_nothing_says_so(known: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
     await peer.ask(send("T", b"waits", properties=instead("TIMER_DELAY_SEC\x0160")))
-    known.store.appender.refuse(StoreFull("the disk is full"))
+    known.store.health.fill("the disk is full")
     await fails(peer, send("T", properties=instead("TIMER_DELAY_SEC\x0190")), ResponseCode.SERVICE_NOT_AVAILABLE)
-    known.store.appender.accept()
+    known.store.health.has_room()
     await pass_time(known, loop, 61)
     assert await bodies(peer) == [b"first", b"waits"]
 

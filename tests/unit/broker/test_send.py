@@ -222,15 +222,13 @@ async def test_a_delay_that_is_no_number_is_refused_or_none(peer: Peer, text: st
 
 
 async def test_a_full_store_takes_nothing_and_says_so(broker: UnboundBroker, peer: Peer) -> None:
-    from storage.errors import StoreFull
-
     await peer.ask(send("T"))
-    broker.store.appender.refuse(StoreFull("the disk is 95% full"))
+    broker.store.health.fill("the disk is 95% full")
     answers = await peer.ask_all([send("T"), send("T", properties="DELAY\x011"), send("T", b"", batch=True), pull("T")])
     assert [answer.code for answer in answers[:2]] == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
     assert "95% full" in (answers[0].remark or "")
     assert answers[3].code == 0
-    broker.store.appender.accept()
+    broker.store.health.has_room()
     assert header_of(await peer.ask(send("T"))).queue_offset == 1
 
 

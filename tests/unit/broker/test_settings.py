@@ -211,7 +211,7 @@ async def test_retention_follows(broker: UnboundBroker, peer: Peer) -> None:
         diskSpaceWarningLevelRatio=0.7,
         cleanFileForciblyEnable="false",
     )
-    kept = broker.store.retention.config
+    kept = broker.durability.retention.config
     assert (kept.reserved_hours, kept.delete_when, kept.max_used_ratio) == (1, "00", 0.5)
     assert (kept.clean_forcibly, kept.forcible_ratio, kept.refuse_ratio) == (False, 0.6, 0.7)
 
@@ -270,7 +270,7 @@ async def test_routes_tell_what_the_broker_permits(broker: UnboundBroker, peer: 
     assert await told() == 6
     version = broker.topics.version.counter
     changes: list[int] = []
-    broker.topics.on_change = lambda: changes.append(1)
+    broker.topics._on_change = lambda: changes.append(1)
     await change(peer, brokerPermission=4)
     assert await told() == 4
     assert broker.topics.version.counter > version

@@ -18,7 +18,6 @@ from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, St
 from protocol.timer_properties import due_of
 from scheduler.timer_config import Refusal
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.errors import StoreFull
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import request, send
 from tests.unit.broker.test_retry import back, last
@@ -397,10 +396,10 @@ async def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_full_store_takes_nothing_and_a_refused_send_leaves_nothing(known: UnboundBroker, peer: Peer) -> None:
-    known.store.appender.refuse(StoreFull("the disk is 95% full"))
+    known.store.health.fill("the disk is 95% full")
     command = send("T", properties=f"TIMER_DELIVER_MS\x01{LATER_MS}")
     assert (await peer.ask(command)).code == ResponseCode.SERVICE_NOT_AVAILABLE
-    known.store.appender.accept()
+    known.store.health.has_room()
     assert known.timers.queue.next_offset == 0
 
 
@@ -422,7 +421,7 @@ async def delivered(known: UnboundBroker, peer: Peer) -> StoredMessage:
     await peer.ask(send("Other"))
     text = "TIMER_DELAY_SEC\x015\x02TIMER_OUT_MS\x011\x02TIMER_ENQUEUE_MS\x012\x02TIMER_DEQUEUE_MS\x013"
     appender = known.store.appender
-    appender.begin()
+    appender.begin(NOW_MS)
     appender.add(
         known.store.ensure_queue("T", 1),
         b"body",

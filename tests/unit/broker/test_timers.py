@@ -17,7 +17,7 @@ import uvloop
 
 from broker.config import load
 from broker.daemon import MAX_ROLL_WINDOW, timer_config
-from broker.housekeeping import Deliveries
+from broker.turns import Turns
 from duemq._delay import read_delays
 from protocol import recall_handle, record
 from protocol.codes import RequestCode, ResponseCode
@@ -28,8 +28,9 @@ from protocol.message_id import offset_message_id, pack_host
 from protocol.record import StoredMessage
 from scheduler.timer_config import Cancelled
 from scheduler.timers import Timers, TimerState
-from storage.clock import SystemClock
-from storage.errors import StoreError, StoreFull
+from storage.budget import Budget
+from storage.clock import Moment, SystemClock
+from storage.errors import StoreError
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -67,8 +68,9 @@ def cancelled(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[tu
     """What the timers were asked to cancel; they say what the first item of this list does, or that they did."""
     asked: list[tuple[Any, ...]] = []
 
-    def cancel(*place: Any) -> Cancelled:
-        asked.append(place)
+    def cancel(place: int, now_ms: int) -> Cancelled:
+        assert now_ms == broker.clock.now_ms()
+        asked.append((place,))
         return Cancelled.CANCELLED
 
     monkeypatch.setattr(broker.timers.changes, "cancel", cancel)
@@ -213,7 +215,7 @@ async def test_each_message_of_a_list_has_its_outcome(
         await peer.ask(send("T", properties=delay))
         ids.append(last(broker).offset_message_id)
     results = iter(Cancelled)
-    monkeypatch.setattr(broker.timers.changes, "cancel", lambda _: next(results))
+    monkeypatch.setattr(broker.timers.changes, "cancel", lambda place, now_ms: next(results))
     told = await outcomes(peer, *ids[:3], ids[3].lower(), frame_codec=frame_codec)
     assert [result for _, result in told] == ["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"]
     assert [message_id for message_id, _ in told] == [*ids[:3], ids[3].lower()]
@@ -240,7 +242,7 @@ async def test_a_message_keeps_its_id_when_the_broker_moves(tmp_path: Path, monk
         await broker.connect().ask(send("T", properties="TIMER_DELAY_SEC\x0160"))
         message = last(broker)
     async with running(tmp_path, "brokerIP1=10.0.0.2") as broker:
-        monkeypatch.setattr(broker.timers.changes, "cancel", lambda _: Cancelled.CANCELLED)
+        monkeypatch.setattr(broker.timers.changes, "cancel", lambda place, now_ms: Cancelled.CANCELLED)
         moved = offset_message_id(broker.store.appender.store_host, message.physical_offset)
         told = await outcomes(broker.connect(), message.offset_message_id, moved)
         assert [result for _, result in told] == ["CANCELLED", "NEVER_EXISTED"]
@@ -264,7 +266,7 @@ def append_a_mark(broker: UnboundBroker) -> Callable[..., Cancelled]:
 
     def cancel(*_: Any) -> Cancelled:
         appender = broker.store.appender
-        appender.begin()
+        appender.begin(NOW_MS)
         appender.add(broker.store.ensure_queue("mark", 0), b"0", b"", 0, NOW_MS, bytes(8))
         appender.commit()
         return Cancelled.CANCELLED
@@ -296,7 +298,7 @@ async def test_what_could_not_be_written_is_no_success(
 ) -> None:
     command = recall(waiting[1]) if by == "handle" else cancel(waiting[0].offset_message_id)
     monkeypatch.setattr(broker.timers.changes, "cancel", append_a_mark(broker))
-    broker.store.appender.refuse(StoreFull("the disk is 95% full"))
+    broker.store.health.fill("the disk is 95% full")
     assert "95% full" in await fails(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE)
 
 
@@ -329,7 +331,7 @@ async def test_the_metrics_have_rocketmqs_form(
 async def test_broker_status_shows_rocketmqs_keys(
     broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker.timers, "state", lambda: TimerState(NOW_MS, 9, 7, 1234, 5.0, 0, 3999))
+    monkeypatch.setattr(broker.timers, "state", lambda now_ms: TimerState(NOW_MS, 9, 7, 1234, 5.0, 0, 3999))
     answer = await peer.ask(request(RequestCode.GET_BROKER_RUNTIME_INFO))
     table = json.loads(bytes(answer.body))["table"]
     assert {name: value for name, value in table.items() if name.startswith("timer")} == {
@@ -383,7 +385,7 @@ async def test_settings_change_while_running(
     broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked = []
-    monkeypatch.setattr(broker.timers, "on_earlier", lambda: looked.append(broker.timers.config.stop_dequeue))
+    monkeypatch.setattr(broker._timers_work, "wake", lambda: looked.append(broker.timers.config.stop_dequeue))
     await change(peer, timerMaxDelaySec=60, timerRollWindowSlot=1, timerCongestNumEachSlot=5, timerStopDequeue="true")
     config = broker.timers.config
     assert (config.max_delay, config.roll_window, config.congest_limit) == (60, MAX_ROLL_WINDOW, 5)
@@ -406,11 +408,11 @@ def steps(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """When the timers were called, by the clock; they want to be called again in 5 s each time."""
     called: list[int] = []
 
-    def step() -> int:
-        called.append(broker.clock.now_ms() - NOW_MS)
-        return broker.clock.now_ms() + 5000
+    def step(now: Moment, _: Budget) -> float:
+        called.append(now.wall_ms - NOW_MS)
+        return 5.0
 
-    monkeypatch.setattr(broker.housekeeping._deliveries[1], "_step", step)
+    monkeypatch.setattr(broker._timers_work, "step", step)
     return called
 
 
@@ -423,7 +425,7 @@ async def pass_time(broker: UnboundBroker, loop: SteppedLoop, seconds: float) ->
 async def test_the_timers_are_called_when_they_ask_for_it(
     broker: UnboundBroker, loop: SteppedLoop, steps: list[int]
 ) -> None:
-    broker.timers.on_earlier()
+    broker._timers_work.wake()
     await turns()
     assert steps == [0]
     await pass_time(broker, loop, 4.999)
@@ -431,8 +433,8 @@ async def test_the_timers_are_called_when_they_ask_for_it(
     await pass_time(broker, loop, 0.001)
     assert steps == [0, 5000]
     await pass_time(broker, loop, 1)
-    broker.timers.on_earlier()
-    broker.timers.on_earlier()
+    broker._timers_work.wake()
+    broker._timers_work.wake()
     await turns()
     assert steps == [0, 5000, 6000]
     await pass_time(broker, loop, 4.5)
@@ -440,8 +442,7 @@ async def test_the_timers_are_called_when_they_ask_for_it(
 
 
 async def test_what_is_not_due_soon_is_gathered(broker: UnboundBroker, loop: SteppedLoop, steps: list[int]) -> None:
-    arrived = broker.timers.on_arrived
-    assert arrived is not None
+    arrived = broker.timers._wake_later
     arrived()
     await pass_time(broker, loop, 0.009)
     arrived()
@@ -449,7 +450,7 @@ async def test_what_is_not_due_soon_is_gathered(broker: UnboundBroker, loop: Ste
     await pass_time(broker, loop, 0.001)
     assert steps == [10]
     arrived()
-    broker.timers.on_earlier()
+    broker._timers_work.wake()
     arrived()
     await turns()
     assert steps == [10, 10], "what is due soon does not wait for more"
@@ -459,13 +460,17 @@ def test_uvloop_is_driven_as_well() -> None:
     """Its handles do not tell when they are up."""
     loop = uvloop.new_event_loop()
     called: list[int] = []
-    deliveries = Deliveries(loop, SystemClock(), lambda: called.append(1), "timers")
-    deliveries.step_soon()
-    deliveries.step_later()
+    turns = Turns(loop, SystemClock())
+    work = turns.work("timers")
+    work.step = lambda now, budget: called.append(1)
+    turns.start()
+    work.wake()
+    work.wake_later()
     loop.call_later(0.02, loop.stop)
     loop.run_forever()
-    deliveries.step_later()
-    deliveries.step_later()
+    assert called == [1]
+    work.wake_later()
+    work.wake_later()
     loop.call_later(0.05, loop.stop)
     loop.run_forever()
     loop.close()
@@ -476,7 +481,7 @@ async def test_levels_and_timers_do_not_wait_for_each_other(
     broker: UnboundBroker, peer: Peer, loop: SteppedLoop, steps: list[int]
 ) -> None:
     await peer.ask(send("T", properties="DELAY\x011"))
-    broker.timers.on_earlier()
+    broker._timers_work.wake()
     await pass_time(broker, loop, 1)
     assert steps == [0, 1000][-len(steps) :]
     assert len(record.decode_all(bytes((await peer.ask(pull("T"))).body))) == 1
@@ -487,14 +492,14 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
 ) -> None:
     called: list[int] = []
 
-    def step() -> int:
-        called.append(broker.clock.now_ms() - NOW_MS)
+    def step(now: Moment, _: Budget) -> float:
+        called.append(now.wall_ms - NOW_MS)
         if len(called) == 1:
-            broker.timers.on_earlier()
-        return broker.clock.now_ms() + 5000
+            broker._timers_work.wake()
+        return 5.0
 
-    monkeypatch.setattr(broker.housekeeping._deliveries[1], "_step", step)
-    broker.timers.on_earlier()
+    monkeypatch.setattr(broker._timers_work, "step", step)
+    broker._timers_work.wake()
     await turns(5)
     assert called == [0, 0]
     await pass_time(broker, loop, 5)
@@ -506,21 +511,21 @@ async def test_an_error_does_not_stop_the_timers(
 ) -> None:
     called: list[int] = []
 
-    def step() -> None:
-        called.append(broker.clock.now_ms() - NOW_MS)
+    def step(now: Moment, _: Budget) -> None:
+        called.append(now.wall_ms - NOW_MS)
         if len(called) == 1:
             raise RuntimeError("x")
 
-    monkeypatch.setattr(broker.housekeeping._deliveries[1], "_step", step)
-    broker.timers.on_earlier()
+    monkeypatch.setattr(broker._timers_work, "step", step)
+    broker._timers_work.wake()
     await turns()
     await pass_time(broker, loop, 1)
     assert called == [0, 1000]
-    assert [line["of"] for line in logged if line["event"] == "delivery_failed"] == ["timers"]
+    assert [line["of"] for line in logged if line["event"] == "step_failed"] == ["timers"]
 
 
 async def test_a_clock_that_was_moved_is_looked_at(broker: UnboundBroker, loop: SteppedLoop, steps: list[int]) -> None:
-    broker.housekeeping.clock_moved()
+    broker._clock_moved()
     await turns()
     assert steps == [0]
 
@@ -530,7 +535,7 @@ async def test_the_timers_report_each_second(
 ) -> None:
     reports: list[int] = []
     async with running(Path(broker.config.store_root) / "other") as other:
-        monkeypatch.setattr(other.timers, "report", lambda: reports.append(1))
+        monkeypatch.setattr(other.timers, "report", lambda now: reports.append(1))
         other.housekeeping.start()
         for _ in range(3):
             await pass_time(other, loop, 1)
@@ -540,24 +545,28 @@ async def test_the_timers_report_each_second(
 async def test_at_its_end_the_broker_hands_over_before_the_last_flush(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         events: list[str] = []
-        flush = broker.store.plan_flush
-        broker.timers.hand_over = lambda: events.append("hand over")  # type: ignore[method-assign]
 
-        def plan_flush() -> Any:
-            events.append("flush")
-            return flush()
+        def hand_over_some(now_ms: int) -> bool:
+            events.append("hand over")
+            return len(events) < 3
 
-        broker.store.plan_flush = plan_flush  # type: ignore[method-assign]
-    assert events[events.index("hand over") :] == ["hand over", "flush"]
+        def stop() -> None:
+            events.append("stop")
+            real_stop()
+
+        real_stop = broker.durability.stop
+        broker.timers.hand_over_some = hand_over_some  # type: ignore[method-assign]
+        broker.durability.stop = stop  # type: ignore[method-assign]
+    assert events == [*["hand over"] * 3, "stop"]
 
 
 async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path, logged: Any) -> None:
     async with running(tmp_path) as broker:
         await broker.connect().ask(send("T"))
 
-        def fail() -> None:
+        def fail(now_ms: int) -> bool:
             raise StoreError("x")
 
-        broker.timers.hand_over = fail  # type: ignore[method-assign]
+        broker.timers.hand_over_some = fail  # type: ignore[method-assign]
     assert [line["reason"] for line in logged if line["event"] == "timers_not_handed_over"] == ["x"]
     assert not (tmp_path / "abort").exists()

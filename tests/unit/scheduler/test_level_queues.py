@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from protocol import properties
 from scheduler.delay_levels import DelayLevels
+from scheduler.level_delivery import DeliveryConfig
+from scheduler.level_queues import read_saved
+from storage.budget import Pieces
+from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.copies import ORIGIN_ZERO
-from storage.errors import StoreFull
+from storage.errors import StoreFormatError
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.scheduler.world import HOST, World
 
@@ -20,7 +27,7 @@ def test_a_message_is_delivered_at_its_time_and_not_before() -> None:
     due = world.schedule(2)
     assert world.levels.next_due_ms == due == 1_005_000
     world.clock.advance(4_999)
-    assert world.levels.step() == due
+    assert world.step() == due
     assert world.delivered() == []
     world.clock.advance(1)
     assert world.run() is None
@@ -45,7 +52,7 @@ def test_what_is_delivered_is_the_message_as_it_was_sent() -> None:
 
 def test_an_empty_level_waits_for_a_message_and_is_woken_by_it() -> None:
     world = World()
-    assert world.levels.step() is None
+    assert world.step() is None
     world.schedule(3)
     assert world.wakes == 1
     world.schedule(3)
@@ -85,7 +92,7 @@ def test_a_backlog_is_delivered_in_slices_and_no_level_starves() -> None:
             world.schedule(2, b"few")
     world.clock.advance(60_000)
     for _ in range(4):
-        assert world.levels.step() == world.clock.now_ms()
+        assert world.step(Pieces(1)) == world.clock.now_ms()
         if b"few" in world.bodies():
             break
     assert len(world.bodies()) < 1003
@@ -101,7 +108,7 @@ def test_progress_survives_a_restart_and_nothing_comes_twice() -> None:
     world.clock.advance(1000)
     world.run()
     world.save()
-    world.store.close()
+    world.stop()
     world.open()
     world.clock.advance(10_000)
     world.run()
@@ -112,7 +119,7 @@ def test_progress_survives_a_restart_and_nothing_comes_twice() -> None:
 def test_what_came_due_while_the_broker_was_down_is_delivered_at_start() -> None:
     world = World()
     world.schedule(2)
-    world.store.close()
+    world.stop()
     world.clock.advance(100_000)
     world.open()
     assert world.run() is None
@@ -121,6 +128,7 @@ def test_what_came_due_while_the_broker_was_down_is_delivered_at_start() -> None
 
 def test_rocketmqs_progress_file_is_read_and_its_other_fields_are_kept() -> None:
     files = SimulatedFiles()
+    files.make_directories("/s/config")
     files.write_whole("/s/config/delayOffset.json", b'{"dataVersion":{"counter":5},"offsetTable":{1:0,2:0}}')
     world = World(files)
     assert world.levels.to_json() == {
@@ -133,7 +141,7 @@ def test_progress_outside_a_queue_is_moved_into_it_and_said() -> None:
     world = World()
     for _ in range(3):
         world.schedule(1)
-    world.store.close()
+    world.stop()
     for wrong, right in ((-5, 0), (99, 3)):
         world.files.remove("/s/checkpoint")  # otherwise that says exactly how far the level is
         world.files.write_whole("/s/config/delayOffset.json", b'{"offsetTable":{"1":%d}}' % wrong)
@@ -141,7 +149,7 @@ def test_progress_outside_a_queue_is_moved_into_it_and_said() -> None:
             world.open()
         assert world.levels.levels[1].offset == right
         assert [line["corrected"] for line in logs if line["event"] == "level_offset_corrected"] == [right]
-        world.store.close()
+        world.stop()
 
 
 def test_a_table_shortened_between_two_runs_counts_from_the_store_time() -> None:
@@ -150,7 +158,7 @@ def test_a_table_shortened_between_two_runs_counts_from_the_store_time() -> None
     for body in (b"0", b"1", b"2"):
         world.schedule(3, body)
         world.clock.advance(100)
-    world.store.close()
+    world.stop()
     world.open(DelayLevels("1s 1s 2s"))
     due = world.schedule(3, b"new")
     world.run()
@@ -166,7 +174,7 @@ def test_a_table_shortened_between_two_runs_counts_from_the_store_time() -> None
 def test_messages_of_levels_that_the_table_has_no_more_still_arrive() -> None:
     world = World()
     world.schedule(3)
-    world.store.close()
+    world.stop()
     world.open(DelayLevels("1s"))
     world.clock.advance(30_000)
     world.run()
@@ -212,20 +220,89 @@ def test_a_store_that_takes_nothing_delays_but_loses_nothing() -> None:
     world = World()
     world.schedule(1)
     world.clock.advance(1000)
-    world.store.appender.refuse(StoreFull("full"))
-    assert world.levels.step() == world.clock.now_ms() + 100
+    world.store.health.fill("full")
+    assert world.step() == world.clock.now_ms() + 100
     assert world.levels.levels[1].offset == 0, "4.9.3 went on with the next one"
-    world.store.appender.accept()
+    world.store.health.has_room()
     world.clock.advance(100)
     world.run()
     assert len(world.delivered()) == 1
 
 
-def test_progress_names_the_position_that_has_to_be_durable_first() -> None:
+# --- the file of the progress, for RocketMQ
+
+
+def saved(world: World) -> int | None:
+    """How far level 1 is by the file."""
+    table = world.file.read()
+    return int(table["offsetTable"]["1"]) if table else None
+
+
+def test_progress_is_saved_of_what_is_durable_and_never_ahead_of_that() -> None:
     world = World()
     world.schedule(1)
-    world.clock.advance(1000)
-    world.run()
-    table, position = world.levels.progress()
-    assert table["offsetTable"]["1"] == 1
-    assert position == world.store.log.end
+    world.schedule(1)
+    world.pass_time(20_000)
+    writing = world.owned.writing()
+    next(writing)
+    end = world.store.log.end
+    world.schedule(1)
+    world.pass_time(1000)
+    assert world.levels.levels[1].offset == 3
+    for _ in writing:
+        pass
+    assert saved(world) is None, "the commitlog may not be durable yet"
+    assert world.owned.durability.released >= end
+    world.owned.sync()
+    assert saved(world) == 2, "of when the checkpoint began"
+
+
+def test_progress_is_saved_now_and_then_and_at_the_end() -> None:
+    world = World(delivery=DeliveryConfig(save_interval=10.0))
+    offsets = []
+    for _ in range(4):
+        world.schedule(1)
+        world.pass_time(4000)
+        world.checkpoint()
+        offsets.append(saved(world))
+    assert offsets == [None, None, 3, 3]
+    world.schedule(1)
+    world.pass_time(1000)
+    world.stop()
+    assert saved(world) == 5
+
+
+def test_progress_that_did_not_change_is_not_saved_again() -> None:
+    world = World(delivery=DeliveryConfig(save_interval=0.0))
+    world.schedule(1)
+    world.pass_time(1000)
+    world.checkpoint()
+    node = world.files.names[world.file.path]
+    world.checkpoint()
+    assert world.files.names[world.file.path] is node
+
+
+def test_a_checkpoint_that_cannot_save_the_progress_is_none_and_the_next_one_does() -> None:
+    world = World(delivery=DeliveryConfig(save_interval=0.0))
+    world.schedule(1)
+    world.pass_time(1000)
+    world.files.fail("write", errno.ENOSPC, world.file.path)
+    with pytest.raises(OSError, match="No space"):
+        world.checkpoint()
+    world.files.heal()
+    world.pass_time(2000)
+    world.checkpoint()
+    assert saved(world) == 1
+
+
+def test_what_is_damaged_stops_the_start_only_where_it_is_needed() -> None:
+    file = ConfigFile(files := SimulatedFiles(), "/t.json")
+    for text in (b"{broken", b'{"offsetTable":{"one":1}}', b'{"offsetTable":[1]}', b'{"offsetTable":{"1":"x"}}'):
+        files.write_whole("/t.json", text)
+        with pytest.raises(StoreFormatError, match=r"/t\.json"):
+            read_saved(file, is_needed=True)
+        with capture_logs() as logs:
+            assert read_saved(file, is_needed=False) == {}
+        assert [line["event"] for line in logs] == ["delay_offsets_passed_over"]
+    files.write_whole("/t.json", b'{"offsetTable":null,"dataVersion":7}')
+    assert read_saved(file, is_needed=True) == {"offsetTable": {}, "dataVersion": 7}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler import runs
-from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
+from scheduler.level_queues import NAME
 from scheduler.runs import Run
 from storage.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World
@@ -46,12 +48,12 @@ def test_rocketmq_that_was_killed_before_it_wrote_the_checkpoint_is_noticed() ->
     world = World()
     for number in range(4):
         world.schedule(1, b"%d" % number)
-    world.store.close()
-    world.files.was_theirs = True
+    world.stop()
+    world.files.write_whole("/s/lock", b"lock")
     world.files.write_whole(PROGRESS, b'{"offsetTable":{1:3}}')
     world.open()
     assert world.levels.levels[1].offset == 3
-    assert not world.files.was_theirs
+    assert world.files.read_whole("/s/lock") == b"duemq"
     world.open()
     assert world.levels.levels[1].offset == 3, "still so after a crash before our own checkpoint"
 
@@ -60,12 +62,14 @@ def test_a_table_changed_since_the_last_append_is_in_the_next_checkpoint() -> No
     world = World()
     world.schedule(3, b"30 s")
     world.checkpoint()
-    asked = []
-    world.levels.on_rules_changed = lambda: asked.append(world.store.has_checkpoint_work)
-    world.levels.set_table(shorter := DelayLevels("1s 5s 2s"))
-    assert asked == [True]
-    world.checkpoint()
-    assert not world.store.has_checkpoint_work
+    assert not world.levels.wants_checkpoint
+    shorter = world.set_table("1s 5s 2s")
+    assert world.levels.wants_checkpoint
+    before = world.store.checkpoint
+    world.owned.settle()
+    assert not world.levels.wants_checkpoint
+    assert world.store.checkpoint.recovery_offset == before.recovery_offset
+    assert world.store.checkpoint.notes[NAME] != before.notes[NAME]
     world.open(shorter)
     world.pass_time(29_999)
     assert world.bodies() == []
@@ -105,7 +109,7 @@ def test_a_store_that_rocketmq_wrote_last_goes_by_its_progress() -> None:
     for number in range(4):
         world.schedule(1, b"%d" % number)
     world.pass_time(1000)
-    world.store.close()
+    world.stop()
     data = bytearray(world.files.read_whole("/s/checkpoint") or b"")
     data[7] ^= 1  # RocketMQ writes its own timestamps
     world.files.write_whole("/s/checkpoint", bytes(data))
@@ -121,12 +125,15 @@ def test_a_store_that_rocketmq_wrote_last_goes_by_its_progress() -> None:
         st.integers(1, 65535),
         st.lists(st.builds(Run, OFFSETS, OFFSETS, st.integers(-(2**40), 2**40)), min_size=1),
     ),
+    st.lists(OFFSETS),
     st.binary(max_size=60),
 )
 def test_a_note_is_read_as_it_was_written_and_rubbish_is_none(
-    crc: int, levels: dict[int, list[Run]], rubbish: bytes
+    crc: int, levels: dict[int, list[Run]], delivered: list[int], rubbish: bytes
 ) -> None:
-    note = runs.encode(crc, levels)
-    assert runs.decode(note) == runs.Note(crc, levels)
+    note = runs.encode(crc, levels, delivered)
+    assert runs.decode(note) == runs.Note(crc, levels, array("q", delivered))
     assert runs.decode(note[:-1]) is None
+    earlier = runs.encode(crc, levels)[:-4]
+    assert runs.decode(earlier) == runs.Note(crc, levels, array("q")), "as versions wrote it that did not know of these"
     runs.decode(rubbish)

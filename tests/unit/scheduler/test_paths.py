@@ -8,7 +8,6 @@ from structlog.testing import capture_logs
 from scheduler.level import MAX_RESENDS, Level, Status
 from scheduler.level_delivery import DeliveryConfig
 from storage.consume_queue import SCHEDULE_TOPIC
-from storage.errors import StoreFull
 from tests.unit.scheduler.world import World
 
 
@@ -94,7 +93,7 @@ def test_progress_never_passes_an_unfinished_put() -> None:
 def test_what_failed_is_sent_again_later_and_later() -> None:
     world = async_world(max_resends=100)
     fill(world, 1)
-    world.store.appender.refuse(StoreFull("full"))
+    world.store.health.fill("full")
     waits = []
     for _ in range(700):
         due = world.run()
@@ -103,7 +102,7 @@ def test_what_failed_is_sent_again_later_and_later() -> None:
         world.clock.advance(waits[-1])
     assert waits[:4] == [100, 200, 300, 400]
     assert max(waits) == 60_000
-    world.store.appender.accept()
+    world.store.health.has_room()
     world.run()
     world.flush()
     assert world.bodies() == [b"0"]
@@ -133,10 +132,10 @@ def test_a_level_with_a_missing_record_is_held_back_after_some_tries() -> None:
 def test_nothing_overtakes_what_the_store_refused() -> None:
     world = async_world(max_resends=3)
     level = fill(world, 1)
-    world.store.appender.refuse(StoreFull("full"))
+    world.store.health.fill("full")
     world.run()
     assert level.is_held_back(3)
-    world.store.appender.accept()
+    world.store.health.has_room()
     for number in (1, 2):
         world.schedule(1, b"%d" % number)
     world.clock.advance(60_000)
@@ -174,9 +173,9 @@ def test_what_is_gone_takes_nothing_with_it_that_is_there() -> None:
     level = fill(world, 6)
     lose_record(world, 0)
     lose_record(world, 3)
-    world.store.appender.refuse(StoreFull("full"))
+    world.store.health.fill("full")
     world.run()
-    world.store.appender.accept()
+    world.store.health.has_room()
     for _ in range(40):
         world.clock.advance(1000)
         world.run()
@@ -206,9 +205,9 @@ def test_nothing_is_lost_or_doubled_when_the_store_takes_only_some(is_async: boo
     fill(world, 50)
     for turn in range(400):
         if turn % 3 == 1:
-            world.store.appender.refuse(StoreFull("full"))
-        world.levels.step()
-        world.store.appender.accept()
+            world.store.health.fill("full")
+        world.step()
+        world.store.health.has_room()
         if turn % 5 == 0:
             world.flush()
         world.clock.advance(50)

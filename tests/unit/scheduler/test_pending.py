@@ -3,76 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
 
 import pytest
 
 from protocol import properties
 from protocol.record import StoredMessage
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import LevelQueues
-from scheduler.pending import Pending, Place, Selection, Waiting
+from scheduler.pending import Place, Selection, Waiting
 from scheduler.timer_config import Cancelled, TimerConfig
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import StoreFull
-from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
-
-T = TypeVar("T")
+from storage.pull import ColdRead
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 DAY_MS = 86_400_000
-TABLE = DelayLevels("1s 5s 30s 2h")
+LEVELS = "1s 5s 30s 2h"
 EVERYTHING = Selection()
 
 
 class PendingWorld(TimerWorld):
     """A store with timers and levels."""
 
-    def open(self) -> None:
-        super().open()
-        file = ConfigFile(self.files, "/s/config/delayOffset.json")
-        self.levels = LevelQueues(self.store, file, self.clock, TABLE)
-        self.levels.load(self.recovered)
-        self.timers.changes.levels = self.levels
-        self.pending = Pending(self.store, self.timers, self.levels, self.clock)
+    def __init__(self, config: TimerConfig | None = None) -> None:
+        super().__init__(config, levels=LEVELS)
 
-    def schedule(self, level: int, text: str = "", topic: str = "orders") -> int:
-        """Put a message into a level; gives its physical offset."""
-        self.sent += 1
-        appender = self.store.appender
-        due = TABLE.deliver_time(level, appender.begin())
-        queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
-        full = f"{text}DELAY\x01{level}\x02UNIQ_KEY\x01K{self.sent}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
-        appender.add(queue, f"m{self.sent}".encode(), full.encode(), due, 7, HOST, prepared_transaction_offset=due)
-        appender.commit()
-        return appender.last_physical_offset
-
-    def run(self) -> int | None:
-        dues = [super().run()]
-        while (due := self.levels.step()) is not None and due <= self.clock.now_ms():
-            pass
-        return min((each for each in [*dues, due] if each is not None), default=None)
+    def search(
+        self, selection: Selection = EVERYTHING, after: Place | None = None
+    ) -> Iterator[Waiting | ColdRead | None]:
+        return self.pending.select(selection, self.now_ms, after)
 
     def select(self, selection: Selection = EVERYTHING, after: Place | None = None) -> list[Waiting]:
-        return [each for each in self.pending.select(selection, after) if isinstance(each, Waiting)]
+        return [each for each in self.search(selection, after) if isinstance(each, Waiting)]
+
+    def count(self, selection: Selection) -> int:
+        found = last(self.pending.count(selection, self.now_ms))
+        assert isinstance(found, int)
+        return found
 
     def told(self, **selection: object) -> list[bytes]:
         """The bodies of a selection, which is also what counting finds."""
         wanted = Selection(**selection)  # type: ignore[arg-type]
         found = [each.message.body for each in self.select(wanted)]
-        assert last(self.pending.count(wanted)) == len(found)
+        assert self.count(wanted) == len(found)
         return found
-
-    def curve(self, begin_ms: int, step_ms: int, steps: int, topic: str | None = None) -> list[int]:
-        return last(self.pending.curve(begin_ms, step_ms, steps, topic))
-
-
-def last(steps: Iterator[T | None]) -> T:
-    """What a search gives at its end, and nothing before it."""
-    *nothing, result = steps
-    assert nothing == [None] * len(nothing)
-    assert result is not None
-    return result
 
 
 @pytest.fixture
@@ -104,7 +76,7 @@ def test_a_selection_by_topic(world: PendingWorld) -> None:
     world.run()
     found = {topic: [each.message.body for each in world.select(Selection(topic))] for topic in ("Aa", "BB", "C")}
     assert found == {"Aa": [b"m1", b"m5", b"m2", b"m6"], "BB": [b"m3", b"m4"], "C": []}
-    assert last(world.pending.count(Selection("BB", key="K3"))) == 1
+    assert world.count(Selection("BB", key="K3")) == 1
 
 
 def test_a_selection_by_key(world: PendingWorld) -> None:
@@ -136,12 +108,12 @@ def test_what_is_delivered_or_cancelled_waits_no_more(world: PendingWorld) -> No
     places = [world.send(START_MS + 5_000 * (n + 1)) for n in range(3)] + [world.schedule(n) for n in (1, 3, 4)]
     world.run()
     assert world.told() == [b"m1", b"m2", b"m3", b"m4", b"m5", b"m6"]
-    assert world.pending.cancel(places[1]) is Cancelled.CANCELLED
-    assert world.pending.cancel(places[4]) is Cancelled.CANCELLED
+    assert world.cancel(places[1]) is Cancelled.CANCELLED
+    assert world.cancel(places[4]) is Cancelled.CANCELLED
     assert world.told() == [b"m1", b"m3", b"m4", b"m6"]
     world.pass_time(5_000)
     assert world.told() == [b"m3", b"m6"]
-    assert [world.pending.cancel(place) for place in (places[0], places[1], places[3], places[4], 10**9)] == [
+    assert [world.cancel(place) for place in (places[0], places[1], places[3], places[4], 10**9)] == [
         Cancelled.DELIVERED,
         Cancelled.CANCELLED_BEFORE,
         Cancelled.DELIVERED,
@@ -171,12 +143,12 @@ def test_what_is_not_in_the_wheel_yet_waits_too(world: PendingWorld) -> None:
     world.config.stop_enqueue = True
     places = [world.send(START_MS + 60_000 + n, topic=topic) for n, topic in enumerate(("orders", "bills", "orders"))]
     world.run()
-    assert world.timers.state().behind_messages == 3
+    assert world.state().behind_messages == 3
     assert world.told() == [b"m1", b"m2", b"m3"]
     assert world.told(topic="orders") == [b"m1", b"m3"]
     assert world.told(begin_ms=START_MS + 60_001, end_ms=START_MS + 60_002) == [b"m2"]
     assert world.curve(START_MS + 60_000, 1, 3, topic="orders") == [1, 0, 1]
-    assert world.pending.cancel(places[1]) is Cancelled.CANCELLED
+    assert world.cancel(places[1]) is Cancelled.CANCELLED
     assert world.told() == [b"m1", b"m3"]
 
 
@@ -201,7 +173,7 @@ def test_after_a_restart_the_same_waits(world: PendingWorld, clean: bool) -> Non
     world.pass_time(2_000)
     world.checkpoint()
     for place in (places[1], places[5]):
-        assert world.pending.cancel(place) is Cancelled.CANCELLED
+        assert world.cancel(place) is Cancelled.CANCELLED
     told = world.told()
     assert told == [b"m3", b"m4", b"m7"]
     if clean:
@@ -209,7 +181,7 @@ def test_after_a_restart_the_same_waits(world: PendingWorld, clean: bool) -> Non
     world.open()
     world.run()
     assert world.told() == told
-    assert world.pending.cancel(places[1]) is Cancelled.CANCELLED_BEFORE
+    assert world.cancel(places[1]) is Cancelled.CANCELLED_BEFORE
 
 
 def test_a_search_goes_on_behind_any_message(world: PendingWorld) -> None:
@@ -245,7 +217,7 @@ def test_a_search_does_a_bounded_amount_at_each_step(world: PendingWorld) -> Non
     for _ in range(300):
         world.send(START_MS + 60_000, topic="bills")
     world.run()
-    steps = list(world.pending.select(Selection("orders", key="x")))
+    steps = list(world.search(Selection("orders", key="x")))
     assert steps == [None] * len(steps)
     read: list[int] = []
     message_at = world.store.message_at
@@ -256,10 +228,10 @@ def test_a_search_does_a_bounded_amount_at_each_step(world: PendingWorld) -> Non
 
     world.store.message_at = noted  # type: ignore[method-assign]
     most = 0
-    for _ in world.pending.select(Selection("bills", key="x")):
+    for _ in world.search(Selection("bills", key="x")):
         most, read[:] = max(most, len(read)), []
     assert most == 1
-    list(world.pending.count(Selection("bills")))
+    world.count(Selection("bills"))
     assert read == [], "counting by topic and time reads no records"
 
 
@@ -269,11 +241,11 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
         world.schedule(3)
     world.run()
     found = []
-    for number, each in enumerate(world.pending.select(EVERYTHING)):
+    for number, each in enumerate(world.search(EVERYTHING)):
         if isinstance(each, Waiting):
             found.append(each.message.physical_offset)
             if number % 10 == 0:
-                result, _ = world.pending.reschedule(each.message.physical_offset, START_MS + 90_000)
+                result, _ = world.reschedule(each.message.physical_offset, START_MS + 90_000)
                 assert result is Cancelled.CANCELLED
         if number % 100 == 0:
             world.send(START_MS + 20_000)
@@ -297,9 +269,9 @@ def test_while_a_second_is_loaded_what_waits_in_it_is_told(world: PendingWorld) 
 def test_a_run_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
     for _ in range(3):
         world.schedule(3)
-    world.levels.set_table(DelayLevels("1s 5s 2s 2h"))
+    world.levels.set_table(DelayLevels("1s 5s 2s 2h"), world.now_ms)
     world.schedule(4)
-    steps = world.pending.select(EVERYTHING)
+    steps = world.search(EVERYTHING)
     while next(steps) is None:
         pass
     world.clock.advance(30_000)
@@ -312,11 +284,13 @@ def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:
     for ms in [1000] * 9 + [4000] + [60_000] * 10:
         world.send(START_MS + ms)
     world.run()
-    steps = world.pending.select(EVERYTHING)
+    steps = world.search(EVERYTHING)
     next(steps)
     world.pass_time(5000)
     world.checkpoint()
-    assert [path for paths in world.timers.expire() for path in paths]
+    before = world.files.list("/s/timerlog")
+    world.owned.expire()
+    assert len(world.files.list("/s/timerlog")) < len(before)
     assert [each.message.body for each in steps if isinstance(each, Waiting)][-10:] == [
         f"m{n}".encode() for n in range(11, 21)
     ]
@@ -356,12 +330,12 @@ def test_in_the_curve_what_is_overdue_is_due_now(world: PendingWorld) -> None:
 def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
     place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
     world.run()
-    result, new_place = world.pending.reschedule(place, START_MS + 20_123)
+    result, new_place = world.reschedule(place, START_MS + 20_123)
     assert result is Cancelled.CANCELLED
     world.run()
     (found,) = world.select()
     assert (found.message.physical_offset, found.due_ms, found.delay_level) == (new_place, START_MS + 20_123, 0)
-    assert world.pending.reschedule(place, START_MS) == (Cancelled.CANCELLED_BEFORE, None)
+    assert world.reschedule(place, START_MS) == (Cancelled.CANCELLED_BEFORE, None)
     world.pass_time(20_122)
     assert world.bodies() == []
     world.pass_time(1)
@@ -369,14 +343,14 @@ def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
     world.pass_time(60_000)
     assert world.bodies() == [b"m1"]
     assert new_place is not None
-    assert world.pending.reschedule(new_place, START_MS) == (Cancelled.DELIVERED, None)
+    assert world.reschedule(new_place, START_MS) == (Cancelled.DELIVERED, None)
 
 
 @pytest.mark.parametrize("by", ["timer", "level"])
 def test_a_time_that_is_past_is_at_once(world: PendingWorld, by: str) -> None:
     place = world.send(START_MS + 60_000) if by == "timer" else world.schedule(3)
     world.run()
-    assert world.pending.reschedule(place, 0)[0] is Cancelled.CANCELLED
+    assert world.reschedule(place, 0)[0] is Cancelled.CANCELLED
     world.pass_time(0)
     assert world.bodies() == [b"m1"]
     assert world.told() == []
@@ -387,11 +361,11 @@ def test_a_time_that_is_past_is_at_once(world: PendingWorld, by: str) -> None:
 def test_what_cannot_be_written_is_not_changed(world: PendingWorld) -> None:
     place = world.send(START_MS + 60_000)
     world.run()
-    world.store.appender.refuse(StoreFull("full"))
-    for change in (world.pending.cancel, lambda place: world.pending.reschedule(place, START_MS)):
+    world.store.health.fill("full")
+    for change in (world.cancel, lambda place: world.reschedule(place, START_MS)):
         with pytest.raises(StoreFull):
             change(place)
-    world.store.appender.accept()
+    world.store.health.has_room()
     assert world.told() == [b"m1"]
 
 

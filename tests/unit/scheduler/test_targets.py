@@ -95,7 +95,7 @@ def test_a_deleted_topic_gets_new_queues(store: MessageStore) -> None:
     targets = Targets(store)
     records = records_of(["REAL_TOPIC\x01gone\x02REAL_QID\x010"] * 3)
     (before, *_), _ = targets.find(records)
-    store.remove_topic("gone")
+    store.forget_topic("gone")
     (after, *_), _ = targets.find(records)
     assert after is not before
     assert after is store.queue("gone", 0)

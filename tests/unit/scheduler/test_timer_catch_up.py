@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -17,8 +15,8 @@ from scheduler import timer_catch_up
 from scheduler.timer_catch_up import Offsets
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import TimerPolicy
-from scheduler.timers import SLICE_SECONDS
-from storage.errors import StoreFull
+from storage.budget import Pieces
+from storage.clock import look
 from storage.pull import ColdRead
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
@@ -109,7 +107,7 @@ def test_what_comes_meanwhile_waits_for_the_search_and_no_longer(
     send(world, 100_500, "a")
     go_down(world)
     for _ in range(5):
-        world.timers.step()
+        world.step()
     world.clock.advance(1000)
     world.pass_time(10_000)
     assert world.bodies() == [b"m299", b"m300", b"m301"]
@@ -121,9 +119,8 @@ def test_a_kill_in_the_middle_changes_nothing(seed: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(timer_catch_up, "_LOOK_UNITS", 2)
     monkeypatch.setattr(timer_catch_up, "_SCAN_UNITS", 7)
     monkeypatch.setattr("scheduler.timers._DROP_UNITS", 3)
-    ticks = count()
-    monkeypatch.setattr("scheduler.timers.time", SimpleNamespace(perf_counter=lambda: next(ticks) * SLICE_SECONDS / 2))
     world = TimerWorld(TimerConfig(log_segment_size=52 * 40, roll_window=40))
+    world.budget = lambda: Pieces(1)
     expected, newest = set(), dict[str, tuple[int, int]]()
     for number in range(1, chance.randrange(20, 120)):
         delay, key = chance.randrange(500, 90_000, 500), chance.choice(["", *"abcdef"])
@@ -138,7 +135,7 @@ def test_a_kill_in_the_middle_changes_nothing(seed: int, monkeypatch: pytest.Mon
     go_down(world, 200)
     for _ in range(chance.randrange(1, 6)):
         for _ in range(chance.randrange(60)):
-            world.timers.step()
+            world.step()
         world.clock.advance(chance.choice((0, 1, 900, 2500)))
         action = chance.random()
         if action < 0.5:
@@ -159,8 +156,8 @@ def test_what_is_put_off_can_be_cancelled(world: TimerWorld, monkeypatch: pytest
         send(world, 1000 + number, "a")
     other = send(world, 1000, "b")
     go_down(world)
-    world.timers.step()
-    assert world.timers.changes.cancel(other) is Cancelled.CANCELLED
+    world.step()
+    assert world.cancel(other) is Cancelled.CANCELLED
     world.pass_time(10_000)
     assert world.bodies() == [b"m50"]
 
@@ -195,8 +192,8 @@ def test_what_is_dropped_is_said(world: TimerWorld) -> None:
     go_down(world)
     with capture_logs() as lines:
         world.pass_time(10_000)
-        world.timers.report()
-        world.timers.report()
+        world.timers.report(look(world.clock))
+        world.timers.report(look(world.clock))
     assert [line["messages"] for line in lines if line["event"] == "overdue_messages_dropped"] == [699]
 
 
@@ -204,10 +201,10 @@ def test_a_store_that_takes_nothing_is_waited_for(world: TimerWorld) -> None:
     for delay in (1000, 2000, 3000):
         send(world, delay, "a")
     go_down(world)
-    world.store.appender.refuse(StoreFull("full"))
+    world.store.health.fill("full")
     world.pass_time(30_000)
     assert world.bodies() == []
-    world.store.appender.accept()
+    world.store.health.has_room()
     world.pass_time(10_000)
     assert world.bodies() == [b"m3"]
 
@@ -235,11 +232,9 @@ def test_what_retention_appends_once_more_is_still_not_the_newest(world: TimerWo
         send(world, delay, "a")
     go_down(world)
     for _ in range(20):
-        world.timers.step()
+        world.step()
     assert world.bodies() == []
-    for keep in world.store.keep_before:
-        for _ in keep(world.store.log.end):
-            pass
+    assert world.keep() == 3
     world.pass_time(20_000)
     (body,) = world.bodies()
     assert body == b"m3"

@@ -13,6 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scheduler.timer_config import Cancelled, TimerConfig
+from storage.budget import Pieces
 from tests.unit.scheduler.timer_world import TimerWorld
 
 NEAR = st.integers(-2_000, 15_000)
@@ -75,6 +76,7 @@ class TimerMachine(RuleBasedStateMachine):
     @rule(ms=st.one_of(st.integers(0, 3000), st.integers(0, 100_000)))
     def pass_time(self, ms: int) -> None:
         self.world.pass_time(ms)
+        assert self.world.state().pending == len(self.waiting())
 
     @rule()
     def checkpoint(self) -> None:
@@ -83,14 +85,14 @@ class TimerMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(0, 3))
     def some_steps(self, steps: int) -> None:
         for _ in range(steps):
-            self.world.timers.step()
+            self.world.step(Pieces(1))
 
     @rule(which=st.integers(0, 1000))
     def cancel(self, which: int) -> None:
         if not self.due:
             return
         body = sorted(self.due)[which % len(self.due)]
-        answer = self.world.timers.changes.cancel(self.places[body])
+        answer = self.world.cancel(self.places[body])
         if body in self.cancelled:
             assert answer is Cancelled.CANCELLED_BEFORE or (self.was_log_lost and answer is Cancelled.DELIVERED)
         elif body in self.world.bodies():
@@ -153,6 +155,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.delivered_once_and_never_early()
         assert set(self.world.bodies()) == set(self.due) - self.cancelled
         assert self.world.timers.metrics() == {}
+        assert self.world.state().pending == 0
 
 
 TimerMachine.TestCase.settings = settings(

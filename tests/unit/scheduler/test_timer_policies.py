@@ -8,7 +8,6 @@ import pytest
 
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
-from storage.errors import StoreFull
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 
@@ -98,9 +97,9 @@ def test_a_store_that_refuses_a_drop_does_not_double_what_is_held(world: TimerWo
     world.open()
     world.timers.set_policy("orders", dropping)
     world.timers.set_policy("others", rate)
-    world.store.appender.refuse(StoreFull("full"))
+    world.store.health.fill("full")
     world.pass_time(2000)
-    world.store.appender.accept()
+    world.store.health.has_room()
     world.pass_time(30_000)
     assert world.bodies() == []
     assert len(world.bodies("others")) == 4
@@ -146,9 +145,9 @@ def test_what_is_held_can_be_cancelled(world: TimerWorld) -> None:
     world.timers.set_policy("orders", TimerPolicy(rate=1))
     places = [world.send(START_MS + 500) for _ in range(5)]
     world.pass_time(1000)
-    assert world.timers.changes.cancel(places[0]) is Cancelled.DELIVERED
-    assert world.timers.changes.cancel(places[3]) is Cancelled.CANCELLED
-    assert world.timers.changes.cancel(places[3]) is Cancelled.CANCELLED_BEFORE
+    assert world.cancel(places[0]) is Cancelled.DELIVERED
+    assert world.cancel(places[3]) is Cancelled.CANCELLED
+    assert world.cancel(places[3]) is Cancelled.CANCELLED_BEFORE
     world.pass_time(10_000)
     assert world.bodies() == [b"m1", b"m2", b"m3", b"m5"]
 

@@ -112,10 +112,10 @@ def test_one_record_replaces_and_is_sent_so_that_half_a_batch_is_no_loss(world: 
 
 def test_a_store_that_takes_nothing_replaces_nothing(world: TimerWorld) -> None:
     world.send_instead(START_MS + 5000, "a")
-    world.store.appender.refuse(StoreFull("full"))
+    world.store.health.fill("full")
     with pytest.raises(StoreFull):
         world.send_instead(START_MS + 6000, "a")
-    world.store.appender.accept()
+    world.store.health.has_room()
     world.pass_time(10_000)
     assert world.bodies() == [b"m1"]
 
@@ -124,11 +124,11 @@ def test_what_replaces_can_be_cancelled_moved_and_replaced(world: TimerWorld) ->
     world.send_instead(START_MS + 5000, "a")
     first = world.last_physical_offset
     world.send_instead(START_MS + 5000, "a")
-    assert world.timers.changes.cancel(first) is Cancelled.CANCELLED_BEFORE
-    result, _ = world.timers.changes.reschedule(world.last_physical_offset, START_MS + 8000)
+    assert world.cancel(first) is Cancelled.CANCELLED_BEFORE
+    result, _ = world.reschedule(world.last_physical_offset, START_MS + 8000)
     assert result is Cancelled.CANCELLED
     assert world.send_instead(START_MS + 7000, "a") == 1
-    assert world.timers.changes.cancel(world.last_physical_offset) is Cancelled.CANCELLED
+    assert world.cancel(world.last_physical_offset) is Cancelled.CANCELLED
     assert world.send_instead(START_MS + 7000, "a") == 0
     world.pass_time(10_000)
     assert world.bodies() == [b"m4"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import struct
 from collections import Counter
@@ -12,18 +13,17 @@ from typing import cast
 import pytest
 
 from protocol import properties, timer_properties
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import LevelQueues
+from scheduler import timer_files
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
+from scheduler.timer_files import TimerNote
 from scheduler.timer_policies import TimerPolicy
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.errors import StoreFull
+from storage.budget import Pieces
 from storage.pull import ColdRead, ReadAhead
 from storage.retention import RetentionConfig
-from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 DAY_MS = 86_400_000
+ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_deep_second_is_delivered_in_slices(world: TimerWorld) -> None:
     world.clock.advance(1000)
     queue = world.store.ensure_queue("orders", 3)
     ends = [queue.next_offset]
-    while world.timers.step() == world.clock.now_ms():
+    while world.step(Pieces(1)) == world.clock.now_ms():
         ends.append(queue.next_offset)
     assert queue.next_offset == 6000
     assert max(after - before for before, after in pairwise(ends)) < 6000
@@ -165,7 +165,7 @@ def test_stop_and_go_on(world: TimerWorld) -> None:
     world.send(START_MS + 5100)
     world.pass_time(1000)
     assert world.bodies() == [b"m1"]
-    assert world.timers.state().behind_messages == 1
+    assert world.state().behind_messages == 1
     world.config.stop_enqueue = False
     world.run()
     assert world.bodies() == [b"m1", b"m2"]
@@ -174,20 +174,20 @@ def test_stop_and_go_on(world: TimerWorld) -> None:
 def test_what_the_store_refuses_is_tried_again(world: TimerWorld) -> None:
     world.send(START_MS + 100)
     world.run()
-    world.store.appender.refuse(StoreFull("full"))
+    world.store.health.fill("full")
     world.pass_time(3000)
     assert world.bodies() == []
-    world.store.appender.accept()
+    world.store.health.has_room()
     world.pass_time(100)
     assert world.bodies() == [b"m1"]
 
 
 def test_when_the_timer_log_cannot_be_written_the_message_waits_in_its_queue(world: TimerWorld) -> None:
     world.send(START_MS + 100)
-    world.files.write_error = OSError(28, "No space left on device")
+    world.files.fail("write", errno.ENOSPC)
     world.run()
-    assert world.timers.state().behind_messages == 1
-    world.files.write_error = None
+    assert world.state().behind_messages == 1
+    world.files.heal()
     world.pass_time(1000)
     assert world.bodies() == [b"m1"]
 
@@ -207,8 +207,11 @@ def test_far_messages_wait_in_slots_within_the_window(window: int) -> None:
 
 
 def test_two_years_with_three_days_of_retention() -> None:
-    world = TimerWorld(TimerConfig(log_segment_size=52 * 40, max_delay=3 * 366 * 86_400), segment_size=10_000)
-    world.store.retention.config = RetentionConfig(delete_when=";".join(f"{hour:02}" for hour in range(24)))
+    world = TimerWorld(
+        TimerConfig(log_segment_size=52 * 40, max_delay=3 * 366 * 86_400),
+        segment_size=10_000,
+        retention=RetentionConfig(delete_when=ANY_HOUR),
+    )
     dues = [START_MS + days * DAY_MS + days for days in (1, 30, 365, 366, 700, 731)]
     for due in dues:
         world.send(due)
@@ -218,15 +221,13 @@ def test_two_years_with_three_days_of_retention() -> None:
             world.send(world.clock.now_ms() + hour * 3_600_000, bytes(500), topic="traffic")
         world.pass_time(DAY_MS)
         world.checkpoint()
-        for paths in [*world.store.expire(), *world.timers.expire()]:
-            for path in paths:
-                world.files.remove(path)
+        for _ in range(2):
+            world.owned.expire()
         names = world.files.list("/s/commitlog"), world.files.list("/s/timerlog")
         most = max(most, len(names[0]) + len(names[1]))
         if day % 50 == 0:
             world.files.operations.clear()
             world.open()
-            world.store.retention.config = RetentionConfig(delete_when=";".join(f"{hour:02}" for hour in range(24)))
     queue = world.store.ensure_queue("orders", 3)
     assert queue.next_offset == len(dues)
     assert most < 80
@@ -234,32 +235,18 @@ def test_two_years_with_three_days_of_retention() -> None:
 
 
 def test_a_message_of_a_level_is_kept_when_its_file_goes() -> None:
-    world = TimerWorld(segment_size=20_000)
-    table = DelayLevels("1s 200d")
-    levels = LevelQueues(world.store, ConfigFile(world.files, "/s/config/delayOffset.json"), world.clock, table)
-    levels.load(world.recovered)
-    world.timers.changes.levels = levels
-    appender = world.store.appender
-    due = appender.begin() + 200 * DAY_MS
-    text = "DELAY\x012\x02UNIQ_KEY\x01U\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
-    appender.add(world.store.ensure_queue(SCHEDULE_TOPIC, 1), b"level", text.encode(), due, 7, HOST, 0, 0, 0, due)
-    appender.commit()
+    world = TimerWorld(segment_size=20_000, levels="1s 200d", retention=RetentionConfig(delete_when=ANY_HOUR))
+    due = world.clock.now_ms() + 200 * DAY_MS
+    world.schedule(2, b"level")
     for _ in range(60):
         world.send(world.clock.now_ms() + 1000, bytes(500), topic="traffic")
         world.pass_time(DAY_MS)
-    world.store.retention.config = RetentionConfig(delete_when=";".join(f"{hour:02}" for hour in range(24)))
     for _ in range(10):
-        job = world.store.plan_flush()
-        job.run()
-        world.store.note_flushed(job)
-        for paths in world.store.expire():
-            for path in paths:
-                world.files.remove(path)
+        world.owned.expire()
     assert world.store.log.begin > 0
-    levels.step()
+    world.run()
     assert world.bodies() == []
     world.pass_time(140 * DAY_MS)
-    levels.step()
     (message,) = world.delivered()
     assert message.body == b"level"
     assert message.store_timestamp == due
@@ -269,39 +256,26 @@ def test_a_message_of_a_level_is_kept_when_its_file_goes() -> None:
 # --- cancelling
 
 
-def test_a_cancelled_message_of_a_level_is_not_delivered(world: TimerWorld) -> None:
-    levels = LevelQueues(
-        world.store, ConfigFile(world.files, "/s/config/delayOffset.json"), world.clock, DelayLevels("1s 5s")
-    )
-    levels.load(world.recovered)
-    world.timers.changes.levels = levels
-    appender = world.store.appender
-    places = []
-    for body in (b"one", b"two"):
-        due = appender.begin() + 5000
-        text = "DELAY\x012\x02UNIQ_KEY\x01U\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
-        appender.add(world.store.ensure_queue(SCHEDULE_TOPIC, 1), body, text.encode(), due, 7, HOST, 0, 0, 0, due)
-        appender.commit()
-        places.append(appender.last_physical_offset)
-    assert world.timers.changes.cancel(places[0]) is Cancelled.CANCELLED
-    assert world.timers.changes.cancel(places[0]) is Cancelled.CANCELLED_BEFORE
-    world.clock.advance(5000)
-    while levels.step() is not None:
-        pass
+def test_a_cancelled_message_of_a_level_is_not_delivered() -> None:
+    world = TimerWorld(levels="1s 5s")
+    places = [world.schedule(2, body) for body in (b"one", b"two")]
+    assert world.cancel(places[0]) is Cancelled.CANCELLED
+    assert world.cancel(places[0]) is Cancelled.CANCELLED_BEFORE
+    world.pass_time(5000)
     assert world.bodies() == [b"two"]
-    assert world.timers.changes.cancel(places[1]) is Cancelled.DELIVERED
+    assert world.cancel(places[1]) is Cancelled.DELIVERED
 
 
 def test_cancel_tells_what_it_found(world: TimerWorld) -> None:
     place = world.send(START_MS + 90_000)
     world.send(START_MS + 90_000)
-    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
-    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED_BEFORE
-    assert world.timers.changes.cancel(place + 1) is Cancelled.UNKNOWN
-    assert world.timers.changes.cancel(1 << 40) is Cancelled.UNKNOWN
+    assert world.cancel(place) is Cancelled.CANCELLED
+    assert world.cancel(place) is Cancelled.CANCELLED_BEFORE
+    assert world.cancel(place + 1) is Cancelled.UNKNOWN
+    assert world.cancel(1 << 40) is Cancelled.UNKNOWN
     world.pass_time(90_000)
     assert world.bodies() == [b"m2"]
-    assert world.timers.changes.cancel(world.delivered()[0].physical_offset) is Cancelled.UNKNOWN
+    assert world.cancel(world.delivered()[0].physical_offset) is Cancelled.UNKNOWN
 
 
 def test_a_message_is_found_by_topic_key_and_time(world: TimerWorld) -> None:
@@ -319,10 +293,7 @@ def test_a_record_of_rocketmq_deletes_by_key(world: TimerWorld, key: str) -> Non
     world.send(due)
     out_ms = timer_properties.out_ms(due)
     text = f"TIMER_DEL_UNIQKEY\x01{key}\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
-    appender = world.store.appender
-    appender.begin()
-    appender.add(world.timers.queue, b"0", text.encode(), 77, 7, HOST)
-    appender.commit()
+    world.put(text)
     world.pass_time(5000)
     assert world.bodies() == [b"m2"]
 
@@ -331,12 +302,9 @@ def test_a_message_of_rocketmq_is_delivered_at_its_time(world: TimerWorld) -> No
     """Its record has no time but in its properties, and its unit the hash of its tags."""
     due = START_MS + 5321
     asked = [f"TIMER_DELIVER_MS\x01{due}", "TIMER_DELAY_MS\x015321", "X\x01y"]
-    appender = world.store.appender
     for text in asked:
-        appender.begin()
-        full = f"{text}\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
-        appender.add(world.timers.queue, text.encode(), full.encode(), 77, 7, HOST)
-        appender.commit()
+        out_ms = timer_properties.out_ms(due)
+        world.put(f"{text}\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013", text.encode())
     world.pass_time(10_000)
     assert [message.store_timestamp for message in world.delivered()] == [due, due, START_MS + 6000]
 
@@ -386,13 +354,94 @@ def test_old_files_of_the_timer_log_go() -> None:
     world.run()
     assert len(world.files.list("/s/timerlog")) == 7
     world.pass_time(60_000)
-    assert [path for paths in world.timers.expire() for path in paths] == []  # recovery would need them
+    while world.owned.step() == 0:
+        pass
+    assert len(world.files.list("/s/timerlog")) == 7, "recovery would need them"
     world.checkpoint()
-    removed = [path for paths in world.timers.expire() for path in paths]
-    assert len(removed) == 6
+    world.owned.expire()
+    assert len(world.files.list("/s/timerlog")) == 1
     world.send(world.clock.now_ms() + 1000)
     world.pass_time(1000)
     assert len(world.bodies()) == 21
+
+
+def test_a_note_is_read_as_it_was_written() -> None:
+    note = TimerNote(1, 2, 3, 4, 5, 6, 7, 8, {-9: 10, 11: 12})
+    data = note.encode()
+    assert timer_files.decode_note(data) == note
+    assert timer_files.decode_note(data[:-1]) is None
+    assert timer_files.decode_note(data + b"\0") is None
+    assert timer_files.decode_note(b"\x03" + data[1:]) is None
+    assert timer_files.decode_note(b"") is None
+
+
+def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not say how far the counts are: to where the note was taken."""
+    for ms in (100, 400, 900):
+        world.send(START_MS + 60_000 + ms)
+    world.pass_time(60_400)
+
+    def encode(note: TimerNote) -> bytes:
+        head = struct.pack(">Bqqqq", 1, note.second, note.since, note.log_since, note.log_end)
+        head += struct.pack(">IqqI", note.log_crc, note.queue_offset, note.held_to, len(note.waiting))
+        return head + b"".join(struct.pack(">iq", *item) for item in note.waiting.items())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TimerNote, "encode", encode)
+        world.checkpoint()
+    world.pass_time(500)
+    world.open()
+    world.run()
+    assert world.bodies() == [b"m1", b"m2", b"m3"]
+    assert world.state().pending == 0
+
+
+def test_no_file_goes_that_the_checkpoint_on_the_disk_needs() -> None:
+    """Also where the next one failed, when it had come as far as the timers' own files."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
+    for number in range(20):
+        world.send(START_MS + number * 1000)
+    world.run()
+    world.checkpoint()
+    needed, names = world.timers.needed_from(), world.files.list("/s/timerlog")
+    world.pass_time(60_000)
+    world.files.fail("write", errno.ENOSPC, "/s/checkpoint")
+    with pytest.raises(OSError, match="No space"):
+        world.checkpoint()
+    for _ in range(3):
+        world.owned.expire()
+    assert world.timers.needed_from() == needed
+    assert world.files.list("/s/timerlog") == names
+    world.open()
+    world.run()
+    assert world.bodies() == [f"m{n}".encode() for n in range(1, 21)]
+    world.send(world.clock.now_ms() + 5000)
+    world.pass_time(10_000)
+    world.checkpoint()
+    world.owned.expire()
+    assert world.timers.needed_from() > needed
+    assert len(world.files.list("/s/timerlog")) < len(names)
+
+
+def test_what_waits_is_counted_after_a_kill_in_the_middle_of_a_second(world: TimerWorld) -> None:
+    """Some of its messages were delivered before the checkpoint, some between that and the kill; and the next starts
+    die before they have loaded it again."""
+    for ms in (100, 400, 500, 900):
+        world.send(START_MS + 60_000 + ms)
+    world.send(START_MS + 90_000)
+    world.pass_time(60_400)
+    world.checkpoint()
+    world.pass_time(100)
+    for _ in range(2):
+        world.open()
+        world.checkpoint()
+    world.open()
+    world.run()
+    assert world.bodies() == [b"m1", b"m2", b"m3"]
+    assert world.state().pending == 2
+    world.pass_time(30_000)
+    assert len(world.bodies()) == 5
+    assert world.state().pending == 0
 
 
 @pytest.mark.parametrize("size", [0, 10, 38_707_201])
@@ -431,7 +480,7 @@ def test_a_store_without_timers_is_taken_over() -> None:
     world.close()
     for path in [path for path in world.files.names if "timer" in path]:
         world.files.remove(path)
-    world.files.was_theirs = True
+    world.files.write_whole("/s/lock", b"lock")
     world.open()
     world.send(START_MS + 100)
     world.pass_time(100)
@@ -444,7 +493,7 @@ def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
     world.run()
     world.checkpoint()
     world.checkpoint()
-    assert world.timers.changes.cancel(places[3]) is Cancelled.CANCELLED
+    assert world.cancel(places[3]) is Cancelled.CANCELLED
     world.run()
     world.checkpoint()
     world.checkpoint()
@@ -456,22 +505,17 @@ def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
 
 
 def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
-    world = TimerWorld(segment_size=20_000)
+    retention = RetentionConfig(reserved_hours=0, delete_when=ANY_HOUR)
+    world = TimerWorld(segment_size=20_000, retention=retention)
     world.timers.set_policy("orders", TimerPolicy(rate=1))
     for _ in range(30):
         world.send(START_MS + 1000, bytes(500))
     world.pass_time(1500)
-    world.store.retention.config = RetentionConfig(reserved_hours=0, delete_when=";".join(f"{n:02}" for n in range(24)))
     for _ in range(3):
         world.send(world.clock.now_ms() + 1, bytes(15_000), topic="traffic")
         world.pass_time(1000)
-        for _ in range(2):
-            job = world.store.plan_flush()
-            job.run()
-            world.store.note_flushed(job)
-            for paths in world.store.expire():
-                for path in paths:
-                    world.files.remove(path)
+        for _ in range(3):
+            world.owned.expire()
     assert world.store.log.begin > 0
     world.pass_time(60_000)
     queue = world.store.ensure_queue("orders", 3)
@@ -553,7 +597,7 @@ def test_a_second_that_takes_long_is_handed_on_bit_by_bit(
     world.clock.set_wall(now_ms)
     delivered, wakes = world.bodies(), world.wakes
     assert delivered == [b"m1", b"m2", b"m3", b"m4"]
-    writing = world.store.write_queues()
+    writing = world.owned.writing()
     slots = world.timers._slots
     for _ in range(100):
         next(writing)
@@ -569,7 +613,7 @@ def test_a_second_that_takes_long_is_handed_on_bit_by_bit(
         assert world.bodies() == delivered, "what is handed on first would come behind what is not yet"
     cancelled = {}
     for at in (4, 9, 15):
-        if world.timers.changes.cancel(places[at]) is Cancelled.CANCELLED:
+        if world.cancel(places[at]) is Cancelled.CANCELLED:
             cancelled[at] = f"m{at + 1}".encode()
     assert len(cancelled) == 3
     if is_killed:
@@ -594,10 +638,7 @@ def test_what_is_handed_on_was_deleted_before(world: TimerWorld, monkeypatch: py
     world.send(START_MS + 5600)
     out_ms = timer_properties.out_ms(START_MS + 5500)
     text = f"TIMER_DEL_UNIQKEY\x01orders+K1\x02TIMER_OUT_MS\x01{out_ms}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
-    appender = world.store.appender
-    appender.begin()
-    appender.add(world.timers.queue, b"0", text.encode(), 77, 7, HOST)
-    appender.commit()
+    world.put(text)
     world.run()
     slots = world.timers._slots
     while slots.second < START_MS // 1000 + 5:
@@ -629,14 +670,14 @@ def test_what_is_handed_on_again_and_again_is_found(
     assert slots.second == second + 6
     world.send(START_MS + DAY_MS)
     world.run()
-    writing = world.store.write_queues()
+    writing = world.owned.writing()
     while not slots.is_handing_on:
         next(writing)
     assert slots.current.is_done, "it has another unit, and its second is not over"
     if is_moved:
         for _ in writing:
             pass
-    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
+    assert world.cancel(place) is Cancelled.CANCELLED
     for _ in writing:
         pass
     world.pass_time(2 * DAY_MS + 1)
@@ -648,10 +689,10 @@ def test_what_cannot_be_handed_over_is_delivered_all_the_same(world: TimerWorld)
     for delay in (100, 800, 900):
         world.send(START_MS + delay)
     world.pass_time(500)
-    world.files.write_error = OSError(28, "No space left on device")
+    world.files.fail("write", errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
-        world.timers.hand_over()
-    world.files.write_error = None
+        world.hand_over()
+    world.files.heal()
     world.pass_time(1000)
     assert world.bodies() == [b"m1", b"m2", b"m3"]
 
@@ -676,7 +717,7 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
     place = world.send(START_MS + 113_907)
     world.pass_time(36_000)
     assert world.timers._slots.second == START_MS // 1000 + 33, "the second in whose slot it has waited until now"
-    assert world.timers.changes.cancel(place) is Cancelled.CANCELLED
+    assert world.cancel(place) is Cancelled.CANCELLED
     world.close()
     world.open()
     assert world.timers.metrics() == {}

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from scheduler.clock_watch import ClockWatch
 from scheduler.delay_levels import DelayLevels
-from storage.clock import ManualClock
+from storage.clock import ManualClock, look
 from storage.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World
 
@@ -67,7 +67,7 @@ def test_the_clock_set_back_and_forward_again_with_restarts_between() -> None:
 def test_the_clock_set_after_the_table_was_shortened() -> None:
     world = World()
     world.schedule(3, b"30 s")
-    world.levels.set_table(DelayLevels("1s 5s 2s"))
+    world.set_table("1s 5s 2s")
     world.clock.advance(5000)
     world.clock.set_wall(world.clock.now_ms() + 10_000)
     assert delivery_times(world, 26_000) == {b"30 s": 25_000}
@@ -89,20 +89,20 @@ class HeldUpClock(ManualClock):
 
 def test_a_process_that_is_held_up_sees_no_clock_set() -> None:
     clock = HeldUpClock()
-    watch = ClockWatch(clock)
+    watch = ClockWatch(look(clock))
     for pauses in (0, 1, 3):
         clock.pauses = pauses
-        assert watch.jump_ms() == 0
+        assert watch.jump_ms(look(clock)) == 0
     clock.set_wall(clock.now_ms() + 5000)
     clock.pauses = 1
-    assert watch.jump_ms() == 5000
+    assert watch.jump_ms(look(clock)) == 5000
 
 
 def test_files_that_expire_under_several_runs_are_counted() -> None:
     world = World(segment_size=4096)
     for number in range(3):
         world.schedule(3, b"%d" % number + bytes(1000))
-    world.levels.set_table(DelayLevels("1s 5s 20s"))
+    world.set_table("1s 5s 20s")
     for number in range(3, 8):
         world.schedule(3, b"%d" % number + bytes(1000))
     world.store.log.drop_before(8192)
@@ -123,7 +123,7 @@ def test_the_clock_set_back_while_the_broker_was_down() -> None:
     world = World()
     world.clock.advance(2 * HOUR_MS)
     world.schedule(2, b"0")
-    world.store.close()
+    world.stop()
     world.clock.set_wall(world.clock.now_ms() - HOUR_MS)
     with capture_logs() as logs:
         world.open()
@@ -135,7 +135,7 @@ def test_the_clock_set_back_while_the_broker_was_down() -> None:
 def test_levels_change_while_messages_wait_and_promises_are_kept() -> None:
     world = World()
     world.schedule(3, b"30 s")
-    world.levels.set_table(DelayLevels("1s 10s 2s 7s"))
+    world.set_table("1s 10s 2s 7s")
     for level, body in ((2, b"10 s"), (3, b"2 s"), (4, b"7 s")):
         world.schedule(level, body)
     assert delivery_times(world, 31_000) == {b"30 s": 30_000, b"10 s": 10_000, b"2 s": 2000, b"7 s": 7000}
@@ -144,10 +144,9 @@ def test_levels_change_while_messages_wait_and_promises_are_kept() -> None:
 
 def test_a_shortened_level_is_known_after_a_kill() -> None:
     world = World()
-    shorter = DelayLevels("1s 5s 2s")
     world.schedule(3, b"old 0")
     world.schedule(3, b"old 1")
-    world.levels.set_table(shorter)
+    shorter = world.set_table("1s 5s 2s")
     world.schedule(3, b"new 0")
     world.pass_time(2000)
     assert world.bodies() == [b"new 0"]
@@ -165,8 +164,8 @@ def test_a_shortened_level_is_known_after_a_kill() -> None:
 def test_a_promise_survives_consume_queues_that_are_made_anew() -> None:
     world = World()
     world.schedule(3, b"30 s")
-    world.levels.set_table(DelayLevels("1s 5s 60s"))
-    world.store.close()
+    world.set_table("1s 5s 60s")
+    world.stop()
     for name in [name for name in world.files.names if "/consumequeue/" in name]:
         world.files.remove(name)
     world.open(DelayLevels("1s 5s 60s"))
@@ -176,7 +175,7 @@ def test_a_promise_survives_consume_queues_that_are_made_anew() -> None:
 def test_records_of_rocketmq_say_no_deliver_time_and_get_one_from_the_table() -> None:
     world = World()
     world.schedule(3, b"30 s", promises=False)
-    world.store.close()
+    world.stop()
     for name in [name for name in world.files.names if "/consumequeue/" in name]:
         world.files.remove(name)
     world.open(DelayLevels("1s 5s 60s"))
@@ -201,12 +200,12 @@ def test_a_level_that_is_late_is_logged_with_the_reason() -> None:
     world.schedule(1)
     world.clock.advance(2500)
     with capture_logs() as logs:
-        world.levels.report()
-        world.levels.report()
+        world.levels.report(look(world.clock))
+        world.levels.report(look(world.clock))
     (line,) = [line for line in logs if line["event"] == "level_late"]
     assert (line["delay_level"], line["late_ms"], line["waiting"]) == (1, 1500, 1)
     assert line["reason"] == "many messages are due at once"
     world.run()
-    world.levels.report()
-    described = world.levels.describe(world.levels.levels[1])
+    world.levels.report(look(world.clock))
+    described = world.levels.describe(world.levels.levels[1], world.clock.now_ms())
     assert described.startswith("pending=0 nextDue=- lateMillis=0 lastLateMillis=1500")

@@ -1,31 +1,37 @@
-"""A store in memory with timers, and a clock that tests move."""
+"""A store in memory with timers and levels, and a clock that tests move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
+from scheduler import level_queues, timers
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import LevelQueues
 from scheduler.pending import Pending
-from scheduler.timer_config import TimerConfig
+from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_keys import key_hash
-from scheduler.timers import Timers
-from storage.clock import ManualClock
+from scheduler.timers import Timers, TimerState
+from storage.budget import UNLIMITED, Budget
+from storage.clock import ManualClock, look
+from storage.config_file import ConfigFile
+from storage.consume_queue import SCHEDULE_TOPIC
+from storage.durability import Part
+from storage.retention import RetentionConfig
 from storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
+from tests.support.store import NOTHING_GOES, OwnedStore
+
+T = TypeVar("T")
 
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 START_MS = 1_700_000_000_000
 
 
-class _NoLevels:
-    def due_times(self) -> Iterator[Any]:
-        return iter(())
-
-
 class TimerWorld:
-    """A store with timers."""
+    """A store with timers, and with levels for tests that want some."""
 
     def __init__(
         self,
@@ -33,11 +39,17 @@ class TimerWorld:
         *,
         segment_size: int = 1 << 20,
         start_ms: int = START_MS,
+        levels: str = "1s",
+        retention: RetentionConfig = NOTHING_GOES,
     ) -> None:
         self.files = SimulatedFiles()
         self.clock = ManualClock(start_ms)
         self.config = config or TimerConfig(log_segment_size=5200)
         self.segment_size = segment_size
+        self.table = DelayLevels(levels)
+        self.retention = retention
+        self.budget: Callable[[], Budget] = lambda: UNLIMITED
+        """What each step may do."""
         self.wakes = 0
         self.sent = 0
         self.last_physical_offset = 0
@@ -45,45 +57,55 @@ class TimerWorld:
 
     def open(self) -> None:
         """Open, also after a kill -9: what was written is there, what was in memory is not."""
-        self.files.locked.clear()
+        self.files.after_kill()
         config = StoreConfig("/s", commitlog_segment_size=self.segment_size, queue_segment_size=2000)
-        self.store = MessageStore(config, self.files, self.clock, ("127.0.0.1", 10911), lambda level, stored: stored)
+        self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), self.table.deliver_time)
         self.recovered = recovered = self.store.open()
-        self.timers = Timers(self.store, self.clock, self.config)
-        self.timers.load(recovered)
-        self.timers.on_earlier = self.wake
+        file, now = ConfigFile(self.files, "/s/config/delayOffset.json"), look(self.clock)
+        self.levels = LevelQueues(self.store, file, {}, self.table, recovered, now)
+        self.timers = Timers(self.store, self.config, recovered, now, levels=self.levels, wake=self.wake)
+        self.pending = Pending(self.store, self.timers, self.levels)
+        parts: dict[str, Part] = {level_queues.NAME: self.levels, timers.NAME: self.timers}
+        self.owned = OwnedStore(self.store, self.clock, parts, retention=self.retention)
 
     def close(self) -> None:
         """Stop cleanly."""
-        self.timers.hand_over()
-        self.store.close()
+        self.hand_over()
+        self.owned.stop()
         self.timers.close()
+
+    def hand_over(self) -> None:
+        """Leave the timers' files so that Apache's broker can go on with them."""
+        while self.timers.hand_over_some(self.now_ms):
+            pass
 
     def wake(self) -> None:
         self.wakes += 1
 
     def checkpoint(self) -> None:
-        for _ in self.store.write_queues():
-            pass
-        job = self.store.plan_checkpoint()
-        job.run()
-        self.store.note_checkpoint(job)
+        self.owned.checkpoint()
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    # --- sending
 
     def send(self, due_ms: int, body: bytes | None = None, text: str = "", topic: str = "orders") -> int:
         """Schedule a message as the send handler does; gives its physical offset."""
         self.sent += 1
-        assert self.timers.refusal(due_ms, self.clock.now_ms()) is None
+        assert self.timers.refusal(due_ms, self.now_ms) is None
         body = f"m{self.sent}".encode() if body is None else body
         named = f"{text}UNIQ_KEY\x01K{self.sent}\x02TIMER_DELIVER_MS\x01{due_ms}"
         full = f"{named}\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
         appender = self.store.appender
-        appender.begin()
+        appender.begin(self.now_ms)
         offset = appender.add(
             self.timers.queue,
             body,
             full.encode(),
             due_ms,
-            self.clock.now_ms(),
+            self.now_ms,
             HOST,
             prepared_transaction_offset=due_ms,
         )
@@ -91,18 +113,37 @@ class TimerWorld:
         appender.commit()
         return appender.last_physical_offset
 
+    def schedule(self, level: int, body: bytes | None = None, text: str = "", topic: str = "orders") -> int:
+        """Put a message into a level as the send handler does; gives its physical offset."""
+        self.sent += 1
+        appender = self.store.appender
+        due = self.table.deliver_time(level, appender.begin(self.now_ms))
+        queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
+        body = f"m{self.sent}".encode() if body is None else body
+        full = f"{text}DELAY\x01{level}\x02UNIQ_KEY\x01K{self.sent}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
+        appender.add(queue, body, full.encode(), due, 7, HOST, prepared_transaction_offset=due)
+        appender.commit()
+        return appender.last_physical_offset
+
+    def put(self, text: str, body: bytes = b"0") -> None:
+        """Append a record to the timer topic as Apache's broker does, whose unit has the hash of its tags."""
+        appender = self.store.appender
+        appender.begin(self.now_ms)
+        appender.add(self.timers.queue, body, text.encode(), 77, 7, HOST)
+        appender.commit()
+
     def send_instead(self, due_ms: int, key: str, body: bytes | None = None, topic: str = "orders") -> int:
         """Schedule a message that replaces the one of its key as the send handler does; gives how many it replaced."""
         timers, appender = self.timers, self.store.appender
         timers.count()
         while not timers.is_counted:
-            timers.step()
+            self.step()
         self.sent += 1
         body = f"m{self.sent}".encode() if body is None else body
         unique_key = f"K{self.sent}"
 
         def stage(origin: int) -> None:
-            now_ms = appender.begin()
+            now_ms = appender.begin(self.now_ms)
             due = max(due_ms, now_ms)
             text = f"UNIQ_KEY\x01{unique_key}\x02KEYS\x01{key}\x02TIMER_REPLACE\x01true\x02TIMER_DELIVER_MS\x01{due}"
             text += f"\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
@@ -114,31 +155,57 @@ class TimerWorld:
             timers.staged(offset, topic, key_hash(key))
             self.last_physical_offset = appender.last_physical_offset
 
-        return timers.changes.replace(topic, key, unique_key, due_ms, stage)
+        return timers.changes.replace(topic, key, unique_key, due_ms, self.now_ms, stage)
 
-    def curve(self, begin_ms: int, step_ms: int, steps: int) -> list[int]:
+    # --- changing and looking
+
+    def cancel(self, physical_offset: int) -> Cancelled:
+        return self.pending.cancel(physical_offset, self.now_ms)
+
+    def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Cancelled, int | None]:
+        return self.pending.reschedule(physical_offset, due_ms, self.now_ms)
+
+    def keep(self) -> int:
+        """Append once more what waits, as if all files were about to go; gives how many messages those were."""
+        count = 0
+        while (was_needed := self.timers.keep_some(self.store.log.end, look(self.clock))) is not None:
+            count += was_needed
+        return count
+
+    def curve(self, begin_ms: int, step_ms: int, steps: int, topic: str | None = None) -> list[int]:
         """How many messages are due when, as operators see it."""
-        pending = Pending(self.store, self.timers, _NoLevels(), self.clock)  # type: ignore[arg-type]
-        for counts in pending.curve(begin_ms, step_ms, steps):
-            if counts is not None:
-                return counts
-        raise AssertionError("no curve")
+        return last(self.pending.curve(begin_ms, step_ms, steps, self.now_ms, topic))
+
+    def state(self) -> TimerState:
+        return self.timers.state(self.now_ms)
+
+    # --- time
+
+    def step(self, budget: Budget | None = None) -> int | None:
+        """One step of the timers; gives when they have more to do."""
+        return self.timers.step(look(self.clock), budget or self.budget())
+
+    def step_levels(self) -> int | None:
+        """One step of the levels; gives when they have more to do."""
+        return self.levels.step(look(self.clock), self.budget())
 
     def run(self) -> int | None:
         """Step until there is nothing to do now; gives when there will be."""
         for _ in range(100_000):
-            due = self.timers.step()
-            if due is None or due > self.clock.now_ms():
-                return due
+            dues = [due for due in (self.step(), self.step_levels()) if due is not None]
+            if not dues or min(dues) > self.now_ms:
+                return min(dues, default=None)
         raise AssertionError("never done")
 
     def pass_time(self, ms: int) -> None:
         """Let time pass, doing at its time what is to be done."""
-        end = self.clock.now_ms() + ms
+        end = self.now_ms + ms
         while (due := self.run()) is not None and due <= end:
-            self.clock.advance(due - self.clock.now_ms())
-        self.clock.advance(end - self.clock.now_ms())
+            self.clock.advance(due - self.now_ms)
+        self.clock.advance(end - self.now_ms)
         self.run()
+
+    # --- what came of it
 
     def delivered(self, topic: str = "orders") -> list[StoredMessage]:
         queue = self.store.queue(topic, 3)
@@ -159,3 +226,11 @@ class TimerWorld:
             assert due is not None
             result.append(message.store_timestamp - int(due))
         return result
+
+
+def last(steps: Iterator[T | None]) -> T:
+    """What a search gives at its end, and nothing before it."""
+    *nothing, result = steps
+    assert nothing == [None] * len(nothing)
+    assert result is not None
+    return result

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from protocol.record import StoredMessage
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
-from scheduler.level_queues import LevelQueues
-from storage.clock import ManualClock
+from scheduler.level_queues import NAME, LevelQueues, read_saved
+from storage.budget import UNLIMITED, Budget
+from storage.clock import ManualClock, look
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.copies import origin_of
 from storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
+from tests.support.store import OwnedStore
 
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 TABLE = DelayLevels("1s 5s 30s")
@@ -41,38 +42,46 @@ class World:
 
     def open(self, table: DelayLevels = TABLE) -> None:
         """Open, also after a kill -9: what was written is there, what was in memory is not."""
-        self.files.locked.clear()
-        self.table = table
-        self.awaited: list[tuple[int, Callable[[], None]]] = []
+        self.files.after_kill()
         config = StoreConfig("/s", commitlog_segment_size=self.segment_size, queue_segment_size=2000)
-        self.store = MessageStore(config, self.files, self.clock, ("127.0.0.1", 10911), table.deliver_time)
+        self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), table.deliver_time)
         recovered = self.store.open()
+        self.file = file = ConfigFile(self.files, "/s/config/delayOffset.json")
         self.levels = LevelQueues(
             self.store,
-            ConfigFile(self.files, "/s/config/delayOffset.json"),
-            self.clock,
+            file,
+            read_saved(file, is_needed=recovered.is_foreign or NAME not in recovered.notes),
             table,
+            recovered,
+            look(self.clock),
             self.delivery,
-            (lambda position, done: self.awaited.append((position, done))) if self.sync_flush else None,
+            is_awaited=self.sync_flush,
+            wake=self.wake,
         )
-        self.levels.load(recovered)
-        self.levels.on_earlier = self.wake
+        self.owned = OwnedStore(self.store, self.clock, {NAME: self.levels}, on_released=self.levels.note_flushed)
 
     def flush(self) -> None:
         """What is awaited of the disk happens."""
-        awaited, self.awaited = self.awaited, []
-        for _, done in awaited:
-            done()
+        assert self.owned.flush()
 
     def checkpoint(self) -> None:
-        for _ in self.store.write_queues():
-            pass
-        job = self.store.plan_checkpoint()
-        job.run()
-        self.store.note_checkpoint(job)
+        self.owned.checkpoint()
+
+    def save(self) -> None:
+        """Write the progress of now into its file, which is otherwise done with a checkpoint now and then."""
+        self.file.write(self.levels.to_json())
+
+    def stop(self) -> None:
+        self.owned.stop()
 
     def wake(self) -> None:
         self.wakes += 1
+
+    def set_table(self, text: str) -> DelayLevels:
+        """Change the levels."""
+        table = DelayLevels(text)
+        self.levels.set_table(table, self.clock.now_ms())
+        return table
 
     def schedule(
         self,
@@ -86,7 +95,7 @@ class World:
         """Put a message into a level's queue, as the send handler does; gives when it is due. RocketMQ's records do not
         say that (`promises`)."""
         appender = self.store.appender
-        due = self.levels.table.deliver_time(level, appender.begin())
+        due = self.levels.table.deliver_time(level, appender.begin(self.clock.now_ms()))
         queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
         text = f"DELAY\x01{level}\x02{text}"
         appender.add(queue, body, text.encode(), due, 7, host, 8, 1, 2, due if promises else 0)
@@ -123,11 +132,12 @@ class World:
         self.clock.advance(end - self.clock.now_ms())
         self.run()
 
+    def step(self, budget: Budget = UNLIMITED) -> int | None:
+        """Deliver what is due, or some of it; gives when to call again."""
+        return self.levels.step(look(self.clock), budget)
+
     def run(self) -> int | None:
         """Step until nothing more is due."""
-        while (due := self.levels.step()) is not None and due <= self.clock.now_ms():
+        while (due := self.step()) is not None and due <= self.clock.now_ms():
             pass
         return due
-
-    def save(self) -> None:
-        self.levels.save(self.levels.to_json())

@@ -7,16 +7,19 @@ from pathlib import Path
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
+from scheduler import level_queues, timers
 from scheduler.delay_levels import DelayLevels
-from scheduler.level_delivery import DeliveryConfig
-from scheduler.level_queues import LevelQueues
+from scheduler.level_queues import LevelQueues, read_saved
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timers import Timers
-from storage.clock import ManualClock
+from storage.budget import UNLIMITED
+from storage.clock import ManualClock, look
 from storage.config_file import ConfigFile
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
+from storage.durability import Part
 from storage.files import OsFiles
 from storage.store import MessageStore, StoreConfig
+from tests.support.store import OwnedStore
 
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 HOST_V6 = bytes(15) + b"\x01\0\0\x04\xd2"
@@ -34,22 +37,21 @@ class Broker:
         self.clock = clock
         self.files = OsFiles()
         config = StoreConfig(str(root), commitlog_segment_size=segment_size, queue_segment_size=QUEUE_UNITS * UNIT_SIZE)
-        self.store = MessageStore(config, self.files, clock, ("127.0.0.1", 10911), TABLE.deliver_time)
-        self.recovered = self.store.open()
+        self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), TABLE.deliver_time)
+        self.recovered = recovered = self.store.open()
         (root / "config").mkdir(exist_ok=True)
-        self.levels = LevelQueues(
-            self.store, ConfigFile(self.files, str(root / "config/delayOffset.json")), clock, TABLE, DeliveryConfig()
-        )
-        self.levels.load(self.recovered)
-        self.timers = Timers(self.store, clock, TimerConfig(log_segment_size=5200), None, self.levels)
-        self.timers.load(self.recovered)
-        self.levels.on_earlier = self.timers.on_earlier = lambda: None
+        file, now = ConfigFile(self.files, str(root / "config/delayOffset.json")), look(clock)
+        is_needed = recovered.is_foreign or level_queues.NAME not in recovered.notes
+        self.levels = LevelQueues(self.store, file, read_saved(file, is_needed=is_needed), TABLE, recovered, now)
+        self.timers = Timers(self.store, TimerConfig(log_segment_size=5200), recovered, now, levels=self.levels)
+        parts: dict[str, Part] = {level_queues.NAME: self.levels, timers.NAME: self.timers}
+        self.owned = OwnedStore(self.store, clock, parts)
 
     def close(self) -> None:
         """Stop in order."""
-        self.timers.hand_over()
-        self.levels.save(self.levels.to_json())
-        self.store.close()
+        while self.timers.hand_over_some(self.clock.now_ms()):
+            pass
+        self.owned.stop()
         self.timers.close()
 
     def send(
@@ -57,7 +59,7 @@ class Broker:
     ) -> int:
         """Store a message; gives its physical offset."""
         appender = self.store.appender
-        now_ms = appender.begin()
+        now_ms = appender.begin(self.clock.now_ms())
         queue = self.store.ensure_queue(topic, queue_id)
         flag = 16 if len(host) == 20 else 0
         code = properties.tags_code(properties.get(text, properties.TAGS))
@@ -68,7 +70,7 @@ class Broker:
     def schedule(self, level: int, body: bytes, key: str = "k", topic: str = "orders") -> int:
         """Store a message with a delay level."""
         appender = self.store.appender
-        due = TABLE.deliver_time(level, appender.begin())
+        due = TABLE.deliver_time(level, appender.begin(self.clock.now_ms()))
         text = f"DELAY\x01{level}\x02UNIQ_KEY\x01{key}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
         queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
         appender.add(queue, body, text.encode(), due, 7, HOST, 8, 0, 0, due)
@@ -81,7 +83,7 @@ class Broker:
         text = f"UNIQ_KEY\x01{key}\x02TIMER_DELIVER_MS\x01{due_ms}\x02TIMER_OUT_MS\x01"
         text += f"{timer_properties.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
         appender = self.store.appender
-        appender.begin()
+        appender.begin(self.clock.now_ms())
         offset = appender.add(self.timers.queue, body, text.encode(), due_ms, 7, HOST, 0, 0, 0, due_ms)
         self.timers.staged(offset, topic)
         appender.commit()
@@ -90,12 +92,14 @@ class Broker:
     def cancel(self, physical_offset: int) -> None:
         """Cancel a message that waits."""
         self.run()
-        assert self.timers.changes.cancel(physical_offset) is Cancelled.CANCELLED
+        assert self.timers.changes.cancel(physical_offset, self.clock.now_ms()) is Cancelled.CANCELLED
 
     def run(self) -> int | None:
         """Do what is to be done now; gives when there will be more."""
         for _ in range(100_000):
-            due = [time for time in (self.levels.step(), self.timers.step()) if time is not None]
+            now = look(self.clock)
+            steps = self.levels.step(now, UNLIMITED), self.timers.step(now, UNLIMITED)
+            due = [time for time in steps if time is not None]
             if not due or min(due) > self.clock.now_ms():
                 return min(due, default=None)
         raise AssertionError("never done")

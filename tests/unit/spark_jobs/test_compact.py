@@ -94,7 +94,7 @@ def test_what_was_delivered_goes_and_what_waits_arrives_once(tmp_path: Path) -> 
     assert result.kept == 120 + 240 + 60
     after = Broker(tmp_path / "new", broker.clock)
     assert (after.recovered.records, after.recovered.rebuilt, after.recovered.torn) == (0, False, None)
-    assert after.timers.state().pending == 30
+    assert after.timers.state(after.clock.now_ms()).pending == 30
     found = after.messages("orders")
     assert list(found) == list(delivered)
     assert all(same(found[at], delivered[at]) for at in delivered)
@@ -280,7 +280,7 @@ def test_ended_transactions_go(tmp_path: Path) -> None:
         broker.send(op, b"%d" % i, "TAGS\x01d")
     appender, queue = broker.store.appender, broker.store.ensure_queue("T", 0)
     for i in (3, 18):
-        now_ms = appender.begin()
+        now_ms = appender.begin(broker.clock.now_ms())
         appender.add(queue, b"h%d" % i, b"", 0, now_ms, HOST_V6[:8], 0, 8, 0, places[i])
         appender.commit()
     broker.close()
@@ -641,7 +641,7 @@ def test_a_broker_does_with_the_new_store_what_it_does_with_the_old(
             waiting.append(broker.timer(broker.clock.now_ms() + value, body))
         elif what == "cancel" and waiting:
             broker.run()
-            broker.timers.changes.cancel(waiting[value % len(waiting)])
+            broker.timers.changes.cancel(waiting[value % len(waiting)], broker.clock.now_ms())
         elif what == "wait":
             broker.pass_time(value)
         elif what == "restart":

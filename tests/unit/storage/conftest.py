@@ -6,19 +6,18 @@ from pathlib import Path
 import pytest
 
 from scheduler.delay_levels import DelayLevels
-from storage.clock import ManualClock
 from storage.files import Files, OsFiles
 from storage.store import MessageStore, StoreConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 LEVELS = DelayLevels()
+NOW_MS = 1_700_000_000_000
 
 
 def make_store(
     root: Path | str,
     files: Files | None = None,
-    clock: ManualClock | None = None,
     *,
     segment_size: int = 65536,
     queue_size: int = 400,
@@ -30,13 +29,15 @@ def make_store(
         queue_segment_size=queue_size,
         max_message_size=16384,
     )
-    return MessageStore(config, files or OsFiles(), clock or ManualClock(), (host, 10911), LEVELS.deliver_time)
+    return MessageStore(config, files or OsFiles(), (host, 10911), LEVELS.deliver_time)
 
 
-def append(store: MessageStore, topic: str, queue_id: int, *bodies: bytes, properties: bytes = b"") -> list[int]:
+def append(
+    store: MessageStore, topic: str, queue_id: int, *bodies: bytes, properties: bytes = b"", now_ms: int = NOW_MS
+) -> list[int]:
     """Append messages in one batch; gives their physical offsets."""
     offsets = []
-    code = store.tags_code(topic, properties.decode(), store.appender.begin())
+    code = store.tags_code(topic, properties.decode(), store.appender.begin(now_ms))
     for body in bodies:
         store.appender.add(store.ensure_queue(topic, queue_id), body, properties, code, 1, HOST)
         offsets.append(store.appender.last_physical_offset)

@@ -10,19 +10,18 @@ from hypothesis import strategies as st
 from protocol import record
 from protocol.message_id import pack_host
 from storage.check import problems
-from storage.clock import ManualClock
 from storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreFull
 from storage.scan import Scanner
 from tests.crash.simulated_files import SimulatedFiles
-from tests.unit.storage.conftest import HOST, append, make_store
+from tests.support.store import OwnedStore
+from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
 
 
 def test_a_record_is_what_the_protocol_says(tmp_path: Path) -> None:
-    clock = ManualClock(1_700_000_000_123)
-    store = make_store(tmp_path, clock=clock)
+    store = make_store(tmp_path)
     store.open()
     appender = store.appender
-    assert appender.begin() == 1_700_000_000_123
+    assert appender.begin(1_700_000_000_123) == 1_700_000_000_123
     queue = store.ensure_queue("topic", 3)
     assert appender.add(queue, b"body", b"K\x01v", 77, 5, HOST, 6, 1, 8, 9) == 0
     appender.commit()
@@ -50,7 +49,7 @@ def test_a_record_is_what_the_protocol_says(tmp_path: Path) -> None:
 def test_addresses_of_both_families(tmp_path: Path, born: str, stored: str) -> None:
     store = make_store(tmp_path, host=stored)
     store.open()
-    store.appender.begin()
+    store.appender.begin(NOW_MS)
     store.appender.add(store.ensure_queue("t", 0), b"x", b"", 0, 1, pack_host(born, 99))
     store.appender.commit()
     message = store.message_at(0)
@@ -101,7 +100,7 @@ def test_what_was_appended_is_what_a_scan_finds(batches: list[list[tuple[int, by
     store.open()
     appended = []
     for batch in batches:
-        store.appender.begin()
+        store.appender.begin(NOW_MS)
         for queue_id, body, text in batch:
             store.appender.add(store.ensure_queue("t", queue_id), body, text, 0, 1, HOST)
             appended.append((store.appender.last_physical_offset, queue_id, text))
@@ -162,22 +161,26 @@ def test_a_broken_disk_breaks_the_store_for_good() -> None:
     store = make_store("/s", files)
     store.open()
 
-    files.write_error = OSError(errno.EIO, "Input/output error")
+    files.fail("write", errno.EIO)
     with pytest.raises(StoreBroken):
         append(store, "t", 0, b"x")
-    files.write_error = None
+    files.heal()
     with pytest.raises(StoreBroken):
         append(store, "t", 0, b"x")
-    store.appender.accept()
+    store.health.has_room()
     with pytest.raises(StoreBroken):
         append(store, "t", 0, b"x")
 
 
 def test_a_failed_flush_breaks_the_store_for_good() -> None:
-    store = make_store("/s", SimulatedFiles())
+    files = SimulatedFiles()
+    store = make_store("/s", files)
     store.open()
+    owned = OwnedStore(store)
     append(store, "t", 0, b"x")
-    store.flush_failed(OSError("no"))
+    files.fail("sync", errno.EIO)
+    assert not owned.flush()
+    files.heal()
     with pytest.raises(StoreBroken):
         append(store, "t", 0, b"x")
 
@@ -194,7 +197,7 @@ def test_what_may_not_be_added(tmp_path: Path) -> None:
     with pytest.raises(RecordIllegal, match="zero byte"):
         store.appender.check(b"", b"a\0b")
     store.appender.check(bytes(16384), b"x" * 32767)
-    store.close()
+    OwnedStore(store).stop()
     with pytest.raises(StoreClosed):
         append(store, "t", 0, b"x")
 
@@ -202,8 +205,8 @@ def test_what_may_not_be_added(tmp_path: Path) -> None:
 def test_refusing_for_a_while() -> None:
     store = make_store("/s", SimulatedFiles())
     store.open()
-    store.appender.refuse(StoreFull("for now"))
-    with pytest.raises(StoreFull):
+    store.health.fill("for now")
+    with pytest.raises(StoreFull, match="for now"):
         append(store, "t", 0, b"x")
-    store.appender.accept()
+    store.health.has_room()
     append(store, "t", 0, b"x")

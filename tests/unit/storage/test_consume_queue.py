@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import errno
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -107,6 +110,37 @@ def test_everything_expired_leaves_an_empty_queue_at_its_end() -> None:
     assert (queue.min_offset, queue.next_offset) == (10, 10)
 
 
+def test_a_queue_of_which_everything_expired_goes_on_after_a_restart() -> None:
+    """Also where its last file was full."""
+    files = SimulatedFiles()
+    queue = queue_on(files)
+    fill(queue, 14)
+    queue.write_tail()
+    for path in queue.advance_min(begin=10_000):
+        files.remove(path)
+    assert queue.min_offset == queue.next_offset == 14
+    again = queue_on(files)
+    again.load()
+    again.cut(10_000)
+    assert again.next_offset == 14
+
+
+def test_a_first_file_that_could_not_be_filled_up_is_filled_up_later() -> None:
+    files = SimulatedFiles()
+    queue = queue_on(files)
+    queue.start_at(10)
+    fill(queue, 2)
+    files.fail("write", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"):
+        queue.write_tail()
+    assert queue.written_offset == 10
+    files.heal()
+    queue.write_tail()
+    data = files.read_whole(f"/q/topic/0/{SIZE:020}") or b""
+    assert data[:60] == UNIT.pack(0, PADDING_SIZE, 0) * 3
+    assert UNIT.unpack(data[60:80]) == (100, 10, 1010)
+
+
 def test_garbage_behind_a_cut_is_gone_for_whoever_opens_the_file_next() -> None:
     files = SimulatedFiles()
     queue = queue_on(files)
@@ -117,6 +151,51 @@ def test_garbage_behind_a_cut_is_gone_for_whoever_opens_the_file_next() -> None:
     queue.write_tail()
     data = b"".join(files.read_whole(f"/q/topic/0/{name}") or b"" for name in files.list("/q/topic/0"))
     assert data.rstrip(b"\0").endswith(UNIT.pack(50, 10, 1005).rstrip(b"\0"))
+
+
+def test_what_is_left_of_a_removed_queue_does_not_hide_the_one_that_was_made_anew() -> None:
+    """The process died when the first file was gone and the second was not."""
+    files = SimulatedFiles()
+    queue = queue_on(files)
+    fill(queue, 10)
+    queue.write_tail()
+    files.remove(f"/q/topic/0/{0:020}")
+    queue = queue_on(files)
+    queue.load()
+    queue.cut(10_000)
+    queue.truncate(0)
+    fill(queue, 2)
+    queue.advance_min(begin=0)
+    assert (queue.min_offset, queue.next_offset) == (0, 2)
+    queue.write_tail()
+    assert files.list("/q/topic/0") == [f"{0:020}"]
+
+
+def test_a_queue_that_is_no_more_writes_nothing() -> None:
+    """Whoever has it still may have put units into it."""
+    files = SimulatedFiles()
+    queue = queue_on(files)
+    fill(queue, 10)
+    queue.write_tail()
+    fill(queue, 1)
+    queue.forget()
+    files.remove_tree("/q/topic")
+    fill(queue, 3)
+    queue.write_tail()
+    assert files.list("/q") == []
+
+
+def test_a_queue_that_is_held_keeps_its_units_in_memory() -> None:
+    files = SimulatedFiles()
+    queue = queue_on(files)
+    queue.is_held = True
+    fill(queue, 10)
+    queue.write_tail()
+    assert (files.list("/q"), queue.written_offset) == ([], 0)
+    assert len(queue.read(0, 20)) == 10 * UNIT.size
+    queue.is_held = False
+    queue.write_tail()
+    assert queue.written_offset == 10
 
 
 def test_watchers_come_and_go() -> None:

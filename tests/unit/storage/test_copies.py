@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import record
-from storage.clock import ManualClock
 from storage.copies import ORIGIN_ZERO, Records, origin_of
 from storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
-from tests.unit.storage.conftest import HOST, make_store
+from tests.unit.storage.conftest import HOST, NOW_MS, make_store
 
 MESSAGES = st.lists(
     st.tuples(st.binary(max_size=300), st.sampled_from([b"", b"TAGS\x01a", b"KEYS\x01k\x02x\x01y"]), st.integers(0, 2)),
@@ -30,7 +29,7 @@ def stored(store: MessageStore, messages: list[tuple[bytes, bytes, int]]) -> lis
     """Places of records of some topic."""
     queue = store.ensure_queue("from", 2)
     for number, (body, text, _) in enumerate(messages):
-        store.appender.begin()
+        store.appender.begin(NOW_MS)
         store.appender.add(queue, body, text, number, number, HOST, 3, 0, number)
     store.appender.commit()
     units = [queue.unit(queue.min_offset + number) for number in range(queue.next_offset)]
@@ -47,17 +46,16 @@ def test_a_block_is_what_single_copies_are(
     order = list(range(len(messages)))
     if chance is not None:
         chance.shuffle(order)
-    clock = ManualClock()
-    block_store, single_store = (make_store("/s", SimulatedFiles(), clock, segment_size=8192) for _ in range(2))
+    block_store, single_store = (make_store("/s", SimulatedFiles(), segment_size=8192) for _ in range(2))
     for store in (block_store, single_store):
         store.open()
         places = stored(store, messages)
-        clock_before = store.log.end
+        before = store.log.end
         if store is block_store:
             copy_as_block(store, places, messages, order)
         else:
             copy_singly(store, [places[at] for at in order], [messages[at] for at in order])
-        assert store.log.end > clock_before
+        assert store.log.end > before
     size = block_store.log.end
     assert size == single_store.log.end
     for topic, queue_id in TARGETS:
@@ -71,8 +69,8 @@ def test_a_block_is_what_single_copies_are(
             assert unit is not None
             assert unit == theirs.unit(offset)
             assert block_store.record_at(unit[0]) == single_store.record_at(unit[0])
-    block_store.close()
-    single_store.close()
+    block_store.abandon()
+    single_store.abandon()
 
 
 def copy_as_block(
@@ -88,7 +86,7 @@ def copy_as_block(
     which = np.array([number for _, _, number in messages])
     used = sorted(set(which.tolist()))
     which = np.searchsorted(used, which)
-    store.appender.begin()
+    store.appender.begin(NOW_MS)
     store.appender.add_copies(records, [queues[number] for number in used], which, np.arange(len(places)) + 5)
     store.appender.commit()
 
@@ -97,7 +95,7 @@ def copy_singly(store: MessageStore, places: list[tuple[int, int]], messages: li
     for number, ((physical, _), (_, text, target)) in enumerate(zip(places, messages, strict=True)):
         found = store.message_at(physical)
         assert found is not None
-        store.appender.begin()
+        store.appender.begin(NOW_MS)
         store.appender.add(
             store.ensure_queue(*TARGETS[target]),
             found.body,

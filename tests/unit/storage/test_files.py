@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from storage.errors import StoreLocked
+from storage.errors import NotDurable, StoreLocked
 from storage.files import OsFiles
 
 
@@ -91,6 +92,68 @@ def test_the_lock_tells_whether_rocketmq_had_it(tmp_path: Path) -> None:
         assert not lock.was_theirs
         lock.release()
         assert path.read_bytes() == b"duemq"
+
+
+def test_a_lock_that_was_not_claimed_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    OsFiles().lock(str(path)).release()
+    assert not path.exists()
+    path.write_bytes(b"lock")
+    OsFiles().lock(str(path)).release()
+    assert path.read_bytes() == b"lock"
+
+
+def test_the_names_of_new_directories_are_durable_where_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = OsFiles()
+    synced: list[str] = []
+    monkeypatch.setattr(files, "sync_directory", synced.append)
+    (tmp_path / "there").mkdir()
+    files.make_directories(str(tmp_path / "there/a/b"), durable=True)
+    assert synced == [str(tmp_path / "there"), str(tmp_path / "there/a")]
+    files.make_directories(str(tmp_path / "there/a/b"), durable=True)
+    files.make_directories(str(tmp_path / "elsewhere"))
+    assert len(synced) == 2
+
+
+def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apart from a file that cannot be opened, which says nothing of what was written before."""
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files, path = OsFiles(), str(tmp_path / "f")
+    file = files.create(path, 100)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(NotDurable) as caught:
+        files.sync_directory(str(tmp_path))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path))
+    monkeypatch.setattr("storage.files._sync.__defaults__", (fail,))
+    for sync in (file.sync, lambda: file.write_apart([(0, b"x")]), lambda: files.write_whole(f"{path}2", b"x")):
+        with pytest.raises(NotDurable) as caught:
+            sync()
+        assert caught.value.errno == errno.ENOSPC
+    os.unlink(path)
+    with pytest.raises(FileNotFoundError):
+        file.sync()
+
+
+def test_a_tree_goes_as_a_whole_or_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, root = OsFiles(), tmp_path / "tree"
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/f").write_bytes(b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", lambda *_, **__: fail_busy())
+        with pytest.raises(OSError, match="busy"):
+            files.remove_tree(str(root))
+    assert root.exists()
+    files.remove_tree(str(root))
+    assert not root.exists()
+
+
+def fail_busy() -> None:
+    raise OSError(errno.EBUSY, "Device or resource busy")
 
 
 def test_used_ratio_is_a_ratio(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,14 @@ from storage.files import OsFile, OsFiles, Ranges
 from storage.pull import ColdRead, PullStatus, ReadAhead, find, read
 from storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
-from tests.unit.storage.conftest import HOST, append, make_store
+from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
 
 
 def store_with(codes: list[int], size: int = 10) -> MessageStore:
     store = make_store("/s", SimulatedFiles(), segment_size=4096)
     store.open()
     for number, code in enumerate(codes):
-        store.appender.begin()
+        store.appender.begin(NOW_MS)
         store.appender.add(store.ensure_queue("t", 0), b"%d" % number * size, b"", code, 1, HOST)
         store.appender.add(store.ensure_queue("other", 0), b"between", b"", 0, 1, HOST)
         store.appender.commit()
@@ -42,8 +43,8 @@ def test_a_pull_finds_what_a_list_has(
     start = min(start, len(codes) - 1)
     store = store_with(codes)
     if in_files:
-        for _ in store.write_queues():
-            pass
+        for queue in store.all_queues():
+            queue.write_tail()
     found = find(store.queue("t", 0), start, count, 1 << 20, wanted, 0)
     expected = [n for n in range(start, len(codes)) if wanted is None or codes[n] in wanted][:count]
     body = bytes(read(store.log, found.ranges, 0) or b"")
@@ -104,16 +105,11 @@ def test_an_address_in_the_extension_file_is_left_to_the_consumer() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20), st.integers(-2, 60))
 def test_searching_by_time(steps: list[int], at: int) -> None:
-    from storage.clock import ManualClock
-
-    clock = ManualClock(0)
-    store = make_store("/s", SimulatedFiles(), clock)
+    store = make_store("/s", SimulatedFiles())
     store.open()
-    times = []
-    for step in steps:
-        clock.advance(step)
-        append(store, "t", 0, b"x")
-        times.append(clock.now_ms())
+    times = list(accumulate(steps))
+    for now_ms in times:
+        append(store, "t", 0, b"x", now_ms=now_ms)
     queue = store.ensure_queue("t", 0)
     expected = next((n for n, time in enumerate(times) if time >= at), len(times))
     assert store.offset_by_time(queue, at) == expected

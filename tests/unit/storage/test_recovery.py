@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import random
 import shutil
 from pathlib import Path
 
@@ -9,12 +11,13 @@ import pytest
 
 from protocol import record
 from storage.check import problems
-from storage.clock import ManualClock
 from storage.errors import StoreFormatError, StoreLocked
 from storage.files import OsFiles
+from storage.health import Verdict
 from storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
-from tests.unit.storage.conftest import HOST, append, make_store
+from tests.support.store import OwnedStore
+from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
 
 
 def filled(root: Path | str, files: SimulatedFiles | None = None, count: int = 60) -> MessageStore:
@@ -28,15 +31,15 @@ def filled(root: Path | str, files: SimulatedFiles | None = None, count: int = 6
 
 
 def checkpoint(store: MessageStore) -> None:
-    for _ in store.write_queues():
-        pass
-    job = store.plan_checkpoint()
-    job.run()
-    store.note_checkpoint(job)
+    OwnedStore(store).checkpoint()
+
+
+def stop(store: MessageStore) -> None:
+    OwnedStore(store).stop()
 
 
 def reopened(files: SimulatedFiles) -> MessageStore:
-    files.locked.clear()
+    files.after_kill()
     store = make_store("/s", files, segment_size=8192)
     store.open()
     return store
@@ -63,7 +66,7 @@ def test_apaches_store_after_a_clean_stop(apache_store: Path) -> None:
     assert sum(queue.next_offset for queue in store.queues["gold"].values()) == 172
     delayed = store.queues["SCHEDULE_TOPIC_XXXX"][17]
     assert delayed.next_offset == 10
-    store.close()
+    stop(store)
     assert files_of(apache_store) == before, "opening and closing changes no byte of theirs"
 
 
@@ -74,7 +77,7 @@ def test_apaches_store_after_a_kill(apache_store: Path) -> None:
     recovered = store.open()
     assert recovered.records > 80, "by RocketMQ's rule: from the start of a file that its checkpoint covers"
     assert list(problems(store)) == []
-    store.close()
+    stop(store)
     assert files_of(apache_store) == before
 
 
@@ -83,7 +86,7 @@ def test_apaches_consume_queues_are_made_again_byte_for_byte(apache_store: Path)
     shutil.rmtree(apache_store / "consumequeue")
     store = make_store(apache_store)
     assert store.open().records == 183
-    store.close()
+    stop(store)
     assert files_of(apache_store) == before
 
 
@@ -105,7 +108,7 @@ def test_what_is_appended_to_apaches_store_follows_on(apache_store: Path) -> Non
     end, offset = store.log.end, store.ensure_queue("gold", 1).next_offset
     assert append(store, "gold", 1, b"ours") == [end]
     assert store.ensure_queue("gold", 1).next_offset == offset + 1
-    store.close()
+    stop(store)
     again = make_store(apache_store)
     again.open()
     assert list(problems(again)) == []
@@ -118,7 +121,7 @@ def test_after_a_clean_stop_nothing_is_read() -> None:
     files = SimulatedFiles()
     store = filled("/s", files)
     end, last = store.log.end, store.appender.last_store_timestamp
-    store.close()
+    stop(store)
     assert not files.exists("/s/abort")
     store = make_store("/s", files, segment_size=8192)
     recovered = store.open()
@@ -131,7 +134,7 @@ def test_after_a_kill_only_what_the_checkpoint_does_not_cover_is_read() -> None:
     store = filled("/s", files)
     checkpoint(store)
     append(store, "a", 0, b"1", b"2")
-    files.locked.clear()
+    files.after_kill()
     again = make_store("/s", files, segment_size=8192)
     recovered = again.open()
     assert (recovered.records, recovered.end) == (2, store.log.end)
@@ -141,12 +144,14 @@ def test_after_a_kill_only_what_the_checkpoint_does_not_cover_is_read() -> None:
 def test_units_of_messages_that_came_while_queues_were_written_are_not_lost() -> None:
     files = SimulatedFiles()
     store = filled("/s", files)
-    for number, _ in enumerate(store.write_queues()):
-        append(store, "a", number % 2, b"meanwhile")
-    job = store.plan_checkpoint()
+    owned = OwnedStore(store)
+    pieces = 0
+    for _ in owned.writing():
+        append(store, "a", pieces % 2, b"meanwhile")
+        pieces += 1
     append(store, "b", 0, b"later")
-    job.run()
-    store.note_checkpoint(job)
+    owned.sync()
+    assert pieces > 3
     assert list(problems(reopened(files))) == []
 
 
@@ -171,8 +176,7 @@ def test_a_torn_record_is_cut_off_and_nothing_of_it_comes_back() -> None:
 @pytest.mark.parametrize("lost", ["/s/consumequeue/a/0", "/s/consumequeue/a", "/s/consumequeue"])
 def test_lost_consume_queues_are_made_again(lost: str) -> None:
     files = SimulatedFiles()
-    store = filled("/s", files)
-    store.close()
+    stop(filled("/s", files))
     store = reopened(files)
     append(store, "a", 0, b"so that a record follows on the lost unit")
     files.remove_tree(lost)
@@ -181,9 +185,31 @@ def test_lost_consume_queues_are_made_again(lost: str) -> None:
     assert again.ensure_queue("a", 0).next_offset == 31
 
 
+@pytest.mark.parametrize("style", ["nothing", "some", "everything"])
+def test_a_power_cut_after_queues_were_made_again_loses_nothing(style: str) -> None:
+    """The new files are not durable yet, and the checkpoint is of the old ones."""
+    files = SimulatedFiles()
+    stop(filled("/s", files))
+    store = reopened(files)
+    append(store, "a", 0, b"so that a record follows on the lost unit", now_ms=NOW_MS + 60_000)
+    assert OwnedStore(store).flush()
+    files.remove_tree("/s/consumequeue/a/0")
+    files.after_kill()
+    again = make_store("/s", files, segment_size=8192)
+    assert again.open().rebuilt
+    for seed in range(10):
+        image = files.after_crash(len(files.operations), random.Random(seed), style)
+        assert list(problems(reopened(image))) == []
+    checkpoint(again)
+    image = files.after_crash(len(files.operations), random.Random(0), "nothing")
+    last = make_store("/s", image, segment_size=8192)
+    assert not last.open().rebuilt
+    assert list(problems(last)) == []
+
+
 def test_a_lost_consume_queue_file_is_made_again() -> None:
     files = SimulatedFiles()
-    filled("/s", files).close()
+    stop(filled("/s", files))
     files.remove("/s/consumequeue/b/0/" + f"{400:020}")
     assert list(problems(reopened(files))) == []
 
@@ -201,7 +227,7 @@ def test_a_lost_or_foreign_checkpoint_is_no_harm() -> None:
 
 def test_a_checkpoint_beyond_the_commitlog_is_not_believed() -> None:
     files = SimulatedFiles()
-    filled("/s", files).close()
+    stop(filled("/s", files))
     for name in files.list("/s/commitlog")[1:]:
         files.remove(f"/s/commitlog/{name}")
     again = reopened(files)
@@ -211,7 +237,7 @@ def test_a_checkpoint_beyond_the_commitlog_is_not_believed() -> None:
 
 def test_a_missing_commitlog_file_stops_the_start_and_is_named() -> None:
     files = SimulatedFiles()
-    filled("/s", files).close()
+    stop(filled("/s", files))
     files.remove("/s/commitlog/" + f"{8192:020}")
     with pytest.raises(StoreFormatError, match=f"{8192:020}"):
         reopened(files)
@@ -219,7 +245,7 @@ def test_a_missing_commitlog_file_stops_the_start_and_is_named() -> None:
 
 def test_a_changed_file_size_stops_the_start() -> None:
     files = SimulatedFiles()
-    filled("/s", files).close()
+    stop(filled("/s", files))
     with pytest.raises(StoreFormatError, match="8192 bytes, but the configured file size is 65536"):
         make_store("/s", files).open()
     assert "/s/lock" not in files.locked, "the failed start gives the lock back"
@@ -228,13 +254,13 @@ def test_a_changed_file_size_stops_the_start() -> None:
 def test_the_head_of_the_log_may_be_gone() -> None:
     # What retention deleted: queues start late, and are made again from what is left.
     files = SimulatedFiles()
-    filled("/s", files).close()
+    stop(filled("/s", files))
     for name in files.list("/s/commitlog")[:2]:
         files.remove(f"/s/commitlog/{name}")
     again = reopened(files)
     assert again.ensure_queue("a", 0).min_offset > 0
     assert list(problems(again)) == []
-    again.close()
+    stop(again)
     files.remove_tree("/s/consumequeue")
     assert list(problems(reopened(files))) == []
 
@@ -242,8 +268,9 @@ def test_the_head_of_the_log_may_be_gone() -> None:
 def test_a_topic_deleted_and_made_again_has_its_new_messages_only() -> None:
     files = SimulatedFiles()
     store = filled("/s", files)
-    for queue in store.remove_topic("a"):
-        queue.remove()
+    owned = OwnedStore(store)
+    owned.durability.remove_topic("a", lambda error: None)
+    owned.settle()
     append(store, "a", 0, b"new")
     files.remove_tree("/s/consumequeue")
     queue = reopened(files).ensure_queue("a", 0)
@@ -253,11 +280,45 @@ def test_a_topic_deleted_and_made_again_has_its_new_messages_only() -> None:
 def test_records_of_half_messages_have_no_unit() -> None:
     files = SimulatedFiles()
     store = filled("/s", files)
-    store.appender.begin()
+    store.appender.begin(NOW_MS)
     queue = store.ensure_queue("half", 0)
     store.appender.add(queue, b"prepared", b"", 0, 1, HOST, 0, record.TRANSACTION_PREPARED)
     store.appender.commit()
     assert reopened(files).ensure_queue("half", 0).next_offset == 0
+
+
+@pytest.mark.parametrize("how", ["another size", "a missing file", "a broken disk", "something else"])
+def test_a_start_that_fails_leaves_the_files_as_they_are(how: str) -> None:
+    """After a kill -9, too: the next start that does not fail has to find what that has left."""
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    append(store, "a", 0, b"behind the checkpoint")
+    files.after_kill()
+    if how == "a missing file":
+        files.remove("/s/commitlog/" + f"{8192:020}")
+    before = {path: bytes(node.data) for path, node in files.names.items()}
+    again = make_store("/s", files, segment_size=65536 if how == "another size" else 8192)
+    if how == "a broken disk":
+        files.fail("open", errno.EIO, "/s/consumequeue/b")
+    if how == "something else":
+        again.inspect()
+        again.abandon()
+    else:
+        with pytest.raises((StoreFormatError, OSError)):
+            again.open()
+    assert not files.locked
+    assert {path: bytes(node.data) for path, node in files.names.items()} == before
+    assert again.health.verdict is Verdict.CLOSED
+
+
+def test_a_start_that_fails_leaves_nothing_where_nothing_was() -> None:
+    files = SimulatedFiles()
+    files.make_directories("/s/commitlog")
+    files.write_whole("/s/commitlog/of another program", b"")
+    with pytest.raises(StoreFormatError):
+        make_store("/s", files).open()
+    assert list(files.names) == ["/s/commitlog/of another program"]
 
 
 def test_a_store_is_open_once(tmp_path: Path) -> None:
@@ -266,7 +327,7 @@ def test_a_store_is_open_once(tmp_path: Path) -> None:
     store.open()
     with pytest.raises(StoreLocked, match="/s/lock"):
         make_store("/s", files).open()
-    store.close()
+    stop(store)
     make_store("/s", files).open()
 
 
@@ -275,17 +336,16 @@ def test_the_abort_file_is_there_while_the_store_is_open(tmp_path: Path) -> None
     store.open()
     assert (tmp_path / "abort").exists()
     assert OsFiles().exists(str(tmp_path / "lock"))
-    store.close()
+    stop(store)
     assert not (tmp_path / "abort").exists()
 
 
 def test_store_times_survive_for_the_checkpoint() -> None:
     files = SimulatedFiles()
-    clock = ManualClock(5_000_000)
-    store = make_store("/s", files, clock)
+    store = make_store("/s", files)
     store.open()
-    append(store, "a", 0, b"x")
-    store.close()
+    append(store, "a", 0, b"x", now_ms=5_000_000)
+    stop(store)
     data = files.read_whole("/s/checkpoint")
     assert data is not None
     assert int.from_bytes(data[:8], "big") == int.from_bytes(data[8:16], "big") == 5_000_000

@@ -57,6 +57,18 @@ def test_an_empty_last_file_is_what_a_crash_of_rocketmq_leaves(tmp_path: Path) -
     array = segments(tmp_path)
     array.load()
     assert (array.begin, array.end, len(array)) == (0, 100, 1)
+    assert len(list(tmp_path.iterdir())) == 2, "looking changes nothing"
+    array.ensure(100)
+    assert (array.end, array.read(190, 10)) == (200, bytes(10))
+
+
+def test_an_empty_last_file_goes_with_what_is_cleared(tmp_path: Path) -> None:
+    (tmp_path / f"{0:020}").write_bytes(b"x" * 100)
+    (tmp_path / f"{100:020}").write_bytes(b"")
+    array = segments(tmp_path)
+    array.load()
+    array.clear_from(50)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{0:020}"]
 
 
 def test_clear_from_zeroes_and_removes_what_follows_but_keeps_the_first_file(tmp_path: Path) -> None:
@@ -79,6 +91,8 @@ def test_drop_before_forgets_whole_files_only(tmp_path: Path) -> None:
     assert array.drop_before(199) == [str(tmp_path / f"{0:020}")]
     assert (array.begin, array.end) == (100, 300)
     assert array.file_at(50) is None
+    assert array.drop_before(10_000) == [str(tmp_path / f"{100:020}")]
+    assert (array.begin, array.end) == (200, 300), "the last one tells where the sequence goes on"
 
 
 def test_names_made_are_unsynced_until_noted_and_after_loading(tmp_path: Path) -> None:

@@ -12,10 +12,13 @@ from storage import checkpoint
 from storage.checkpoint import Checkpoint
 from storage.clock import ManualClock
 from storage.config_file import ConfigFile
+from storage.durability import EXPIRE_SECONDS
 from storage.errors import StoreFormatError, StoreFull
+from storage.health import Verdict
 from storage.retention import RetentionConfig
 from storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
+from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import LEVELS, append
 
 HOUR_MS = 3_600_000
@@ -55,6 +58,25 @@ def test_a_damaged_checkpoint_is_no_checkpoint() -> None:
     assert checkpoint.load(files, "/c").recovery_offset is None
 
 
+def test_a_checkpoint_that_starts_over_keeps_its_notes() -> None:
+    files = SimulatedFiles()
+    checkpoint.save(files, "/c", Checkpoint(10, 20, 5, 77, {"levels": b"note"}))
+    changed = checkpoint.start_over(files, "/c", checkpoint.load(files, "/c"))
+    notes = {"levels": b"note", checkpoint.REBUILDING: b""}
+    assert checkpoint.load(files, "/c") == changed == Checkpoint(0, 0, 5, 77, notes)
+
+
+def test_rocketmqs_checkpoint_that_starts_over_stays_rocketmqs() -> None:
+    files = SimulatedFiles()
+    files.write_whole("/c", (10).to_bytes(8, "big") + (20).to_bytes(8, "big") + (5).to_bytes(8, "big") + b"x" * 4072)
+    changed = checkpoint.start_over(files, "/c", checkpoint.load(files, "/c"))
+    assert checkpoint.load(files, "/c") == changed == Checkpoint(0, 0, 5, None, is_foreign=True)
+    assert (files.read_whole("/c") or b"")[24:] == b"x" * 4072
+    files.remove("/c")
+    assert checkpoint.start_over(files, "/c", Checkpoint()) == Checkpoint()
+    assert files.read_whole("/c") is None
+
+
 def test_a_table_is_written_with_its_edition_before_beside_it() -> None:
     files = SimulatedFiles()
     table = ConfigFile(files, "/config/t.json")
@@ -90,84 +112,75 @@ def test_a_table_that_cannot_be_read_stops_the_start() -> None:
 # --- retention
 
 
-def aged_store(hours: int, used: float, **settings: object) -> tuple[MessageStore, SimulatedFiles, ManualClock]:
-    """A store with a file of messages an hour, looked at at 12 o'clock."""
+def aged_store(hours: int, used: float, **settings: object) -> tuple[OwnedStore, SimulatedFiles]:
+    """A store with a file of messages an hour, all of which a checkpoint covers; the next look is at 12 o'clock."""
     noon = int(time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1)) * 1000)
-    clock = ManualClock(noon - hours * HOUR_MS)
     files = SimulatedFiles()
-    retention = RetentionConfig(**settings)  # type: ignore[arg-type]
-    config = StoreConfig("/s", commitlog_segment_size=4096, queue_segment_size=400, retention=retention)
-    store = MessageStore(config, files, clock, ("127.0.0.1", 10911), LEVELS.deliver_time)
+    config = StoreConfig("/s", commitlog_segment_size=4096, queue_segment_size=400)
+    store = MessageStore(config, files, ("127.0.0.1", 10911), LEVELS.deliver_time)
     store.open()
+    retention = RetentionConfig(**settings)  # type: ignore[arg-type]
+    owned = OwnedStore(store, ManualClock(noon - int(EXPIRE_SECONDS * 1000)), retention=retention)
     for number in range(hours):
-        append(store, "t", number % 2, bytes(3000))
-        clock.advance(HOUR_MS)
+        append(store, "t", number % 2, bytes(3000), now_ms=noon - (hours - number) * HOUR_MS)
+    owned.checkpoint()
     files.used = used
-    return store, files, clock
-
-
-def expire(store: MessageStore) -> list[str]:
-    paths = [path for step in store.expire() for path in step]
-    for path in paths:
-        store.files.remove(path)
-    return paths
+    return owned, files
 
 
 def test_files_go_when_their_youngest_message_is_too_old_but_only_at_the_hour() -> None:
-    store, files, clock = aged_store(10, 0.3, reserved_hours=4)
-    assert expire(store) == []
-    clock.advance(16 * HOUR_MS)
-    clock.set_wall(clock.now_ms() - 16 * HOUR_MS)
-    store, files, clock = aged_store(10, 0.3, reserved_hours=4, delete_when="04;12")
-    expire(store)
-    assert store.log.begin == 4096 * 5, "the sixth file's first message is 5 hours old, the one after it 4"
+    owned, files = aged_store(10, 0.3, reserved_hours=4)
+    owned.expire()
+    assert (owned.store.log.begin, len(files.list("/s/commitlog"))) == (0, 10)
+    owned, files = aged_store(10, 0.3, reserved_hours=4, delete_when="04;12")
+    owned.expire()
+    assert owned.store.log.begin == 4096 * 5, "the sixth file's first message is 5 hours old, the one after it 4"
     assert len(files.list("/s/commitlog")) == 5
 
 
 def test_a_fuller_disk_makes_them_go_at_any_hour() -> None:
-    store, _, _ = aged_store(10, 0.76, reserved_hours=4)
-    expire(store)
-    assert store.log.begin == 4096 * 5
-    assert store.appender.refusal is None
+    owned, _ = aged_store(10, 0.76, reserved_hours=4)
+    owned.expire()
+    assert owned.store.log.begin == 4096 * 5
+    assert owned.store.health.verdict is Verdict.HEALTHY
 
 
 def test_a_still_fuller_disk_takes_younger_files_one_at_a_time() -> None:
-    store, _, _ = aged_store(10, 0.86, reserved_hours=72)
-    expire(store)
-    assert store.log.begin == 4096
-    expire(store)
-    assert store.log.begin == 8192
-    store, _, _ = aged_store(10, 0.86, reserved_hours=72, clean_forcibly=False)
-    expire(store)
-    assert store.log.begin == 0
+    owned, _ = aged_store(10, 0.86, reserved_hours=72)
+    owned.expire()
+    assert owned.store.log.begin == 4096
+    owned.expire()
+    assert owned.store.log.begin == 8192
+    owned, _ = aged_store(10, 0.86, reserved_hours=72, clean_forcibly=False)
+    owned.expire()
+    assert owned.store.log.begin == 0
 
 
 def test_a_full_disk_refuses_messages_until_there_is_room() -> None:
-    store, files, _ = aged_store(3, 0.91)
-    expire(store)
+    owned, files = aged_store(3, 0.91)
+    owned.expire()
     with pytest.raises(StoreFull, match="91% full"):
-        append(store, "t", 0, b"x")
+        append(owned.store, "t", 0, b"x")
     files.used = 0.5
-    expire(store)
-    append(store, "t", 0, b"x")
+    owned.expire()
+    append(owned.store, "t", 0, b"x")
 
 
 def test_the_file_being_written_stays_whatever_happens() -> None:
-    store, _, _ = aged_store(3, 0.95, reserved_hours=0)
+    owned, _ = aged_store(3, 0.95, reserved_hours=0)
     for _ in range(10):
-        expire(store)
-    assert store.log.begin <= store.log.end - 1
-    assert store.message_at(store.log.begin) is not None
+        owned.expire()
+    log = owned.store.log
+    assert 0 < log.begin <= log.end - 1
+    assert owned.store.message_at(log.begin) is not None
 
 
 def test_queues_forget_what_the_commitlog_forgot() -> None:
-    store, files, _ = aged_store(60, 0.76, reserved_hours=4)
-    for _ in store.write_queues():
-        pass
+    owned, files = aged_store(60, 0.76, reserved_hours=4)
     for _ in range(10):
-        expire(store)
-    queue = store.ensure_queue("t", 0)
+        owned.expire()
+    queue = owned.store.ensure_queue("t", 0)
     unit = queue.unit(queue.min_offset)
     assert unit is not None
-    assert unit[0] >= store.log.begin
+    assert unit[0] >= owned.store.log.begin
     assert files.list("/s/consumequeue/t/0")[0] == f"{400:020}"

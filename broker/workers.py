@@ -1,0 +1,82 @@
+"""The threads in which what waits for the disk is run, one set for the whole broker: who has something to wait for
+names a lane, and is called back in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum, auto
+from typing import Final, Protocol, TypeVar
+
+from storage.jobs import Lane
+
+T = TypeVar("T")
+
+
+class Background(Enum):
+    """Lanes of the broker's own, beside those of `storage.jobs.Lane`."""
+
+    PULLS = auto()
+    """Messages that consumers want and that are not in memory."""
+    READS = auto()
+    """What else has to be read from the disk."""
+    TABLES = auto()
+    """The JSON tables are written."""
+
+
+_THREADS: Final = {
+    Lane.FLUSH: 1,
+    Lane.FILES: 1,
+    Lane.ALLOCATE: 1,
+    Background.PULLS: 2,
+    Background.READS: 2,
+    Background.TABLES: 1,
+}
+
+
+class Workers(Protocol):
+    """Runs what waits: `storage.jobs.Workers`, and for coroutines."""
+
+    def start(
+        self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
+    ) -> None:
+        """See `storage.jobs.Workers`."""
+
+    def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run something in a lane; the future has what it gives."""
+
+    def stop(self) -> None:
+        """Wait until everything that was started is done; nothing may be started any more."""
+
+
+class ThreadWorkers:
+    """Implements `storage.jobs.Workers`, and runs what coroutines wait for. Belongs to an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lanes = {
+            lane: ThreadPoolExecutor(count, thread_name_prefix=lane.name.lower()) for lane, count in _THREADS.items()
+        }
+
+    def start(
+        self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
+    ) -> None:
+        """See `storage.jobs.Workers`."""
+
+        def finished(future: asyncio.Future[object]) -> None:
+            error = future.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+            done(error)
+
+        self.run(lane, work).add_done_callback(finished)
+
+    def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
+        """See Workers."""
+        return self._loop.run_in_executor(self._lanes[lane], work)
+
+    def stop(self) -> None:
+        """See Workers."""
+        for lane in self._lanes.values():
+            lane.shutdown(wait=True)

@@ -1,0 +1,220 @@
+"""A store with its owner of durability, whose workers run when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+
+from storage.budget import UNLIMITED, Budget, Pieces
+from storage.clock import ManualClock, Moment, look
+from storage.durability import EXPIRE_SECONDS, Durability, DurabilityConfig, Part
+from storage.jobs import Lane
+from storage.retention import Retention, RetentionConfig
+from storage.store import MessageStore
+
+Job = tuple[Lane, Callable[[], None], Callable[[Exception | None], None]]
+
+NOTHING_GOES = RetentionConfig(delete_when="", clean_forcibly=False, refuse_ratio=2.0)
+"""Whatever the time is, and however full the disk."""
+
+
+_NOTES = count()
+
+
+class HeldWorkers:
+    """Implements storage.jobs.Workers: jobs wait until the test has them run."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.failures: list[Exception] = []
+
+    def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        self.jobs.append((lane, work, done))
+
+    def run_one(self, lane: Lane | None = None) -> bool:
+        """Run the job that has waited longest, or that of a lane; whether there was one."""
+        for at, (of, work, done) in enumerate(self.jobs):
+            if lane in (None, of):
+                del self.jobs[at]
+                try:
+                    work()
+                except Exception as error:
+                    self.failures.append(error)
+                    done(error)
+                else:
+                    done(None)
+                return True
+        return False
+
+    def run(self, lane: Lane) -> None:
+        """Run all jobs of a lane, also those that are started meanwhile."""
+        while self.run_one(lane):
+            pass
+
+    def held(self, lane: Lane) -> int:
+        """How many jobs of a lane wait."""
+        return [of for of, _, _ in self.jobs].count(lane)
+
+
+class Urgent:
+    """Implements storage.durability.Part: has nothing but the wish for a checkpoint, if the test has it."""
+
+    def __init__(self) -> None:
+        self.wants_checkpoint = False
+        self.planned = 0
+        """How many checkpoints were ready to be synced."""
+
+    def note(self) -> bytes:
+        """Another one each time, so that no checkpoint is needless."""
+        self.wants_checkpoint = False
+        return b"%d" % next(_NOTES)
+
+    def begin_write(self) -> None:
+        pass
+
+    def write_some(self, now: Moment) -> bool:
+        return False
+
+    def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
+        self.planned += 1
+        return lambda: None
+
+    def needed_from(self) -> int:
+        return 2**62
+
+    def keep_some(self, limit: int, now: Moment) -> None:
+        pass
+
+    def expire_some(self) -> None:
+        pass
+
+
+class OwnedStore:
+    """See the module. What happened is in `releases`, `poison` and `ends`. Whatever fails raises only where a test asks
+    for the whole of something: `checkpoint` and `stop`."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: ManualClock | None = None,
+        parts: Mapping[str, Part] | None = None,
+        *,
+        config: DurabilityConfig | None = None,
+        retention: RetentionConfig = NOTHING_GOES,
+        on_released: Callable[[int], None] = lambda position: None,
+    ) -> None:
+        """The store is open. `config`: unless given, nothing is flushed that nobody waits for."""
+        self.store = store
+        self.clock = clock or ManualClock()
+        self.workers = HeldWorkers()
+        self.urgent = Urgent()
+        self.releases: list[int] = []
+        self.poison: str | None = None
+        self.ends: list[Exception | None] = []
+        self._on_released = on_released
+        self.durability = Durability(
+            store,
+            {**(parts or {}), "urgent": self.urgent},
+            Retention(retention, store.files, store.log),
+            self.workers,
+            config or DurabilityConfig(flush_interval=1e9, queue_interval=1e9),
+            self,
+            look(self.clock),
+        )
+
+    # --- storage.durability.Watcher
+
+    def released(self, position: int) -> None:
+        self.releases.append(position)
+        self._on_released(position)
+
+    def poisoned(self, reason: str) -> None:
+        assert self.poison is None, "it is told once"
+        self.poison = reason
+
+    def stopped(self, error: Exception | None) -> None:
+        assert not self.ends, "it is told once"
+        self.ends.append(error)
+
+    # --- a bit
+
+    def step(self, budget: Budget = UNLIMITED) -> float | None:
+        """One step, which may start jobs, and runs none."""
+        return self.durability.step(look(self.clock), budget, self.clock.now_ms())
+
+    def flush(self, budget: Budget = UNLIMITED) -> bool:
+        """Make everything written so far durable, in one step and as many flushes as that takes; whether it is. Jobs of
+        other kinds that this starts are held."""
+        end = self.store.log.end
+        self.durability.want(end)
+        self.step(budget)
+        self.workers.run(Lane.FLUSH)
+        if self.durability.released < end:
+            self.step(budget)
+        return self.durability.released >= end
+
+    def writing(self) -> Iterator[None]:
+        """Put what a checkpoint of now covers into files, a piece for each `next`; in the end its job is held. One that
+        is under way is finished before."""
+        self.urgent.wants_checkpoint = True
+        self._go_on()
+        while self.urgent.wants_checkpoint:
+            self.workers.run(Lane.FILES)
+            self._go_on()
+        planned = self.urgent.planned
+        yield
+        while self.urgent.planned == planned:
+            self._go_on()
+            yield
+
+    def _go_on(self) -> None:
+        """The smallest step of a checkpoint; what it needs flushed is flushed."""
+        for _ in range(3):
+            planned = self.urgent.planned
+            wait = self.step(Pieces(1))
+            if wait is None:
+                raise self.store.health.error()
+            if wait == 0 or self.urgent.planned > planned or self.workers.held(Lane.FLUSH):
+                self.workers.run(Lane.FLUSH)
+                return
+            if self.workers.held(Lane.FILES) and self.urgent.wants_checkpoint:
+                return
+        raise AssertionError(f"the checkpoint does not go on: {self.workers.failures}")
+
+    # --- the whole of something
+
+    def settle(self) -> None:
+        """Steps and jobs until nothing more happens at this moment."""
+        while True:
+            wait = self.step()
+            if not self.workers.run_one() and wait != 0:
+                return
+
+    def expire(self) -> None:
+        """Let so much time pass that files are looked for that may go, and have them go."""
+        self.clock.advance(int(EXPIRE_SECONDS * 1000))
+        self.settle()
+
+    def checkpoint(self) -> None:
+        """Make a checkpoint of now. Raises what it fails with."""
+        for _ in self.writing():
+            pass
+        self.sync()
+
+    def sync(self) -> None:
+        """Have the job run that `writing` has left. Raises what it fails with."""
+        before = self.store.checkpoint
+        self.workers.run(Lane.FILES)
+        if self.store.checkpoint is before:
+            self.step(Pieces(1))
+            raise self.workers.failures[-1]
+
+    def stop(self) -> None:
+        """Stop, and let go of the store. Raises what kept it from stopping cleanly."""
+        self.durability.stop()
+        while not self.ends:
+            wait = self.step()
+            assert self.workers.run_one() or wait == 0 or self.ends, "the stop does not go on"
+        self.store.abandon()
+        if self.ends[0] is not None:
+            raise self.ends[0]

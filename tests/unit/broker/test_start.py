@@ -1,0 +1,250 @@
+"""Goal: a start that fails leaves the store as it was, so that the next one knows what the last run had delivered.
+
+Method: a broker writes a store with messages that wait in levels and timers, some of which were delivered; it ends
+cleanly or is cut off. Something is put in the way of the next start, which has to fail with a sentence. The files are
+compared byte by byte; where the start fails so late that it has changed some, the messages are, after one more start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from broker.daemon import Broker
+from protocol import record
+from scheduler.timers import Timers
+from storage.clock import ManualClock
+from storage.errors import StoreError
+from storage.files import OsFile
+from storage.recovery import Recovery
+from tests.support.broker import SEGMENT, UnboundBroker, config
+from tests.support.loop import SteppedLoop, turns
+from tests.support.wire import pull, send
+
+START_MS = 1_700_000_000_000
+SENDS = 30
+
+
+class Life:
+    """A store and its brokers, one after the other."""
+
+    def __init__(self, root: Path, loop: SteppedLoop) -> None:
+        self.root = root
+        self.loop = loop
+        self.clock = ManualClock(START_MS)
+
+    async def start(self) -> UnboundBroker:
+        thresholds = gc.get_threshold()
+        broker = UnboundBroker(config(self.root), self.clock)
+        try:
+            with patch("gc.freeze"):
+                await broker.start()
+        finally:
+            gc.set_threshold(*thresholds)
+        return broker
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.advance(int(seconds * 1000))
+        self.loop.advance(seconds)
+        await turns(20)
+
+    async def write(self, *, cleanly: bool) -> None:
+        """Schedule messages, have half of them delivered, and end."""
+        broker = await self.start()
+        peer = broker.connect()
+        for number in range(SENDS):
+            delay = "DELAY\x01" + ("1" if number % 2 else "3")
+            timer = f"TIMER_DELAY_MS\x01{500 if number % 2 else 9000}\x02UNIQ_KEY\x01K{number}"
+            for text in (delay, timer):
+                assert (await peer.ask(send("T", b"%d" % number, properties=text))).code == 0
+        await until(lambda: broker.store.checkpoint.recovery_offset is not None)
+        await self.pass_time(0.4)
+        await until(lambda: broker.store.checkpoint.recovery_offset == broker.store.log.end)
+        for _ in range(8):
+            await self.pass_time(0.2)
+        await until(lambda: bool(list((self.root / "consumequeue").glob("T/*/*"))))
+        assert len(await self.bodies(broker)) == SENDS
+        if cleanly:
+            await broker.stop()
+        else:
+            await self.cut_off(broker)
+
+    async def cut_off(self, broker: Broker) -> None:
+        """As kill -9 does: what was written is there, and nothing else."""
+        broker.housekeeping.stop()
+        broker._turns.stop()
+        await asyncio.to_thread(broker._workers.stop)
+        await turns()
+        broker.store.abandon()
+        broker.timers.close()
+
+    async def bodies(self, broker: UnboundBroker) -> list[bytes]:
+        peer, found, offset = broker.connect(), list[bytes](), 0
+        while True:
+            answer = await peer.ask(pull("T", offset))
+            if answer.code != 0:
+                return found
+            found += [message.body for message in record.decode_all(bytes(answer.body))]
+            offset = int(answer.ext["nextBeginOffset"])
+
+    def tree(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else b"a directory"
+            for path in sorted(self.root.rglob("*"))
+        }
+
+    async def refused(self) -> str:
+        """A start that fails; the sentence that it ends with."""
+        with pytest.raises((StoreError, OSError)) as raised:
+            await self.start()
+        return str(raised.value)
+
+    async def each_once(self) -> None:
+        """Start, and see that everything comes once."""
+        broker = await self.start()
+        for _ in range(40):
+            await self.pass_time(0.5)
+        counts = Counter(await self.bodies(broker))
+        await broker.stop()
+        assert counts == {b"%d" % number: 2 for number in range(SENDS)}
+
+
+@pytest.fixture
+async def life(tmp_path: Path, loop: SteppedLoop) -> Life:
+    return Life(tmp_path / "store", loop)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let threads and callbacks run, while time stands still."""
+    while not holds():
+        await turns(1)
+
+
+def unreadable(name: str) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        path = root / "config" / name
+        for each in (path, path.with_name(f"{name}.bak")):
+            each.parent.mkdir(exist_ok=True)
+            each.write_bytes(b'{"half":')
+
+    return damage
+
+
+def too_short(root: Path) -> None:
+    path = root / "commitlog" / f"{0:020}"
+    with path.open("r+b") as file:
+        file.truncate(SEGMENT - 1)
+
+
+def misnamed(root: Path) -> None:
+    (root / "commitlog" / "notes.txt").write_text("mine")
+
+
+def queue_of_another_size(root: Path) -> None:
+    path = next((root / "consumequeue" / "T").rglob(f"{0:020}"))
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+DAMAGES = [
+    *map(unreadable, ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "kvConfig.json"]),
+    too_short,
+    misnamed,
+    queue_of_another_size,
+]
+
+
+@pytest.mark.parametrize("cleanly", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_what_cannot_be_read_stops_the_start_and_nothing_is_changed(
+    life: Life, damage: Callable[[Path], None], cleanly: bool
+) -> None:
+    await life.write(cleanly=cleanly)
+    whole = life.tree()
+    damage(life.root)
+    found = life.tree()
+    assert str(life.root) in await life.refused()
+    assert life.tree() == found
+    for name in found.keys() - whole.keys():
+        (life.root / name).unlink()
+    for name, content in whole.items():
+        if content != b"a directory":
+            (life.root / name).write_bytes(content)
+    await life.each_once()
+
+
+async def test_where_there_was_no_store_a_failed_start_leaves_none(life: Life) -> None:
+    life.root.mkdir()
+    unreadable("topics.json")(life.root)
+    before = life.tree()
+    await life.refused()
+    assert life.tree() == before
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise OSError(5, "Input/output error")
+
+
+class FailingWrites:
+    """The n-th write of a process fails, and each one after it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+        self.left = count
+        for name in ("write", "clear"):
+            monkeypatch.setattr(OsFile, name, self._counted(getattr(OsFile, name)))
+
+    def _counted(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(28, "No space left on device")
+            real(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "point", [(Recovery, "run"), (Timers, "_load"), (Broker, "_assemble"), (Recovery, "_read_from")]
+)
+@pytest.mark.parametrize("cleanly", [True, False], ids=["stopped", "killed"])
+async def test_a_start_that_fails_half_way_forgets_nothing(
+    life: Life, point: tuple[type, str], cleanly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await life.write(cleanly=cleanly)
+    with monkeypatch.context() as patched:
+        patched.setattr(*point, fails)
+        assert "Input/output error" in await life.refused()
+    await life.each_once()
+
+
+@pytest.mark.parametrize("writes", range(0, 12, 2))
+async def test_a_start_that_fails_in_its_writes_forgets_nothing(
+    life: Life, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await life.write(cleanly=False)
+    with monkeypatch.context() as patched:
+        FailingWrites(patched, writes)
+        try:
+            broker = await life.start()
+        except OSError:
+            pass
+        else:
+            await life.cut_off(broker)
+    await life.each_once()
+
+
+async def test_a_damaged_table_that_nobody_needs_is_told_and_made_anew(life: Life, logged: list[Any]) -> None:
+    await life.write(cleanly=False)
+    unreadable("delayOffset.json")(life.root)
+    await life.each_once()
+    assert "delay_offsets_passed_over" in {line["event"] for line in logged}
+    logged.clear()
+    await life.each_once()
+    assert "delay_offsets_passed_over" not in {line["event"] for line in logged}
