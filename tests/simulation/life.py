@@ -1,0 +1,374 @@
+"""One life of a simulated machine, by a script; gives what clients asked, were told and saw."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import random
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.codes import RequestCode
+from protocol.command import Command
+from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage
+from protocol.headers import Topic as TopicHeader
+from scheduler.delay_levels import DelayLevels
+from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
+from tests.simulation.loop import Process
+from tests.simulation.script import QUEUES, TOPICS, Action, Script
+from tests.simulation.world import ROOT, World
+from tests.support.wire import request, send
+
+_TRIES = 3
+_QUIET_SECONDS = 30.0
+"""After everything is due, and nothing goes wrong any more, all of it has to be there within this."""
+
+
+@dataclass
+class Life:
+    """What is known of a life from outside of the broker."""
+
+    script: Script
+    world: World
+    attempts: list[Attempt] = field(default_factory=list)
+    consumers: list[Consumer] = field(default_factory=list)
+    deleted: dict[str, list[float]] = field(default_factory=dict)
+    """When topics were asked to be deleted."""
+    paused: set[str] = field(default_factory=set)
+    policies: set[str] = field(default_factory=set)
+    """Topics that had a policy at some time: their messages may be later than they ask for."""
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    """When the wall clock was set, and by how many ms."""
+    power_cuts: list[float] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    """What was wrong while it lived."""
+    tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
+    client: Client = None  # type: ignore[assignment]
+    calm_work: tuple[int, int, int] = (0, 0, 0)
+    """Operations of the disk, bytes read and pieces of work since nothing went wrong any more."""
+
+    def __post_init__(self) -> None:
+        self.client = Client(self.world)
+        self.tables.append(self.script.settings["messageDelayLevel"])
+        self._saved: dict[str, bytes] = {}
+        self._slow = 1.0
+
+    # --- the course of it
+
+    async def live(self) -> None:
+        world = self.world
+        world.disk.latency = self._latency
+        supervisor = asyncio.ensure_future(world.supervise())
+        supervisor.add_done_callback(self._supervised)
+        self.consumers = [Consumer(world, topic, queue) for topic in TOPICS for queue in range(QUEUES)]
+        readers = [asyncio.ensure_future(consumer.run()) for consumer in self.consumers]
+        begin = world.loop.time()
+        for number, action in enumerate(self.script.actions):
+            await asyncio.sleep(max(0.0, begin + action.at - world.loop.time()))
+            world.note(str(action))
+            self._start(self._act(action, random.Random(f"{self.script.seed}/{action.at}/{number}")))
+        await asyncio.sleep(max(0.0, begin + self.script.calm_from - world.loop.time()))
+        await self._calm()
+        world.is_over = True
+        world.stop_wanted = True
+        await supervisor
+        for consumer in self.consumers:
+            consumer.is_over = True
+        for reader in readers:
+            reader.cancel()
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.tasks[task] = None
+        task.add_done_callback(self._done)
+
+    def _supervised(self, task: asyncio.Task[Any]) -> None:
+        if task.exception() is not None:
+            self.world.wrong.append("".join(traceback.format_exception(task.exception())))
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            self.complaints.append(f"a client failed: {task.exception()!r}")
+
+    async def _calm(self) -> None:
+        """Nothing goes wrong any more: whatever was promised has to come."""
+        world, disk = self.world, self.world.disk
+        world.note("calm")
+        disk.fault = lambda kind, path: None
+        disk.kill_at, disk.room, disk.used, self._slow = None, None, 0.1, 1.0
+        self._mend()
+        world.restart_delay = lambda: 0.05
+        while self.tasks:
+            await asyncio.wait(list(self.tasks))
+        for name, value in (("timerStopDequeue", "false"), ("timerStopEnqueue", "false")):
+            await self._until_told(request(RequestCode.UPDATE_BROKER_CONFIG, body=f"{name}={value}\n".encode()))
+        for topic in sorted(self.paused):
+            await self._until_told(self._attributes(topic, "+timer.paused=false"))
+        work = disk.work
+        before = sum(work.operations.values()), work.read_bytes, type(world).pieces_total()
+        last_due = max((attempt.deliver_ms or 0 for attempt in self.attempts), default=0)
+        last_due = max([last_due, *(change.deliver_ms or 0 for each in self.attempts for change in each.changes)])
+        wait = max(0.0, (last_due - world.clock.now_ms()) / 1000) + max(
+            DelayLevels(table).delay_ms(level) / 1000
+            for table in self.tables
+            for level in range(1, DelayLevels(table).maximum + 1)
+        )
+        end = world.loop.time() + wait + _QUIET_SECONDS
+        while world.loop.time() < end:
+            await asyncio.sleep(1.0)
+        after = sum(work.operations.values()), work.read_bytes, type(world).pieces_total()
+        self.calm_work = tuple(b - a for a, b in zip(before, after, strict=True))  # type: ignore[assignment]
+
+    async def _until_told(self, command: Command) -> Command:
+        for _ in range(100):
+            answer = await self.client.ask(command)
+            if answer is not None and answer.code == 0:
+                return answer
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"nothing goes wrong, but request {command.code} gets no answer: {answer}")
+
+    # --- actions
+
+    async def _act(self, action: Action, chance: random.Random) -> None:
+        details, world, disk = action.details, self.world, self.world.disk
+        match action.kind:
+            case "send":
+                await self._send(details, chance, "")
+            case "burst":
+                await self._burst(details, chance)
+            case "change":
+                await self._change(details)
+            case "topic":
+                await self._topic(details["how"], chance.choice(TOPICS))
+            case "setting":
+                if details["name"] == "messageDelayLevel":
+                    self.tables.append(details["value"])
+                body = f"{details['name']}={details['value']}\n".encode()
+                await self.client.ask(request(RequestCode.UPDATE_BROKER_CONFIG, body=body))
+            case "look":
+                await self._look(details["what"])
+            case "bad manners":
+                await self._bad_manners(details["how"], chance)
+            case "kill":
+                world.kill()
+            case "power cut":
+                self.power_cuts.append(world.loop.time())
+                world.kill("power cut")
+            case "kill in operation" | "power cut in operation":
+                disk.kill_at = disk.count + details["operations"]
+                disk.on_kill = self._cut_power if action.kind.startswith("power") else world.killed
+            case "stop":
+                world.stop_wanted = world.broker is not None
+            case "evict":
+                disk.evict()
+            case "set clock":
+                self.steps.append((world.loop.time(), details["ms"]))
+                world.clock.ahead_ms += details["ms"]
+            case "slow":
+                self._slow = float(details["factor"])
+            case "full":
+                disk.room = details["pages"]
+            case "used":
+                disk.used = details["ratio"]
+            case "room":
+                disk.room, disk.used = None, 0.1
+            case "damage":
+                self._damage(details["name"])
+            case "mend":
+                self._mend()
+            case "fail":
+                disk.fault = self._fault(details, chance)
+            case "fail no more":
+                disk.fault = lambda kind, path: None
+            case _:
+                raise AssertionError(f"nobody knows how to {action.kind}")
+
+    def _cut_power(self, process: Process) -> None:
+        self.power_cuts.append(self.world.loop.time())
+        self.world.killed(process, "power cut")
+
+    def _latency(self, kind: str) -> float:
+        usual = {"sync": (0.001, 0.004, 0.02), "read": (0.0002, 0.004)}.get(kind, (0.00002,))
+        return self.world.chance.choice(usual) * self._slow
+
+    def _fault(self, details: dict[str, Any], chance: random.Random) -> Any:
+        number = getattr(errno, details["errno"])
+
+        def fault(kind: str, path: str) -> OSError | None:
+            if kind != details["kind"] or details["where"] not in path or chance.random() >= details["share"]:
+                return None
+            if kind == "read" and self.world.process is None:
+                return None  # a start that cannot read is one that fails; there are others for that
+            return OSError(number, errno.errorcode[number], path)
+
+        return fault
+
+    def _damage(self, name: str) -> None:
+        for path in (f"{ROOT}/config/{name}", f"{ROOT}/config/{name}.bak"):
+            node = self.world.disk.names.get(path)
+            if node is not None and path not in self._saved:
+                self._saved[path] = node.read(0, node.size)
+                node.write(0, b"{")
+                node.pages[0][1:] = bytes(len(node.pages[0]) - 1)
+                node.durable = {number: bytes(page) for number, page in node.pages.items()}
+
+    def _mend(self) -> None:
+        """What was damaged is as it was, unless the broker wrote it anew."""
+        for path, content in self._saved.items():
+            node = self.world.disk.names.get(path)
+            if node is not None and node.read(0, 2) == b"{\0":
+                node.pages.clear()
+                node.write(0, content)
+                node.size = len(content)
+                node.sync()
+        self._saved.clear()
+
+    # --- what clients do
+
+    async def _send(self, details: dict[str, Any], chance: random.Random, suffix: str) -> None:
+        """Send a message until an answer says that it is stored, as a producer does: each try is a message of its
+        own."""
+        client = self.client if chance.random() < 0.7 else Client(self.world)
+        for number in range(_TRIES):
+            attempt, command = self._attempt(details, chance, f"{suffix}.{number}")
+            attempt.answer = await client.ask(command)
+            attempt.answered = self.world.loop.time()
+            if attempt.code == 0:
+                return
+            await asyncio.sleep(0.2)
+
+    def _attempt(self, details: dict[str, Any], chance: random.Random, suffix: str) -> tuple[Attempt, Command]:
+        number = len(self.attempts)
+        body = f"{number}{suffix}|".encode()
+        size = details["size"]
+        body += bytes(chance.randrange(1, 256) for _ in range(size)) if size < 500 else b"x" * size
+        world = self.world
+        attempt = Attempt(body, details["topic"], details["queue"], world.loop.time())
+        values: dict[str, Any] = {"UNIQ_KEY": f"K{number}", "KEYS": details.get("key") or f"k{number}"}
+        if details["how"] == "level":
+            attempt.level = values["DELAY"] = details["level"]
+        elif details["how"] == "timer":
+            attempt.delay_ms = details["delay_ms"]
+            if chance.random() < 0.5:
+                attempt.deliver_ms = values["TIMER_DELIVER_MS"] = world.clock.now_ms() + attempt.delay_ms
+            else:
+                values["TIMER_DELAY_MS"] = attempt.delay_ms
+                attempt.deliver_ms = world.clock.now_ms() + attempt.delay_ms
+        if "key" in details:
+            attempt.key = details["key"]
+            values["TIMER_REPLACE"] = "true"
+        command = send(details["topic"], body, queue_id=details["queue"], properties=properties_of(values))
+        self.attempts.append(attempt)
+        return attempt, command
+
+    async def _burst(self, details: dict[str, Any], chance: random.Random) -> None:
+        """Many sends that one read brings, each tried once."""
+        made = []
+        for _ in range(details["count"]):
+            each = dict(details)
+            if details["how"] == "timer":
+                each["delay_ms"] = details["delay_ms"] + chance.randint(0, details["spread_ms"])
+            made.append(self._attempt(each, chance, ""))
+        answers = await self.client.ask_all([command for _, command in made])
+        for (attempt, _), answer in zip(made, answers, strict=True):
+            attempt.answer, attempt.answered = answer, self.world.loop.time()
+
+    async def _change(self, details: dict[str, Any]) -> None:
+        """An operator changes one of the messages that were sent, by the id or the handle that its sender got."""
+        known = [attempt for attempt in self.attempts if attempt.message_id and (attempt.level or attempt.deliver_ms)]
+        if not known:
+            return
+        attempt = known[int(details["which"] * len(known))]
+        how, now_ms = details["how"], self.world.clock.now_ms()
+        handle = (attempt.answer.ext if attempt.answer is not None else {}).get("recallHandle")
+        if how == "recall":
+            if handle is None:
+                return
+            change = Change("cancel", self.world.loop.time(), None)
+            attempt.changes.append(change)
+            answer = await self.client.ask(request(RequestCode.RECALL_MESSAGE, RecallMessage(attempt.topic, handle)))
+            if answer is not None and answer.code in (0, 604):
+                refused = "ALREADY_DELIVERED" if "already delivered" in (answer.remark or "") else answer.remark
+                change.outcome = "CANCELLED OR BEFORE" if answer.code == 0 else refused
+        else:
+            deliver_ms = now_ms + details["delay_ms"] if how == "reschedule" else None
+            change = Change(how, self.world.loop.time(), deliver_ms)
+            attempt.changes.append(change)
+            header = ChangePending(how, deliver_ms, attempt.message_id)
+            answer = await self.client.ask(request(RequestCode.CHANGE_PENDING, header))
+            if answer is not None and answer.code == 0:
+                change.outcome = json.loads(bytes(answer.body))["messages"][0]["result"]
+        change.answered = self.world.loop.time()
+
+    async def _topic(self, how: str, topic: str) -> None:
+        if how == "delete":
+            self.deleted.setdefault(topic, []).append(self.world.loop.time())
+            await self.client.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic)))
+            self.deleted[topic].append(self.world.loop.time())
+            return
+        change = {
+            "pause": "+timer.paused=true",
+            "go on": "+timer.paused=false",
+            "rate": "+timer.release.rate=50",
+            "spread": "+timer.spread.seconds=2",
+        }[how]
+        if how == "pause":
+            self.paused.add(topic)
+        self.policies.add(topic)
+        await self.client.ask(self._attributes(topic, change))
+
+    def _attributes(self, topic: str, text: str) -> Command:
+        header = CreateTopic(topic, "TBW102", 4, 4, 6, "SINGLE_TAG", attributes=text)
+        return request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    async def _look(self, what: str) -> None:
+        match what:
+            case "list":
+                command = request(RequestCode.LIST_PENDING, ListPending(limit=50))
+            case "count":
+                command = request(RequestCode.LIST_PENDING, ListPending(count_only=True))
+            case "curve":
+                command = request(RequestCode.DUE_CURVE, DueCurve(1000, 30))
+            case _:
+                command = request(RequestCode.GET_ALL_DELAY_OFFSET)
+        answer = await self.client.ask(command)
+        if answer is not None and answer.code not in (0, 1, 2, 14):
+            self.complaints.append(f"{what} was answered {answer.code} {answer.remark}")
+
+    async def _bad_manners(self, how: str, chance: random.Random) -> None:
+        client = Client(self.world)
+        link = client.link()
+        if link is None:
+            return
+        match how:
+            case "reads nothing":
+                link.is_read = False
+                topic = chance.choice(TOPICS)
+                commands = [
+                    request(RequestCode.LIST_PENDING, ListPending(limit=1000)) for _ in range(chance.choice((1, 30)))
+                ]
+                del topic
+                self._start(client.ask_all(commands, 2.0))
+                await asyncio.sleep(1.0)
+            case "half a frame":
+                link.send(b"\0\0\1\0\0\0\0\x20" + b"{" * 10)
+                await asyncio.sleep(0.5)
+            case "nonsense":
+                link.send(chance.randbytes(64))
+        client.hang_up()
+
+
+def begin(script: Script) -> Life:
+    """The life of a script, before it is lived."""
+    return Life(script, World(script.seed, script.settings))
+
+
+def run(script: Script) -> Life:
+    """Live a script."""
+    life = begin(script)
+    life.world.run(life.live())
+    return life

@@ -1,0 +1,177 @@
+"""An event loop in which time passes only when nothing else is to be done, and which knows whose each callback is.
+
+Deterministic: callbacks run in the order in which they were scheduled, timers by their time; no thread, no socket, no
+clock of the machine. Everything that a broker schedules belongs to that broker's process: when the process is killed
+none of it runs any more.
+
+Threads are coroutines of another kind (greenlets): a job stops at each of its file operations, for as long as that
+takes in simulated time, and other jobs and the loop go on meanwhile. So a removal can come between two syncs of a
+checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+from collections.abc import Callable
+from typing import Any
+
+import greenlet
+
+
+class Killed(SystemExit):
+    """A process is cut off in the middle of what it does. Not an Exception: nothing may catch it, asyncio passes it
+    on."""
+
+
+class Process:
+    """One run of a program, to which callbacks and jobs belong."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_alive = True
+        self.jobs: dict[greenlet.greenlet, None] = {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+WORLD = Process("the world")
+
+
+class Deadlock(AssertionError):
+    """Nothing is scheduled any more, and somebody waits."""
+
+
+class _Selector(selectors.BaseSelector):
+    """Instead of waiting, lets the loop's time pass."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise Deadlock("nothing is left to happen")
+        self._loop.pass_time(timeout)
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> Any:
+        raise NotImplementedError
+
+    def unregister(self, fileobj: Any) -> Any:
+        raise NotImplementedError
+
+    def get_map(self) -> Any:
+        return {}
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _Selector(self)
+        self._now = 1000.0
+        self.process = WORLD
+        """Whose the running callback is."""
+        self.turns = 0
+        self.callbacks = 0
+        self._main = greenlet.getcurrent()
+        self.set_exception_handler(self._failed)
+        self.failures: list[str] = []
+        """Exceptions that nobody took."""
+
+    # --- time
+
+    def time(self) -> float:
+        return self._now
+
+    def pass_time(self, seconds: float) -> None:
+        self.turns += 1
+        self._now += seconds
+
+    def _process_events(self, event_list: Any) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")
+
+    # --- whose callbacks are
+
+    def _bound(self, callback: Callable[..., Any], process: Process) -> Callable[..., Any]:
+        def run(*arguments: Any) -> None:
+            if not process.is_alive:
+                return
+            before, self.process = self.process, process
+            self.callbacks += 1
+            try:
+                callback(*arguments)
+            finally:
+                self.process = before
+
+        return run
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        return super().call_soon(self._bound(callback, self.process), *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        return super().call_at(when, self._bound(callback, self.process), *args, context=context)
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_for(self, process: Process, delay: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
+        """Schedule something that is done in another process, such as the arrival of bytes."""
+        before, self.process = self.process, process
+        try:
+            return self.call_at(self.time() + delay, callback, *arguments)
+        finally:
+            self.process = before
+
+    # --- jobs
+
+    def start_job(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Run something as a thread of the running process would; `done` is called in a later turn of the loop."""
+        process = self.process
+
+        def run() -> None:
+            error: Exception | None = None
+            try:
+                work()
+            except Exception as raised:
+                error = raised
+            process.jobs.pop(job, None)
+            if process.is_alive:
+                self.call_for(process, 0.0, done, error)
+
+        job = greenlet.greenlet(run, self._main)
+        process.jobs[job] = None
+        self.call_soon(job.switch)
+
+    @property
+    def is_in_job(self) -> bool:
+        """Whether what runs now is a job, and not the loop."""
+        return greenlet.getcurrent() is not self._main
+
+    def pause_job(self, seconds: float) -> None:
+        """Called within a job: everything else goes on for so long."""
+        job, process = greenlet.getcurrent(), self.process
+        self.call_for(process, seconds, job.switch)
+        self._main.switch()
+        self.process = process
+        if not process.is_alive:
+            raise Killed
+
+    def kill(self, process: Process) -> None:
+        """Nothing of a process runs any more."""
+        process.is_alive = False
+        jobs, process.jobs = process.jobs, {}
+        for job in jobs:
+            if job is greenlet.getcurrent() or job.gr_frame is None:
+                continue
+            job.parent = greenlet.getcurrent()
+            with contextlib.suppress(Killed):
+                job.throw(Killed)

@@ -1,0 +1,236 @@
+"""What has to hold of a life: held against what clients asked and were told, what consumers saw, and the records that
+the disk has in the end. Knows nothing of how the broker does it; reads records by RocketMQ's layout."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protocol import properties
+from scheduler.delay_levels import DelayLevels
+from storage.check import problems
+from storage.scan import Scanner
+from storage.store import MessageStore, StoreConfig
+from tests.simulation.clients import Attempt
+from tests.simulation.life import Life
+from tests.simulation.world import ROOT
+
+_STORED = 0
+_STORED_MAYBE = (10, None)
+
+
+@dataclass
+class Stored:
+    """A record of a topic that consumers read."""
+
+    topic: str
+    queue: int
+    offset: int
+    body: bytes
+    store_timestamp: int
+    origin: int
+    level: int
+
+
+def complaints(life: Life) -> Iterator[str]:
+    """What is wrong, a sentence each."""
+    yield from life.world.wrong
+    yield from life.complaints
+    for failure in life.world.loop.failures:
+        if "was destroyed but it is pending" not in failure and "Killed()" not in failure:
+            yield failure
+    if life.world.broker is not None:
+        yield "the last broker did not end"
+    yield from _of_consumers(life)
+    store = _open(life)
+    yield from problems(store)
+    stored = list(_stored(store))
+    yield from _once(stored)
+    by_body: defaultdict[bytes, list[Stored]] = defaultdict(list)
+    for each in stored:
+        by_body[each.body].append(each)
+    for attempt in life.attempts:
+        yield from _of_attempt(life, attempt, by_body.get(attempt.body, []))
+    yield from _replaced(life, by_body)
+    yield from _read_wholly(life, store, stored)
+    yield from _in_order(life, stored)
+    store.abandon()
+
+
+def _open(life: Life) -> MessageStore:
+    """The store in its next incarnation."""
+    config = life.world.config
+    table = DelayLevels(config.delay_levels)
+    opened = StoreConfig(
+        ROOT,
+        commitlog_segment_size=config.commitlog_segment_size,
+        queue_segment_size=config.queue_segment_size,
+        max_message_size=config.max_message_size,
+    )
+    store = MessageStore(opened, life.world.disk, ("127.0.0.1", 10911), table.deliver_time)
+    store.open()
+    return store
+
+
+def _stored(store: MessageStore) -> Iterator[Stored]:
+    for found in Scanner(store.log, store.log.begin):
+        topic = found.topic.decode()
+        if topic in ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"):
+            continue
+        message = store.message_at(found.physical_offset, found.size)
+        assert message is not None
+        level = properties.get(message.properties_text, properties.DELAY)
+        yield Stored(
+            topic,
+            found.queue_id,
+            found.queue_offset,
+            message.body,
+            found.store_timestamp,
+            found.prepared_transaction_offset,
+            int(level) if level else 0,
+        )
+
+
+def _once(stored: list[Stored]) -> Iterator[str]:
+    origins = Counter(each.origin for each in stored if each.origin)
+    for origin, count in origins.items():
+        if count > 1:
+            which = next(each for each in stored if each.origin == origin)
+            yield f"the message scheduled at {origin}, {_name(which.body)}, was delivered {count} times"
+
+
+def _name(body: bytes) -> str:
+    return body.split(b"|")[0].decode()
+
+
+def _of_attempt(life: Life, attempt: Attempt, found: list[Stored]) -> Iterator[str]:
+    name = f"message {_name(attempt.body)}"
+    for each in found:
+        if (each.topic, each.queue) != (attempt.topic, attempt.queue):
+            yield f"{name} is for {attempt.topic} {attempt.queue}, and was delivered to {each.topic} {each.queue}"
+    if len(found) > 1:
+        yield f"{name} was delivered {len(found)} times"
+    if attempt.code not in (_STORED, *_STORED_MAYBE) and found:
+        yield f"{name} was refused ({attempt.code}), and delivered"
+    outcomes = [change.outcome for change in attempt.changes]
+    told_cancelled = any(outcome in ("CANCELLED", "CANCELLED OR BEFORE", "ALREADY_CANCELLED") for outcome in outcomes)
+    may_be_cancelled = told_cancelled or any(
+        change.how == "cancel" and change.outcome is None for change in attempt.changes
+    )
+    if attempt.code == _STORED and not found and not may_be_cancelled and not _may_be_gone(life, attempt):
+        yield f"{name} was acknowledged, and never delivered"
+    if attempt.code != _STORED:
+        return
+    if told_cancelled and found:
+        yield f"{name} was told to be cancelled, and delivered: {outcomes}"
+    if (
+        "ALREADY_CANCELLED" in outcomes
+        and not any(change.how == "cancel" for change in attempt.changes)
+        and not _may_be_gone(life, attempt)
+    ):
+        yield f"{name} was told to be cancelled already, and nobody did: {outcomes}"
+    if "ALREADY_DELIVERED" in outcomes and not found and attempt.topic not in life.deleted:
+        yield f"{name} was told to be delivered already, and never was: {outcomes}"
+    if "NEVER_EXISTED" in outcomes:
+        yield f"{name} was acknowledged, and told never to have existed: {outcomes}"
+    yield from _not_early(life, attempt, found, name)
+
+
+def _may_be_gone(life: Life, attempt: Attempt) -> bool:
+    """Whether something else took the message away: its topic was deleted, or one of its key came later."""
+    if attempt.topic in life.deleted:
+        return True
+    if attempt.key is None:
+        return False
+    return any(
+        other.key == attempt.key
+        and other.topic == attempt.topic
+        and other is not attempt
+        and other.code in (0, 10, None)
+        for other in life.attempts
+        if other.answered >= attempt.asked
+    )
+
+
+def _not_early(life: Life, attempt: Attempt, found: list[Stored], name: str) -> Iterator[str]:
+    if life.steps:
+        return
+    asked_ms = int((attempt.asked - life.world.loop.time()) * 1000) + life.world.clock.now_ms()
+    if attempt.level:
+        promised = asked_ms + min(DelayLevels(table).delay_ms(attempt.level) for table in life.tables)
+    elif attempt.deliver_ms is not None:
+        promised = attempt.deliver_ms
+    else:
+        return
+    for change in attempt.changes:
+        if change.how != "cancel":
+            changed_ms = int((change.asked - life.world.loop.time()) * 1000) + life.world.clock.now_ms()
+            promised = min(promised, change.deliver_ms if change.deliver_ms is not None else changed_ms)
+    for each in found:
+        if each.store_timestamp < promised - 1:
+            yield f"{name} was promised for {promised}, and delivered {promised - each.store_timestamp} ms early"
+
+
+def _replaced(life: Life, by_body: dict[bytes, list[Stored]]) -> Iterator[str]:
+    """Of two messages of one key, the second sent when the first was stored and waited, the first never comes."""
+    if life.steps or life.policies or life.deleted:
+        return
+    keyed = [each for each in life.attempts if each.key is not None and each.code == 0 and not each.changes]
+    for first in keyed:
+        for second in keyed:
+            if (first.topic, first.key) != (second.topic, second.key) or first.answered >= second.asked:
+                continue
+            told_ms = int((second.answered - life.world.loop.time()) * 1000) + life.world.clock.now_ms()
+            if (first.deliver_ms or 0) > told_ms + 1 and by_body.get(first.body):
+                yield f"message {_name(first.body)} was replaced by {_name(second.body)}, and delivered"
+
+
+def _of_consumers(life: Life) -> Iterator[str]:
+    for consumer in life.consumers:
+        yield from consumer.conflicts
+        if life.power_cuts or consumer.topic in life.deleted:
+            continue
+        first: dict[int, bytes] = {}
+        for offset, seen in consumer.history:
+            if offset < 0:
+                yield f"{consumer.topic} {consumer.queue} lost what was seen: it ends at {seen.store_timestamp}"
+            elif first.setdefault(offset, seen.body) != seen.body:
+                names = _name(first[offset]), _name(seen.body)
+                where = f"{consumer.topic} {consumer.queue}"
+                yield f"offset {offset} of {where} was given to {names[0]}, then to {names[1]}"
+
+
+def _read_wholly(life: Life, store: MessageStore, stored: list[Stored]) -> Iterator[str]:
+    """Consumers have read, in the end, what the queues have."""
+    for consumer in life.consumers:
+        if consumer.topic in life.deleted:
+            continue
+        queue = store.queue(consumer.topic, consumer.queue)
+        end = queue.next_offset if queue is not None else 0
+        place = consumer.topic, consumer.queue
+        mine = {each.offset: each.body for each in stored if (each.topic, each.queue) == place}
+        seen = {offset: each.body for offset, each in consumer.seen.items() if offset < end}
+        for offset, body in mine.items():
+            if seen.get(offset) != body and not life.power_cuts:
+                yield f"{place} has {_name(body)} at {offset}, and its consumer did not see it"
+                break
+        if consumer.offset != end:
+            yield f"the consumer of {consumer.topic} {consumer.queue} is at {consumer.offset} of {end}"
+
+
+def _in_order(life: Life, stored: list[Stored]) -> Iterator[str]:
+    """Messages of one level come in the order in which they were scheduled."""
+    if life.steps or len(life.tables) > 1:
+        return
+    last: dict[tuple[str, int, int], tuple[int, Stored]] = {}
+    changed = {attempt.body for attempt in life.attempts if attempt.changes}
+    for each in stored:
+        if not each.level or not each.origin or each.body in changed:
+            continue
+        key = each.topic, each.queue, each.level
+        before = last.get(key)
+        if before is not None and each.origin < before[0]:
+            earlier = _name(before[1].body)
+            yield f"{_name(each.body)} of level {each.level} came after {earlier}, though scheduled before"
+        last[key] = each.origin, each

@@ -1,0 +1,223 @@
+"""What happens in one simulated life, as a list made from a seed before it begins: who sends what when, what operators
+do, what goes wrong. A shorter list is a script as well, which is how the shortest one that still fails is looked
+for."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+TOPICS = ("orders", "mails")
+QUEUES = 2
+LEVELS = "1s 2s 5s 10s"
+_ERRORS = (("sync", "EIO"), ("sync", "EIO"), ("write", "EIO"), ("sync", "EMFILE"), ("write", "ENOSPC"))
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something that happens at a time, in seconds since the beginning."""
+
+    at: float
+    kind: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.at:8.3f}  {self.kind}  " + "  ".join(f"{name}={value}" for name, value in self.details.items())
+
+
+@dataclass(frozen=True)
+class Script:
+    """One life. After `calm_from` nothing goes wrong any more."""
+
+    seed: str
+    settings: dict[str, str]
+    actions: tuple[Action, ...]
+    calm_from: float
+
+
+def generate(seed: str) -> Script:
+    """The script of a seed."""
+    chance = random.Random(seed)
+    length = chance.choice((4.0, 10.0, 25.0))
+    is_sync = chance.random() < 0.6
+    settings = {
+        "flushDiskType": "SYNC_FLUSH" if is_sync else "ASYNC_FLUSH",
+        "enableScheduleAsyncDeliver": chance.choice(("true", "false")),
+        "messageDelayLevel": LEVELS,
+        "timerRollWindowSlot": chance.choice(("4", "20", "172800")),
+        "scheduleDeliverBatchSize": chance.choice(("1", "7", "512")),
+    }
+    makers = [
+        (30, _send_timer),
+        (15, _send_level),
+        (10, _send_plain),
+        (6, _burst),
+        (6, _change),
+        (3, _replace),
+        (2, _topic),
+        (2, _setting),
+        (2, _look),
+        (2, _bad_manners),
+    ]
+    # A swarm: each life has some kinds of events only, and each more or less often.
+    weights = [(weight * chance.choice((0, 1, 1, 3)), make) for weight, make in makers]
+    weights = weights if any(weight for weight, _ in weights[:4]) else makers
+    actions: list[Action] = []
+    for _ in range(chance.choice((20, 60, 150))):
+        (make,) = chance.choices([make for _, make in weights], [weight for weight, _ in weights])
+        actions.append(make(chance, round(chance.uniform(0.5, length), 3)))
+    faults = [_kill, _kill_in_operation, _stop, _evict, _slow, _full, _refused_start, _error, _read_error]
+    if is_sync:
+        faults += [_power_cut, _power_cut_in_operation]
+    if chance.random() < 0.3:
+        faults += [_clock]
+    chosen = chance.sample(faults, chance.randint(1, len(faults)))
+    for _ in range(chance.choice((0, 1, 2, 4, 8))):
+        actions += chance.choice(chosen)(chance, round(chance.uniform(0.5, length), 3))
+    actions.sort(key=lambda action: action.at)
+    return Script(seed, settings, tuple(actions), length + 1.0)
+
+
+# --- clients and operators
+
+
+def _target(chance: random.Random) -> dict[str, Any]:
+    return {
+        "topic": chance.choice(TOPICS),
+        "queue": chance.randrange(QUEUES),
+        "size": chance.choice((0, 10, 300, 3000)),
+    }
+
+
+def _delay(chance: random.Random) -> int:
+    return chance.choice((1, 20, 300, 999, 1000, 1500, 3000, 8000, 20_000))
+
+
+def _send_plain(chance: random.Random, at: float) -> Action:
+    return Action(at, "send", {**_target(chance), "how": "plain"})
+
+
+def _send_level(chance: random.Random, at: float) -> Action:
+    return Action(at, "send", {**_target(chance), "how": "level", "level": chance.randint(1, 4)})
+
+
+def _send_timer(chance: random.Random, at: float) -> Action:
+    return Action(at, "send", {**_target(chance), "how": "timer", "delay_ms": _delay(chance)})
+
+
+def _burst(chance: random.Random, at: float) -> Action:
+    make = chance.choice((_send_plain, _send_level, _send_timer))
+    more = {"count": chance.choice((5, 40, 120)), "spread_ms": chance.choice((0, 700))}
+    return Action(at, "burst", {**make(chance, at).details, **more})
+
+
+def _change(chance: random.Random, at: float) -> Action:
+    how = chance.choice(("cancel", "cancel", "reschedule", "deliver", "recall"))
+    details: dict[str, Any] = {"how": how, "which": chance.random()}
+    if how == "reschedule":
+        details["delay_ms"] = _delay(chance)
+    return Action(at, "change", details)
+
+
+def _replace(chance: random.Random, at: float) -> Action:
+    details = {**_target(chance), "how": "timer", "delay_ms": _delay(chance), "key": chance.choice("abc")}
+    return Action(at, "send", details)
+
+
+def _topic(chance: random.Random, at: float) -> Action:
+    return Action(at, "topic", {"how": chance.choice(("delete", "pause", "go on", "rate", "spread"))})
+
+
+def _setting(chance: random.Random, at: float) -> Action:
+    name, value = chance.choice(
+        (
+            ("messageDelayLevel", chance.choice((LEVELS, "1s 2s 3s 4s", "2s 3s 5s 10s 20s"))),
+            ("timerStopDequeue", chance.choice(("true", "false"))),
+            ("timerStopEnqueue", chance.choice(("true", "false"))),
+            ("timerRollWindowSlot", chance.choice(("4", "20", "172800"))),
+            ("enableScheduleAsyncDeliver", chance.choice(("true", "false"))),
+            ("flushIntervalConsumeQueue", chance.choice(("50", "5000"))),
+        )
+    )
+    return Action(at, "setting", {"name": name, "value": value})
+
+
+def _look(chance: random.Random, at: float) -> Action:
+    return Action(at, "look", {"what": chance.choice(("list", "count", "curve", "status"))})
+
+
+def _bad_manners(chance: random.Random, at: float) -> Action:
+    return Action(at, "bad manners", {"how": chance.choice(("reads nothing", "half a frame", "nonsense", "hangs up"))})
+
+
+# --- what goes wrong
+
+
+def _kill(chance: random.Random, at: float) -> list[Action]:
+    """One kill, or some in a row."""
+    count = chance.choice((1, 1, 2, 5, 10))
+    actions, when = [], at
+    for _ in range(count):
+        actions.append(Action(round(when, 3), "kill"))
+        when += chance.choice((0.05, 0.3, 1.0, 3.0))
+    return actions
+
+
+def _kill_in_operation(chance: random.Random, at: float) -> list[Action]:
+    return [Action(at, "kill in operation", {"operations": chance.choice((1, 3, 10, 40, 200))})]
+
+
+def _power_cut_in_operation(chance: random.Random, at: float) -> list[Action]:
+    return [Action(at, "power cut in operation", {"operations": chance.choice((1, 3, 10, 40, 200))})]
+
+
+def _power_cut(chance: random.Random, at: float) -> list[Action]:
+    return [Action(at, "power cut")]
+
+
+def _stop(chance: random.Random, at: float) -> list[Action]:
+    return [Action(at, "stop")]
+
+
+def _evict(chance: random.Random, at: float) -> list[Action]:
+    return [Action(at, "evict")]
+
+
+def _clock(chance: random.Random, at: float) -> list[Action]:
+    return [Action(at, "set clock", {"ms": chance.choice((-60_000, -3000, -400, 400, 3000, 60_000))})]
+
+
+def _slow(chance: random.Random, at: float) -> list[Action]:
+    return [
+        Action(at, "slow", {"factor": chance.choice((10, 100))}),
+        Action(round(at + chance.choice((0.5, 3.0)), 3), "slow", {"factor": 1}),
+    ]
+
+
+def _full(chance: random.Random, at: float) -> list[Action]:
+    pages = {"pages": chance.choice((0, 1, 5))}
+    begin = chance.choice((Action(at, "full", pages), Action(at, "used", {"ratio": 0.95})))
+    end = round(at + chance.choice((0.3, 2.0, 12.0)), 3)
+    return [begin, Action(end, "room")]
+
+
+def _refused_start(chance: random.Random, at: float) -> list[Action]:
+    """The broker is killed, or stopped, and cannot start for a while."""
+    name = chance.choice(("topics.json", "consumerOffset.json", "subscriptionGroup.json"))
+    first = Action(at, chance.choice(("kill", "stop", "kill")))
+    return [Action(at, "damage", {"name": name}), first, Action(round(at + chance.choice((0.5, 4.0)), 3), "mend")]
+
+
+def _error(chance: random.Random, at: float) -> list[Action]:
+    """Operations on some files fail for a while, in one of the ways in which they do."""
+    kind, number = chance.choice(_ERRORS)
+    where = chance.choice(("commitlog", "consumequeue", "timerlog", "timerwheel", "checkpoint", "config", ""))
+    details = {"kind": kind, "errno": number, "where": where, "share": chance.choice((0.05, 0.5, 1.0))}
+    return [Action(at, "fail", details), Action(round(at + chance.choice((0.02, 0.3, 2.0)), 3), "fail no more")]
+
+
+def _read_error(chance: random.Random, at: float) -> list[Action]:
+    where = chance.choice(("commitlog", "consumequeue", "timerlog", "timerwheel"))
+    details = {"kind": "read", "errno": "EIO", "where": where, "share": chance.choice((0.05, 0.5, 1.0))}
+    return [Action(at, "fail", details), Action(round(at + chance.choice((0.02, 0.3, 2.0)), 3), "fail no more")]
