@@ -78,7 +78,10 @@ class Router:
         self._sync_flush = sync_flush
         self._routes: dict[int, Route] = {}
         self._routes_by_start: dict[bytes, Route] = {}
-        """By the first bytes of a JSON header, which tell the code with every client that writes it first."""
+        """By the first bytes of a JSON header. Every client known writes the code first, and these bytes hold it with
+        the comma behind it..."""
+        self._routes_by_long_start: dict[bytes, Route] = {}
+        """...but for a code of more than three digits, whose route is found by all bytes up to that comma."""
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
@@ -89,9 +92,11 @@ class Router:
         """Register the handler of a request code."""
         assert code not in self._routes, f"request code {code} has a handler"
         self._routes[code] = Route(header_type, handler, stages=stages)
-        start = b'{"code":%d,"' % code
-        if len(start) >= _START_SIZE:
-            self._routes_by_start[start[:_START_SIZE]] = self._routes[code]
+        start = b'{"code":%d,' % code
+        if len(start) > _START_SIZE:
+            self._routes_by_long_start[start] = self._routes[code]
+        elif len(start + b'"') >= _START_SIZE:
+            self._routes_by_start[(start + b'"')[:_START_SIZE]] = self._routes[code]
 
     def add_clients(self, clients: Clients) -> None:
         """Tell about lost connections."""
@@ -116,12 +121,12 @@ class Router:
         answers: list[bytes] = []
         run_frames = run_answers = -1
         unsent, end, fault = 0, len(frames), None
-        routes = self._routes_by_start
+        routes, long_routes = self._routes_by_start, self._routes_by_long_start
         for number, frame in enumerate(frames):
             header = frame[1]
             request = answer = route = None
             if frame[0] == JSON:
-                route = routes.get(header[:_START_SIZE])
+                route = routes.get(header[:_START_SIZE]) or long_routes.get(header[: header.find(b",") + 1])
                 if route is not None:
                     try:
                         request = route.decode_json(header)
