@@ -3,6 +3,10 @@
 Backpressure, in the order of the stream: a client that does not read its responses fills the socket, then the
 transport's buffer up to its high mark; from then on no further request of it is handled, and its socket is not read.
 What is held of a connection is so at most one read, one partial frame and the responses of one slice.
+
+The requests of a read are handled as far as the turn of the event loop has time for them. Those that are left wait in
+the backlog, with the socket not read either, until `Turns` gives the connection its share. The backlog of a connection
+that is closing is dropped: nobody would read the answers.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Final, Protocol, cast
 
 import structlog
 
+from broker.turns import IsOver, Turns
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY
 from protocol.command import Command
@@ -27,6 +32,8 @@ WRITE_HIGH_BYTES: Final = 256 * 1024
 """Response bytes buffered for a client before its requests have to wait."""
 LARGE_FRAME_BYTES: Final = 64 * 1024
 """Who holds less than this of an unfinished frame does not pay for those who hold more."""
+FEW_REQUESTS: Final = 16
+"""So many requests that have to wait do so with those who ask for little."""
 MAX_REQUESTS: Final = 128
 """Requests of ours that may wait for a client's response at once."""
 
@@ -37,8 +44,9 @@ ResponseHandler = Callable[[Command | None], None]
 class FrameHandler(Protocol):
     """What a connection hands its frames to."""
 
-    def handle(self, connection: Connection, frames: list[Frame]) -> int:
-        """Handle frames in order, and give how many: fewer when the connection cannot take more responses."""
+    def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """Handle frames in order, from a position on, and give the position behind the last that was handled. Some are
+        left when the connection cannot take more responses, and when `is_over`, but not before one was handled."""
 
     def connection_made(self, connection: Connection) -> None:
         """A client connected."""
@@ -47,7 +55,7 @@ class FrameHandler(Protocol):
         """A client is gone."""
 
 
-class Budget:
+class InputBudget:
     """What all connections together may hold of unfinished frames, in bytes."""
 
     def __init__(self, limit: int = 256 * 1024 * 1024) -> None:
@@ -90,13 +98,16 @@ class Connection(asyncio.Protocol):
         "_budget",
         "_handler",
         "_held",
+        "_is_queued",
         "_loop",
         "_output",
         "_output_held",
         "_paused",
         "_pending",
+        "_position",
         "_reader",
         "_transport",
+        "_turns",
         "born_host",
         "is_closed",
         "last_codec",
@@ -105,17 +116,27 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(
-        self, handler: FrameHandler, loop: asyncio.AbstractEventLoop, budget: Budget, output: OutputBudget
+        self,
+        handler: FrameHandler,
+        loop: asyncio.AbstractEventLoop,
+        budget: InputBudget,
+        output: OutputBudget,
+        turns: Turns,
     ) -> None:
         self._handler = handler
         self._loop = loop
         self._budget = budget
         self._output = output
+        self._turns = turns
         self._output_held = 0
         self._reader = FrameReader()
         self._held = 0
         self._transport: asyncio.Transport | None = None
         self._backlog: list[Frame] = []
+        self._position = 0
+        """How many frames of the backlog are handled."""
+        self._is_queued = False
+        """Whether the backlog waits for its turn."""
         self._paused = False
         self._pending: PendingRequests[ResponseHandler] | None = None
         self.peer = ""
@@ -146,13 +167,15 @@ class Connection(asyncio.Protocol):
         frames = reader.receive_data(data)
         if reader.buffered != self._held:
             self._hold(reader.buffered)
+        if self._backlog:
+            self._backlog += frames
+            return
         if frames:
-            if self._backlog:
-                self._backlog += frames
-            else:
-                handled = self._handler.handle(self, frames)
-                if handled < len(frames):
-                    self._stall(frames[handled:])
+            is_over = self._turns.begin()
+            position = 0 if is_over is None else self._handler.handle(self, frames, 0, is_over)
+            if position < len(frames):
+                self._leave(frames, position)
+                return
         if reader.error is not None:
             self.refuse(reader.error)
 
@@ -173,20 +196,13 @@ class Connection(asyncio.Protocol):
         """See asyncio."""
         self._paused = False
         self._release_output()
-        if not self._backlog:
-            return
-        backlog, self._backlog = self._backlog, []
-        handled = self._handler.handle(self, backlog)
-        if handled < len(backlog):
-            self._backlog = backlog[handled:]
-        elif self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._queue_backlog()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         self.is_closed = True
         self._transport = None
-        self._backlog = []
+        self._drop_backlog()
         self._let_go()
         self._release_output()
         if self._pending is not None:
@@ -200,6 +216,11 @@ class Connection(asyncio.Protocol):
     def is_stalled(self) -> bool:
         """Whether the client does not read its responses fast enough to be given more."""
         return self._paused
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether it makes sense to handle a request of the client now."""
+        return not self._paused and self._transport is not None and not self._transport.is_closing()
 
     @property
     def buffered(self) -> int:
@@ -268,10 +289,42 @@ class Connection(asyncio.Protocol):
 
     # ---
 
-    def _stall(self, frames: list[Frame]) -> None:
-        self._backlog = frames
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
+    def work(self, is_over: IsOver) -> bool:
+        """See `turns.Work`: handle some of the backlog."""
+        self._is_queued = False
+        try:
+            self._position = self._handler.handle(self, self._backlog, self._position, is_over)
+        except Exception:
+            # The frame that is to blame must not be handled again, nor keep the others' turn from them.
+            log.exception("connection_failed", peer=self.peer)
+            self.abort()
+            return False
+        if self._position < len(self._backlog):
+            self._is_queued = self.takes_answers
+            return self._is_queued
+        self._drop_backlog()
+        if self._reader.error is not None:
+            self.refuse(self._reader.error)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        return False
+
+    def _leave(self, frames: list[Frame], position: int) -> None:
+        """Keep the frames from a position on for later."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._backlog, self._position = frames, position
+        self._transport.pause_reading()
+        self._queue_backlog()
+
+    def _queue_backlog(self) -> None:
+        """Let the backlog, if there is one, wait for its turn."""
+        if self._backlog and not self._paused and not self._is_queued:
+            self._is_queued = True
+            self._turns.add(self, is_little=len(self._backlog) - self._position <= FEW_REQUESTS)
+
+    def _drop_backlog(self) -> None:
+        self._backlog, self._position = [], 0
 
     def _hold(self, size: int) -> None:
         """Account for the unfinished frame; too many large ones together cost the largest its connection."""

@@ -22,7 +22,7 @@ import structlog
 
 from broker.clients import Clients
 from broker.config import BrokerConfig, Origin, parse_addresses
-from broker.connection import Budget, Connection, OutputBudget
+from broker.connection import Connection, InputBudget, OutputBudget
 from broker.errors import ConfigError
 from broker.flusher import Flusher
 from broker.groups import Groups
@@ -50,6 +50,7 @@ from broker.runtime_info import Sources
 from broker.settings import LiveSettings
 from broker.stats import Stats
 from broker.topics import Topics
+from broker.turns import Budget, TimeBudget, Turns
 from protocol.headers import BrokerIdentity
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
@@ -98,7 +99,10 @@ class Broker:
         origin: Origin | None = None,
         clock: Clock | None = None,
         files: Files | None = None,
+        budget: Budget | None = None,
     ) -> None:
+        """`budget`: of each turn of the loop, for requests; a time by default."""
+        self._turn_budget = budget or TimeBudget()
         self.config = config
         """The settings at the start."""
         self.settings = LiveSettings(config, origin)
@@ -219,7 +223,7 @@ class Broker:
         locks = QueueLocks(real_clock)
         stats = Stats(store.appender, real_clock)
         self.router = router = Router(store.appender, flusher, stats, sync_flush=config.sync_flush)
-        self._budget, self._output = Budget(), OutputBudget()
+        self._budget, self._output, self._turns = InputBudget(), OutputBudget(), Turns(loop, self._turn_budget)
         self._loop = loop
 
         self.registration: Registration | None = None
@@ -329,7 +333,7 @@ class Broker:
         self._loop.run_in_executor(threads, work).add_done_callback(finished)
 
     def _connect(self) -> Connection:
-        return Connection(self.router, self._loop, self._budget, self._output)
+        return Connection(self.router, self._loop, self._budget, self._output, self._turns)
 
     def _register_now(self) -> asyncio.Future[None] | None:
         return self.registration.register_now() if self.registration is not None else None

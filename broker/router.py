@@ -24,6 +24,7 @@ from broker.connection import Connection
 from broker.errors import Refused
 from broker.flusher import Flusher
 from broker.stats import Stats
+from broker.turns import IsOver
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from protocol.command import Command
@@ -46,6 +47,8 @@ _UNSENT_BYTES: Final = 16 * 1024
 _MAX_REMARK: Final = 1024
 """Characters; a remark may repeat what a client sent."""
 _MAX_LOGGED_A_SECOND: Final = 50
+_SENDS_A_LOOK: Final = 16
+"""Sends are short: the time is looked at once for so many."""
 
 
 class Route:
@@ -114,15 +117,16 @@ class Router:
         for clients in self._clients:
             clients.connection_lost(connection)
 
-    def handle(self, connection: Connection, frames: list[Frame]) -> int:
-        """Handle frames in order, and give how many: fewer when the client does not take its answers."""
-        if connection.is_stalled:
-            return 0
+    def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """See `connection.FrameHandler`."""
+        if not connection.takes_answers:
+            return position
         answers: list[bytes] = []
         run_frames = run_answers = -1
         unsent, end, fault = 0, len(frames), None
         routes, long_routes = self._routes_by_start, self._routes_by_long_start
-        for number, frame in enumerate(frames):
+        for number in range(position, len(frames)):
+            frame = frames[number]
             header = frame[1]
             request = answer = route = None
             if frame[0] == JSON:
@@ -148,23 +152,26 @@ class Router:
                 run_frames = -1
             if request is not None and route is not None:
                 answer = self._call(connection, route, request)
-            if answer is None:
-                continue
-            answers.append(answer)
-            if len(answer) > _SMALL_ANSWER and run_frames < 0:
-                unsent += len(answer)
-                if unsent > _UNSENT_BYTES:
-                    connection.write_many(answers)
-                    answers, unsent = [], 0
-                    if connection.is_stalled:
-                        return number + 1
+            if answer is not None:
+                answers.append(answer)
+                if len(answer) > _SMALL_ANSWER and run_frames < 0:
+                    unsent += len(answer)
+                    if unsent > _UNSENT_BYTES:
+                        connection.write_many(answers)
+                        answers, unsent = [], 0
+                        if not connection.takes_answers:
+                            return number + 1
+            if (run_frames < 0 or number % _SENDS_A_LOOK == 0) and is_over():
+                end = number + 1
+                break
         if run_frames >= 0:
             self._commit(connection, end - run_frames, answers, run_answers)
         if answers:
             connection.write_many(answers)
         if fault is not None:
             connection.refuse(fault)
-        return len(frames)
+            return len(frames)
+        return end
 
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
         """Let a request be handled; gives the frame of the answer, if it is there already."""

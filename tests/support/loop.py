@@ -23,6 +23,36 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
 
+class CountBudget:
+    """A budget of so many pieces of work a turn and a share, whatever time they take. Endless by default."""
+
+    def __init__(self, turn: float = float("inf"), share: float = float("inf")) -> None:
+        self._turn = turn
+        self._share = share
+        self._left = turn
+        self._share_left = share
+        self.turns = 0
+        """How often a turn began."""
+
+    def renew(self) -> None:
+        self._left = self._turn
+        self.turns += 1
+
+    def begin_share(self) -> None:
+        self._share_left = min(self._left, self._share)
+
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+    def spend_share(self) -> bool:
+        self._share_left -= 1
+        return self.spend() or self._share_left <= 0
+
+
 async def turns(count: int = 3) -> None:
     """Let the callbacks run that are due, and what they call soon."""
     for _ in range(count):

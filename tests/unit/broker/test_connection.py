@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from broker.connection import MAX_REQUESTS, WRITE_HIGH_BYTES, Budget, Connection, OutputBudget
+from broker.connection import MAX_REQUESTS, WRITE_HIGH_BYTES, Connection, InputBudget, OutputBudget
+from broker.turns import IsOver, Turns
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from protocol.command import Command
@@ -20,7 +21,7 @@ from protocol.frame import BINARY, JSON, Frame, join_frame
 from protocol.headers import QueueOfTopic
 from protocol.message_id import pack_host
 from tests.support.broker import Peer, UnboundBroker, running
-from tests.support.loop import SteppedLoop, turns
+from tests.support.loop import CountBudget, SteppedLoop, turns
 from tests.support.wire import pull, request, send
 
 ONE_READ = 256 * 1024
@@ -35,13 +36,15 @@ class Frames:
         self.lost: list[Connection] = []
         self.answer = answer
 
-    def handle(self, connection: Connection, frames: list[Frame]) -> int:
-        for number, frame in enumerate(frames):
-            if connection.is_stalled:
+    def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        for number in range(position, len(frames)):
+            if not connection.takes_answers:
                 return number
-            self.frames.append(frame)
+            self.frames.append(frames[number])
             if self.answer:
                 connection.write(self.answer)
+            if is_over():
+                return number + 1
         return len(frames)
 
     def connection_made(self, connection: Connection) -> None:
@@ -57,10 +60,15 @@ def frames() -> Frames:
 
 
 def connect(
-    frames: Frames, budget: Budget | None = None, output: OutputBudget | None = None, port: int = 40000
+    frames: Frames,
+    budget: InputBudget | None = None,
+    output: OutputBudget | None = None,
+    port: int = 40000,
+    turns: Turns | None = None,
 ) -> Peer:
     loop = asyncio.get_running_loop()
-    connection = Connection(frames, loop, budget or Budget(), output or OutputBudget())
+    turns = turns or Turns(loop, CountBudget())
+    connection = Connection(frames, loop, budget or InputBudget(), output or OutputBudget(), turns)
     return Peer(connection, ("127.0.0.1", port))
 
 
@@ -87,6 +95,8 @@ async def test_a_client_that_does_not_read_is_not_read_from(loop: SteppedLoop) -
     assert len(frames.frames) == taken, "what uvloop had read already waits as well"
 
     peer.transport.unblock()
+    assert len(frames.frames) == taken, "not before its turn"
+    await turns()
     assert [bytes(frame[1]) for frame in frames.frames] == [b"%d" % n for n in (*range(100), *range(3))]
     assert peer.transport.takes_data
 
@@ -100,6 +110,7 @@ async def test_reading_little_by_little_holds_little_at_any_time(loop: SteppedLo
     while len(peer.responses) < 50:
         peer.transport.unblock()
         peer.transport.block()
+        await turns()
     assert peer.transport.most_held <= WRITE_HIGH_BYTES + len(answer)
     assert len(frames.frames) == 50
 
@@ -116,6 +127,7 @@ async def test_a_consumer_that_stops_reading_gets_no_more_than_fits(broker: Unbo
     for _ in range(10):
         assert (await peer.ask(send("T"))).code == 0
     consumer.transport.unblock()
+    await turns()
     assert [answer.opaque for answer in consumer.responses] == [command.opaque for command in pulls]
     assert {len(answer.body) > 100_000 for answer in consumer.responses} == {True}
     assert consumer.transport.takes_data
@@ -171,7 +183,7 @@ async def test_pulls_are_refused_when_too_much_is_not_read(broker: UnboundBroker
 
 
 async def test_unfinished_frames_count_until_they_are_whole(frames: Frames) -> None:
-    budget = Budget()
+    budget = InputBudget()
     peer = connect(frames, budget)
     data = join_frame(JSON, b"{}", bytes(1000))
     peer.feed(data[:300])
@@ -187,7 +199,7 @@ async def test_unfinished_frames_count_until_they_are_whole(frames: Frames) -> N
 
 async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames, logged: list[Any]) -> None:
     """Not the one that came last: somebody with a usual message must not be refused for what others hold."""
-    budget = Budget(limit=10_000_000)
+    budget = InputBudget(limit=10_000_000)
     large = join_frame(JSON, b"{}", bytes(8_000_000))
     usual = join_frame(JSON, b"{}", bytes(200_000))
     hoarders = [connect(frames, budget, port=port) for port in (1, 2, 3)]
@@ -230,7 +242,7 @@ async def test_the_unfinished_frame_goes_with_its_connection(frames: Frames, dro
 
 
 async def test_many_small_unfinished_frames_are_bounded_too(frames: Frames) -> None:
-    budget = Budget(limit=100_000)
+    budget = InputBudget(limit=100_000)
     peers = [connect(frames, budget) for _ in range(300)]
     for peer in peers:
         peer.feed(join_frame(JSON, b"{}", bytes(1000))[:1000])
@@ -268,9 +280,11 @@ async def test_a_broken_stream_is_closed_and_logged_once_after_its_good_frames(
 
 async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
     loop = asyncio.get_running_loop()
-    peer = Peer(Connection(frames, loop, Budget(), OutputBudget()), ("::1", 5))
-    assert (peer.connection.peer, peer.connection.born_host) == ("[::1]:5", pack_host("::1", 5))
-    mapped = Peer(Connection(frames, loop, Budget(), OutputBudget()), ("::ffff:10.0.0.1", 5))
+    own, mapped = (
+        Peer(Connection(frames, loop, InputBudget(), OutputBudget(), Turns(loop, CountBudget())), (host, 5))
+        for host in ("::1", "::ffff:10.0.0.1")
+    )
+    assert (own.connection.peer, own.connection.born_host) == ("[::1]:5", pack_host("::1", 5))
     assert mapped.connection.born_host == pack_host("10.0.0.1", 5)
 
 
