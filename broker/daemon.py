@@ -235,7 +235,9 @@ class Broker:
                 config.register_period_ms / 1000,
                 self._connect,
             )
-        self._pulls = PullHandlers(config, store, topics, groups, clients, offsets, stats, router, self._output, loop)
+        self._pulls = PullHandlers(
+            config, store, topics, groups, clients, offsets, stats, router, self._output, loop, self._turns
+        )
         sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
         staging = Staging(store, topics.table, levels, timers)
         send = SendHandlers(config, store, topics, groups, levels, timers, staging, flusher, router, self._read_apart)

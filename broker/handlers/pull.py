@@ -18,6 +18,7 @@ from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
 from broker.stats import Stats
 from broker.topics import PERM_READ, Topics
+from broker.turns import Turns
 from protocol.codes import LANGUAGE, VERSION, RequestCode, ResponseCode
 from protocol.command import Body, Command
 from protocol.frame import JSON, join_frame
@@ -66,6 +67,7 @@ class PullHandlers:
         router: Router,
         output: OutputBudget,
         loop: asyncio.AbstractEventLoop,
+        turns: Turns,
     ) -> None:
         self._store = store
         self._topics = topics
@@ -79,6 +81,7 @@ class PullHandlers:
         self._cold_reader = ThreadPoolExecutor(2, thread_name_prefix="cold-read")
         self.polls = LongPolls(
             loop,
+            turns,
             config.pull_hold_capacity,
             self._serve_held,
             self._expire_held,
@@ -247,7 +250,7 @@ class PullHandlers:
 
     def _serve_held(self, held: HeldPull) -> bool:
         """Answer a held pull if there is something for it."""
-        if held.connection.is_stalled:
+        if not held.connection.takes_answers:
             return False
         header = held.request.header
         found = self._find(header, held.offset, held.codes)
