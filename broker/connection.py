@@ -4,6 +4,9 @@ Backpressure, in the order of the stream: a client that does not read its respon
 transport's buffer up to its high mark; from then on no further request of it is handled, and its socket is not read.
 What is held of a connection is so at most one read, one partial frame and the responses of one slice.
 
+What all connections hold of unfinished frames has one limit, and whoever holds most pays. While many send large frames
+at once, each reads a little and waits for its turn to read on, so that a turn of the loop does not read gigabytes.
+
 The requests of a read are handled as far as the turn of the event loop has time for them. Those that are left wait in
 the backlog, with the socket not read either, until `Turns` gives the connection its share. The backlog of a connection
 that is closing is dropped: nobody would read the answers.
@@ -12,6 +15,7 @@ that is closing is dropped: nobody would read the answers.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
@@ -30,8 +34,16 @@ log = structlog.get_logger(__name__)
 
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Response bytes buffered for a client before its requests have to wait."""
+READ_BYTES: Final = 256 * 1024
+"""The most that one read brings..."""
+SHORT_READ_BYTES: Final = 64 * 1024
+"""...and the most while many send large frames."""
 LARGE_FRAME_BYTES: Final = 64 * 1024
-"""Who holds less than this of an unfinished frame does not pay for those who hold more."""
+"""Who sends no larger frame does not wait for those who do, nor pay for what they hold."""
+READERS: Final = 8
+"""So many may send large frames without waiting for each other, and so many of those who wait read on in one turn."""
+INPUT_BYTES: Final = 256 * 1024 * 1024
+OUTPUT_BYTES: Final = 512 * 1024 * 1024
 FEW_REQUESTS: Final = 16
 """So many requests that have to wait do so with those who ask for little."""
 MAX_REQUESTS: Final = 128
@@ -54,33 +66,83 @@ class FrameHandler(Protocol):
     def connection_lost(self, connection: Connection) -> None:
         """A client is gone."""
 
+    def complain(self, event: str, connection: Connection, reason: str) -> None:
+        """Log what a client did wrong, as long as such lines are no flood."""
+
 
 class InputBudget:
-    """What all connections together may hold of unfinished frames, in bytes."""
+    """What all connections together may hold of unfinished frames, in bytes, and whose turn it is to read on."""
 
-    def __init__(self, limit: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = INPUT_BYTES) -> None:
+        self._loop = loop
         self.limit = limit
         self.used = 0
-        self._large: dict[Connection, int] = {}
+        self._by_size: list[dict[Connection, None]] = [{}]
+        """The connections with large frames that are not finished, by what they hold in steps of LARGE_FRAME_BYTES."""
+        self._large = 0
+        """How many there are."""
+        self._waiting: deque[Connection] = deque()
+        self._is_scheduled = False
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._short_buffer = self._buffer[:SHORT_READ_BYTES]
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether many send large frames, so that each reads a little only, and then waits."""
+        return self._large > READERS
+
+    def buffer(self) -> memoryview:
+        """What the next read goes into, whoever reads: it is used up before the read after it."""
+        return self._short_buffer if self._large > READERS else self._buffer
 
     def hold(self, connection: Connection, before: int, after: int) -> Connection | None:
-        """A connection holds so many bytes; gives the one that has to go because all hold too much: the one that
-        holds most."""
+        """A connection holds so many bytes; gives the one that has to go because all hold too much: one of those that
+        hold most."""
         self.used += after - before
-        if after >= LARGE_FRAME_BYTES:
-            self._large[connection] = after
-        elif before >= LARGE_FRAME_BYTES:
-            del self._large[connection]
         if after <= before or self.used <= self.limit:
             return None
-        return max(self._large, key=self._large.__getitem__, default=connection)
+        for connections in reversed(self._by_size):
+            if connections:
+                return connections.popitem()[0]
+        return connection
+
+    def move(self, connection: Connection, before: int, after: int) -> None:
+        """A connection with a large frame holds so many bytes; -1: it has none."""
+        steps = self._by_size
+        old, new = (size // LARGE_FRAME_BYTES for size in (before, after))
+        if old == new:
+            return
+        if old >= 0:
+            steps[old].pop(connection, None)
+        if new >= 0:
+            while len(steps) <= new:
+                steps.append({})
+            steps[new][connection] = None
+        self._large += (new >= 0) - (old >= 0)
+
+    def wait(self, connection: Connection) -> None:
+        """Call `read_on` of a connection when it is its turn."""
+        self._waiting.append(connection)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._let_read)
+
+    def _let_read(self) -> None:
+        self._is_scheduled = False
+        for _ in range(min(READERS, len(self._waiting))):
+            self._waiting.popleft().read_on()
+        if self._waiting:
+            self._schedule()
 
 
 class OutputBudget:
     """What all connections together may hold of responses that clients do not read, in bytes. Only the connections
     that are stalled count."""
 
-    def __init__(self, limit: int = 512 * 1024 * 1024) -> None:
+    def __init__(self, limit: int = OUTPUT_BYTES) -> None:
         self.limit = limit
         self.used = 0
 
@@ -90,7 +152,7 @@ class OutputBudget:
         return self.used > self.limit
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """The asyncio side of a connection. `peer` is "address:port"; `born_host` the same as records have it."""
 
     __slots__ = (
@@ -99,6 +161,7 @@ class Connection(asyncio.Protocol):
         "_handler",
         "_held",
         "_is_queued",
+        "_large",
         "_loop",
         "_output",
         "_output_held",
@@ -106,8 +169,10 @@ class Connection(asyncio.Protocol):
         "_pending",
         "_position",
         "_reader",
+        "_reads",
         "_transport",
         "_turns",
+        "_waits_to_read",
         "born_host",
         "is_closed",
         "last_codec",
@@ -131,6 +196,10 @@ class Connection(asyncio.Protocol):
         self._output_held = 0
         self._reader = FrameReader()
         self._held = 0
+        self._large = -1
+        """Bytes held of a large frame, -1 without one; as the budget was told."""
+        self._waits_to_read = False
+        self._reads = True
         self._transport: asyncio.Transport | None = None
         self._backlog: list[Frame] = []
         self._position = 0
@@ -160,8 +229,16 @@ class Connection(asyncio.Protocol):
         if not port:
             transport.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio."""
+        return self._budget.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio."""
+        self.data_received(bytes(self._budget.buffer()[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was read, and handle the requests in it, or some of them."""
         self.last_read = self._loop.time()
         reader = self._reader
         frames = reader.receive_data(data)
@@ -183,7 +260,7 @@ class Connection(asyncio.Protocol):
         """See asyncio. Closes: RocketMQ's clients do not send only half of a close."""
         self._reader.receive_eof()
         if self._reader.error is not None:
-            log.warning("connection_broken", peer=self.peer, reason=str(self._reader.error))
+            self._handler.complain("connection_broken", self, str(self._reader.error))
         return False
 
     def pause_writing(self) -> None:
@@ -278,12 +355,12 @@ class Connection(asyncio.Protocol):
     def refuse(self, error: FrameError) -> None:
         """The stream cannot be read on: close, with one log line."""
         if self._transport is not None and not self._transport.is_closing():
-            log.warning("connection_refused", peer=self.peer, reason=str(error))
+            self._handler.complain("connection_refused", self, str(error))
             self._transport.close()
 
     def drop(self, error: FrameError) -> None:
         """What is held of this client has to be freed: close at once, with one log line."""
-        self.refuse(error)
+        self._handler.complain("connection_dropped", self, str(error))
         self.abort()
         self._let_go()
 
@@ -305,17 +382,33 @@ class Connection(asyncio.Protocol):
         self._drop_backlog()
         if self._reader.error is not None:
             self.refuse(self._reader.error)
-        elif self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._steer()
         return False
+
+    def read_on(self) -> None:
+        """It is this connection's turn to read on."""
+        self._waits_to_read = False
+        self._steer()
 
     def _leave(self, frames: list[Frame], position: int) -> None:
         """Keep the frames from a position on for later."""
         if self._transport is None or self._transport.is_closing():
             return
         self._backlog, self._position = frames, position
-        self._transport.pause_reading()
+        self._steer()
         self._queue_backlog()
+
+    def _steer(self) -> None:
+        """Read from the socket, or do not."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        reads = not self._backlog and not self._waits_to_read
+        if reads != self._reads:
+            self._reads = reads
+            if reads:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
 
     def _queue_backlog(self) -> None:
         """Let the backlog, if there is one, wait for its turn."""
@@ -327,11 +420,18 @@ class Connection(asyncio.Protocol):
         self._backlog, self._position = [], 0
 
     def _hold(self, size: int) -> None:
-        """Account for the unfinished frame; too many large ones together cost the largest its connection."""
+        """Account for the unfinished frame; too many large ones together cost one of the largest its connection."""
+        large = size if self._reader.announced >= LARGE_FRAME_BYTES else -1
+        self._budget.move(self, self._large, large)
+        self._large = large
         too_large = self._budget.hold(self, self._held, size)
         self._held = size
         if too_large is not None:
             too_large.drop(FrameError("the unfinished frames of all clients together are too large"))
+        if self._large >= 0 and self._budget.is_crowded and not self._waits_to_read:
+            self._waits_to_read = True
+            self._steer()
+            self._budget.wait(self)
 
     def _let_go(self) -> None:
         """Free the unfinished frame now: the transport and we refer to each other until the garbage collector runs."""

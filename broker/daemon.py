@@ -222,8 +222,8 @@ class Broker:
         self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
         locks = QueueLocks(real_clock)
         stats = Stats(store.appender, real_clock)
-        self.router = router = Router(store.appender, flusher, stats, sync_flush=config.sync_flush)
-        self._budget, self._output, self._turns = InputBudget(), OutputBudget(), Turns(loop, self._turn_budget)
+        self.router = router = Router(store.appender, flusher, stats, real_clock, sync_flush=config.sync_flush)
+        self._budget, self._output, self._turns = InputBudget(loop), OutputBudget(), Turns(loop, self._turn_budget)
         self._loop = loop
 
         self.registration: Registration | None = None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
@@ -32,6 +33,7 @@ from protocol.errors import FieldError, FrameError, ProtocolError
 from protocol.frame import JSON, Frame, FrameReader
 from protocol.headers import Header, Request, RequestDecoder, response
 from storage.append import Appender
+from storage.clock import Clock
 from storage.errors import RecordIllegal, StoreClosed, StoreError, StoreFull
 
 log = structlog.get_logger(__name__)
@@ -47,6 +49,8 @@ _UNSENT_BYTES: Final = 16 * 1024
 _MAX_REMARK: Final = 1024
 """Characters; a remark may repeat what a client sent."""
 _MAX_LOGGED_A_SECOND: Final = 50
+_MAX_ENDS_LOGGED_A_SECOND: Final = 1000
+"""Of connections that end, which has cost the client more than the line costs us."""
 _SENDS_A_LOOK: Final = 16
 """Sends are short: the time is looked at once for so many."""
 
@@ -74,7 +78,8 @@ class Clients(Protocol):
 class Router:
     """Handles the frames of all connections."""
 
-    def __init__(self, appender: Appender, flusher: Flusher, stats: Stats, *, sync_flush: bool) -> None:
+    def __init__(self, appender: Appender, flusher: Flusher, stats: Stats, clock: Clock, *, sync_flush: bool) -> None:
+        self._clock = clock
         self._appender = appender
         self._stats = stats
         self._flusher = flusher
@@ -89,7 +94,10 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
         self._logged_second = 0
-        self._logged = 0
+        self._logged: Counter[str] = Counter()
+        """Lines of this second, by event..."""
+        self._not_logged: Counter[str] = Counter()
+        """...and those that were left out."""
 
     def add(self, code: int, header_type: type[Header], handler: Handler, *, stages: bool = False) -> None:
         """Register the handler of a request code."""
@@ -197,12 +205,12 @@ class Router:
         route = self._routes.get(command.code)
         if route is None:
             remark = f" request type {command.code} not supported"
-            self._complain(connection, command.code, remark.strip())
+            self.complain("request_refused", connection, remark.strip(), code=command.code)
             return None, None, self._error(command, frame[0], ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         try:
             return route, route.decoder.from_command(command, frame[0]), None
         except FieldError as error:
-            self._complain(connection, command.code, str(error))
+            self.complain("request_refused", connection, str(error), code=command.code)
             return None, None, self._error(command, frame[0], ResponseCode.SYSTEM_ERROR, str(error))
 
     # --- answers
@@ -244,22 +252,29 @@ class Router:
     def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
         """The answer to a request whose handler raised."""
         if isinstance(error, ProtocolError):
-            self._complain(connection, request.code, str(error))
+            self.complain("request_refused", connection, str(error), code=request.code)
         elif not isinstance(error, Refused | StoreError):
             log.exception("request_failed", peer=connection.peer, code=request.code)
         code, remark = outcome_of(error)
         return response(code, remark[:_MAX_REMARK])
 
-    def _complain(self, connection: Connection, code: int, reason: str) -> None:
-        """One log line for a bad request, as long as they are not a flood."""
-        second = int(time.monotonic())
+    def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
+        """Log what a client did wrong: a line each, as long as there are not too many of them in a second."""
+        second = int(self._clock.monotonic())
         if second != self._logged_second:
-            if self._logged > _MAX_LOGGED_A_SECOND:
-                log.warning("requests_refused", not_logged=self._logged - _MAX_LOGGED_A_SECOND)
-            self._logged_second, self._logged = second, 0
-        self._logged += 1
-        if self._logged <= _MAX_LOGGED_A_SECOND:
-            log.warning("request_refused", peer=connection.peer, code=code, reason=reason)
+            for flood, not_logged in self._not_logged.items():
+                log.warning(f"{flood}_often", not_logged=not_logged)
+            self._logged_second = second
+            self._logged.clear()
+            self._not_logged.clear()
+        most = (
+            _MAX_ENDS_LOGGED_A_SECOND if event in ("connection_refused", "connection_broken") else _MAX_LOGGED_A_SECOND
+        )
+        if self._logged[event] < most:
+            self._logged[event] += 1
+            log.warning(event, peer=connection.peer, **fields, reason=reason)
+        else:
+            self._not_logged[event] += 1
 
     # --- appends
 

@@ -423,3 +423,20 @@ async def test_responses_that_nobody_waits_for_are_passed_over(peer: Peer, topic
 async def test_a_flood_of_wrong_requests_is_not_logged_line_by_line(peer: Peer, logged: list[Any]) -> None:
     await peer.ask_all([request(UNKNOWN) for _ in range(500)])
     assert len(logged) <= 101
+
+
+async def test_a_flood_of_broken_connections_is_not_logged_line_by_line(
+    broker: UnboundBroker, logged: list[Any]
+) -> None:
+    """A line of its own for what is wrong besides; and how many were left out is said in the next second."""
+    for _ in range(1200):
+        broker.connect().feed(b"GET / HTTP/1.1\r\n")
+    assert [line["event"] for line in logged] == ["connection_refused"] * 1000
+    await broker.connect().ask(request(UNKNOWN))
+    assert logged[-1]["event"] == "request_refused"
+    broker.clock.advance(1000)
+    broker.connect().feed(b"GET / HTTP/1.1\r\n")
+    assert [(line["event"], line.get("not_logged")) for line in logged[-2:]] == [
+        ("connection_refused_often", 200),
+        ("connection_refused", None),
+    ]
