@@ -39,6 +39,7 @@ from broker.handlers.settings import SettingsHandlers
 from broker.handlers.staging import Staging
 from broker.handlers.timers import TimerHandlers
 from broker.housekeeping import Housekeeping
+from broker.limits import Limits
 from broker.live import follow, retention_config
 from broker.locks import QueueLocks
 from broker.nameserver import NameServer
@@ -219,11 +220,14 @@ class Broker:
         topics.on_policy = timers.set_policy
         topics.tell_policies()
 
-        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
-        locks = QueueLocks(real_clock)
+        limits = Limits(self.settings)
+        self._turns = turns = Turns(loop, self._turn_budget)
+        self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
+        locks = QueueLocks(real_clock, limits)
         stats = Stats(store.appender, real_clock)
         self.router = router = Router(store.appender, flusher, stats, real_clock, sync_flush=config.sync_flush)
-        self._budget, self._output, self._turns = InputBudget(loop), OutputBudget(), Turns(loop, self._turn_budget)
+        self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
+        self._output = OutputBudget(config.max_unread_response_bytes)
         self._loop = loop
 
         self.registration: Registration | None = None
@@ -236,7 +240,7 @@ class Broker:
                 self._connect,
             )
         self._pulls = PullHandlers(
-            config, store, topics, groups, clients, offsets, stats, router, self._output, loop, self._turns
+            config, store, topics, groups, clients, offsets, stats, router, self._output, loop, turns, limits
         )
         sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
         staging = Staging(store, topics.table, levels, timers)

@@ -93,8 +93,6 @@ class Turns:
     def begin(self) -> IsOver | None:
         """For work that just arrived: what tells it when to stop, or None where it has to wait from the start."""
         budget = self._budget
-        if self._little:
-            return None
         if budget.is_spent():
             if self._is_scheduled:
                 return None

@@ -208,7 +208,7 @@ class AdminHandlers:
 
     async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Make or change a consumer group."""
-        group = bodies.decode(request.body, SubscriptionGroupConfig, strict=True)
+        group = bodies.decode_request(request.body, SubscriptionGroupConfig)
         check_name(group.group_name)
         if group.retry_queue_nums > MAX_QUEUES:
             raise Refused(

@@ -8,11 +8,12 @@ from typing import Final
 
 import structlog
 
-from broker.clients import Clients, tags_codes
+from broker.clients import Clients, check_expression, tags_codes
 from broker.config import BrokerConfig
 from broker.connection import Connection, OutputBudget
 from broker.errors import Refused
 from broker.groups import Groups
+from broker.limits import Limits
 from broker.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
 from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
@@ -68,7 +69,9 @@ class PullHandlers:
         output: OutputBudget,
         loop: asyncio.AbstractEventLoop,
         turns: Turns,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -158,10 +161,14 @@ class PullHandlers:
 
     def _codes(self, header: PullMessage) -> frozenset[int] | None:
         """The tags codes a pull is for; None for all."""
-        if header.sys_flag & PULL_SUBSCRIPTION:
-            _check_expression(header.expression_type)
-            return tags_codes(header.subscription)
         group = self._clients.consumers.get(header.consumer_group)
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            _check_expression_type(header.expression_type)
+            known = group.subscriptions.get(header.topic) if group is not None else None
+            if known is not None and known.data.sub_string == header.subscription:
+                return known.codes
+            check_expression(header.subscription, self._limits.tags)
+            return tags_codes(header.subscription)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
         config = self._groups.get(header.consumer_group)
@@ -175,7 +182,7 @@ class PullHandlers:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
         if subscription.data.sub_version < header.sub_version:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        _check_expression(subscription.data.expression_type)
+        _check_expression_type(subscription.data.expression_type)
         return subscription.codes
 
     # --- answers
@@ -273,7 +280,7 @@ class PullHandlers:
         self._router.answer(held.connection, held.request, self._answer(held.connection, held.request, found))
 
 
-def _check_expression(expression_type: str | None) -> None:
+def _check_expression_type(expression_type: str | None) -> None:
     if expression_type not in (None, "", "TAG"):
         raise Refused(
             ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
