@@ -188,9 +188,10 @@ class Broker:
         self._blocking = ThreadPoolExecutor(2, thread_name_prefix="blocking")
         self._allocator = ThreadPoolExecutor(1, thread_name_prefix="allocate")
         self._persister = persister = Persister(loop)
-        self.topics = topics = Topics(config, store, table("topics.json"), real_clock, persister)
+        limits = Limits(self.settings)
+        self.topics = topics = Topics(config, store, table("topics.json"), real_clock, persister, limits)
         self.groups = groups = Groups(
-            table("subscriptionGroup.json"), real_clock, persister, auto_create=config.auto_create_group
+            table("subscriptionGroup.json"), real_clock, persister, limits, auto_create=config.auto_create_group
         )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
         self.flusher = flusher = Flusher(
@@ -211,7 +212,14 @@ class Broker:
         )
         self.timers = timers = Timers(store, clock, timer_config(config), self._read_cold, levels)
         self.nameserver = NameServer(
-            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
+            config.cluster_name,
+            config.broker_name,
+            address,
+            topics,
+            table("kvConfig.json"),
+            real_clock,
+            persister,
+            limits,
         )
         for loaded in (topics, groups, offsets, self.nameserver):
             loaded.load()
@@ -220,7 +228,6 @@ class Broker:
         topics.on_policy = timers.set_policy
         topics.tell_policies()
 
-        limits = Limits(self.settings)
         self._turns = turns = Turns(loop, self._turn_budget)
         self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
         locks = QueueLocks(real_clock, limits)
@@ -250,7 +257,7 @@ class Broker:
         pending = Pending(store, timers, levels, clock)
         self._pending = PendingHandlers(store, timers, pending, timer_handlers, router, clock, self._read_apart)
         admin = AdminHandlers(
-            config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now
+            config, store, topics, groups, offsets, clients, stats, sources, self._blocking, self._register_now, limits
         )
         for handlers in (
             send,

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker.persister import Persister, SavedTable
+import msgspec
+
+from broker.persister import Persister, SavedTable, Table, Written
 from broker.tables import section
+from protocol import fastjson
 from storage.config_file import ConfigFile
 
 SEPARATOR: Final = "@"
@@ -17,16 +20,22 @@ class ConsumerOffsets:
 
     def __init__(self, file: ConfigFile, persister: Persister) -> None:
         self._file = file
-        self._saved = SavedTable(persister, file, self.to_json)
+        self._saved = SavedTable(persister, file, self._snapshot)
         self._extra: dict[str, Any] = {}
         self._table: dict[str, dict[int, int]] = {}
-        self._changed = False
+        self._json: dict[str, msgspec.Raw] = {}
+        """Offsets as consumerOffset.json has them, by the keys of the table, but for those that changed since."""
+        self._changed: set[str] = set()
+        """Keys whose offsets are not in `_json` yet, and..."""
+        self._is_saved = True
+        """...whether all is in the file, or was in the last write of it that began."""
 
     def load(self) -> None:
         """Read the table. Raises StoreFormatError."""
         data = self._file.read()
         self._table = section(self._file, data, "offsetTable", dict[int, int])
         self._extra = data
+        self._changed.update(self._table)
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """A consumer offset, or None where the group has none."""
@@ -35,8 +44,10 @@ class ConsumerOffsets:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Set a consumer offset."""
-        self._table.setdefault(f"{topic}{SEPARATOR}{group}", {})[queue_id] = offset
-        self._changed = True
+        key = f"{topic}{SEPARATOR}{group}"
+        self._table.setdefault(key, {})[queue_id] = offset
+        self._changed.add(key)
+        self._is_saved = False
 
     def topics_of(self, group: str) -> list[str]:
         """Topics of which a group has offsets."""
@@ -49,31 +60,39 @@ class ConsumerOffsets:
     def remove_topic(self, topic: str) -> None:
         """Forget a topic's offsets."""
         for group in self.groups_of(topic):
-            self._table.pop(f"{topic}{SEPARATOR}{group}")
-            self._changed = True
+            self._remove(f"{topic}{SEPARATOR}{group}")
 
     def remove_group(self, group: str) -> None:
         """Forget a group's offsets."""
         for topic in self.topics_of(group):
-            self._table.pop(f"{topic}{SEPARATOR}{group}")
-            self._changed = True
+            self._remove(f"{topic}{SEPARATOR}{group}")
 
     def to_json(self) -> dict[str, Any]:
-        """The table as consumerOffset.json and GET_ALL_CONSUMER_OFFSET have it."""
-        return {
-            **self._extra,
-            "offsetTable": {
-                key: {str(queue_id): offset for queue_id, offset in offsets.items()}
-                for key, offsets in self._table.items()
-            },
-        }
+        """The table as consumerOffset.json and GET_ALL_CONSUMER_OFFSET have it; offsets as JSON already."""
+        for key in self._changed:
+            self._json[key] = msgspec.Raw(fastjson.dumps(self._table[key]))
+        self._changed.clear()
+        return {**self._extra, "offsetTable": dict(self._json)}
 
     def save_if_changed(self) -> None:
-        """Have the table written in the background, if it changed since the last time."""
-        if self._changed:
-            self._changed = False
+        """Have the table written in the background, if it changed since the last time or could not be written."""
+        if not self._is_saved:
             self._saved.save()
 
     def save_now(self) -> None:
         """Write the table and wait for it."""
         self._saved.save_now()
+
+    def _remove(self, key: str) -> None:
+        del self._table[key]
+        self._json.pop(key, None)
+        self._changed.discard(key)
+        self._is_saved = False
+
+    def _snapshot(self) -> tuple[Table, Written]:
+        def written(failure: OSError | None) -> None:
+            self._is_saved = self._is_saved and failure is None
+
+        table = self.to_json()
+        self._is_saved = True
+        return table, written

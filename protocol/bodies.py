@@ -294,9 +294,9 @@ class ChangedMessages(msgspec.Struct, rename="camel", gc=False):
 
 
 class TopicConfig(msgspec.Struct, rename="camel", gc=False):
-    """A topic as a broker declares it. `attributes` are 5.x's."""
+    """A topic as a broker declares it. `attributes` are 5.x's. In a table its key is its name, whatever it says."""
 
-    topic_name: str
+    topic_name: str = ""
     read_queue_nums: Int32 = 16
     write_queue_nums: Int32 = 16
     perm: Int32 = 6

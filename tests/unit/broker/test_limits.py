@@ -13,15 +13,26 @@ from broker.config import BrokerConfig, load
 from broker.errors import ConfigError
 from broker.limits import _PROPERTIES, MAX_EXPRESSION_LENGTH
 from protocol import fastjson
-from protocol.bodies import MAX_REQUEST_BYTES, ConsumerData, HeartbeatData, ProducerData
+from protocol.bodies import MAX_REQUEST_BYTES, ConsumerData, HeartbeatData, ProducerData, TopicConfig
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import ConsumerGroup, UnregisterClient
+from protocol.headers import (
+    ConsumerGroup,
+    ConsumerSendMsgBack,
+    DeleteSubscriptionGroup,
+    KVEntry,
+    KVKey,
+    Topic,
+    UnregisterClient,
+    UpdateConsumerOffset,
+)
 from protocol.properties import java_hash
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, turns
 from tests.support.wire import pull, request, send
 from tests.unit.broker.test_clients import heartbeat, notices, subscription
+from tests.unit.broker.test_nameserver import registration
+from tests.unit.broker.test_topics import create
 
 
 def producers(client_id: str, *groups: str) -> Command:
@@ -247,6 +258,168 @@ async def test_a_subscription_is_hashed_once_for_all_its_pulls(peer: Peer, hashe
     answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("consumers")))
     table = json.loads(bytes(answer.body))["subscriptionTable"]["T"]
     assert (len(table["tagsSet"]), len(table["codeSet"])) == (300, 300)
+
+
+# --- topics, groups, offsets
+
+
+async def test_there_are_so_many_topics(broker: UnboundBroker, peer: Peer) -> None:
+    """Those that there are go on; a send that would make another is told that there is none."""
+    assert (await peer.ask(send("T"))).code == 0
+    await change(peer, maxTopics=len(broker.topics.table))
+    what = f"maxTopics={len(broker.topics.table)}: delete some, or raise that setting"
+    await refused(peer, send("U"), ResponseCode.TOPIC_NOT_EXIST, what)
+    await refused(peer, create("U"), ResponseCode.SYSTEM_ERROR, what)
+    await refused(peer, heartbeat("c", "g"), ResponseCode.SYSTEM_ERROR, what)
+    assert not {"U", "%RETRY%g"} & set(broker.topics.table)
+    assert (await peer.ask(send("T"))).code == 0
+    assert (await peer.ask(create("T", 5, 5))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == 0
+    assert (await peer.ask(send("U"))).code == 0
+
+
+async def test_topics_that_there_are_are_taken_whatever_the_limit(tmp_path: Path) -> None:
+    async with running(tmp_path) as broker:
+        assert (await broker.connect().ask(create("T", 100, 100))).code == 0
+    async with running(tmp_path, "maxTopics=1", "maxQueuesPerTopic=1", "maxQueues=1") as broker:
+        peer = broker.connect()
+        assert (await peer.ask(send("T", queue_id=99))).code == 0
+        assert (await peer.ask(create("T", 50, 50))).code == 0
+        await refused(peer, create("T", 51, 1), ResponseCode.SYSTEM_ERROR, "maxQueuesPerTopic=1")
+
+
+async def test_a_topic_and_all_topics_have_so_many_queues(broker: UnboundBroker, peer: Peer) -> None:
+    await change(peer, maxQueuesPerTopic=10)
+    await refused(peer, create("T", 1, 11), ResponseCode.SYSTEM_ERROR, "11 queues, and maxQueuesPerTopic=10")
+    await refused(peer, create("T", 11, 1), ResponseCode.SYSTEM_ERROR, "11 queues, and maxQueuesPerTopic=10")
+    assert (await peer.ask(create("T", 10, 3))).code == 0
+    queues = broker.topics._queues
+    assert queues == sum(topic.queue_limit for topic in broker.topics.table.values())
+    await change(peer, maxQueues=queues)
+    await refused(peer, create("U", 1, 1), ResponseCode.SYSTEM_ERROR, f"{queues} there are, and maxQueues={queues}")
+    await refused(peer, send("U"), ResponseCode.TOPIC_NOT_EXIST, f"maxQueues={queues}")
+    assert (await peer.ask(create("T", 8, 8))).code == 0
+    assert (await peer.ask(create("U", 2, 1))).code == 0
+    await refused(peer, create("T", 9, 8), ResponseCode.SYSTEM_ERROR, "maxQueues=")
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == 0
+    assert broker.topics._queues == queues - 8
+
+
+async def test_a_send_makes_its_topic_with_no_more_queues_than_a_topic_may_have(
+    broker: UnboundBroker, peer: Peer
+) -> None:
+    await change(peer, maxQueuesPerTopic=2)
+    assert (await peer.ask(send("T", default_queues=4))).code == 0
+    assert broker.topics.table["T"].queue_limit == 2
+
+
+async def test_a_topic_has_so_many_attributes(broker: UnboundBroker, peer: Peer) -> None:
+    many = ",".join(f"+a{number}=b" for number in range(100))
+    assert (await peer.ask(create("T", attributes=many))).code == 0
+    await refused(peer, create("T", attributes="+more=b"), ResponseCode.SYSTEM_ERROR, "101 attributes")
+    assert (await peer.ask(create("T", attributes="-a1,+more=b"))).code == 0
+    await refused(peer, create("T", attributes="+long=" + "x" * 40_000), ResponseCode.SYSTEM_ERROR, "characters")
+    assert len(broker.topics.table["T"].config.attributes or {}) == 100
+
+
+async def test_there_are_so_many_consumer_groups(broker: UnboundBroker, peer: Peer) -> None:
+    assert (await peer.ask(send("T"))).code == 0
+    assert (await peer.ask(pull("T", group="g"))).code == 0
+    await change(peer, maxSubscriptionGroups=len(broker.groups.table))
+    what = f"maxSubscriptionGroups={len(broker.groups.table)}: delete some"
+    for command in (
+        pull("T", group="h"),
+        heartbeat("c", "h"),
+        request(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffset("h", "T", 0, 1)),
+        request(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack(0, "h", 0)),
+    ):
+        await refused(peer, command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
+    body = b'{"groupName":"h"}'
+    create_group = request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    await refused(peer, create_group, ResponseCode.SYSTEM_ERROR, what)
+    assert "h" not in broker.groups.table
+    assert not broker.clients.consumers
+    assert (await peer.ask(pull("T", group="g"))).code == 0
+    assert (await peer.ask(request(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteSubscriptionGroup("g")))).code == 0
+    assert (await peer.ask(pull("T", group="h"))).code == 0
+
+
+async def test_saving_a_table_costs_what_changed_in_it(broker: UnboundBroker, peer: Peer) -> None:
+    """The JSON of everything else is at hand: thousands of topics must not be made into JSON for each new one."""
+    for number in range(20):
+        assert (await peer.ask(send(f"T{number}"))).code == 0
+        await peer.ask(pull(f"T{number}", 1, group=f"g{number}", sys_flag=5, commit_offset=1))
+    tables = {
+        "topicConfigTable": broker.topics.to_json,
+        "subscriptionGroupTable": broker.groups.to_json,
+        "offsetTable": broker.offsets.to_json,
+    }
+    before = {name: table()[name] for name, table in tables.items()}
+    assert (await peer.ask(create("T3", 7, 7))).code == 0
+    body = b'{"groupName":"g3","retryMaxTimes":3}'
+    assert (await peer.ask(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body))).code == 0
+    broker.offsets.commit("g3", "T3", 0, 9)
+    changed = {
+        name: [key for key, value in table()[name].items() if value is not before[name][key]]
+        for name, table in tables.items()
+    }
+    assert changed == {"topicConfigTable": ["T3"], "subscriptionGroupTable": ["g3"], "offsetTable": ["T3@g3"]}
+    assert json.loads(fastjson.dumps(broker.offsets.to_json()))["offsetTable"]["T3@g3"] == {"0": 9}
+
+
+# --- the name server
+
+
+def put(namespace: str, key: str, value: str) -> Command:
+    return request(RequestCode.PUT_KV_CONFIG, KVEntry(namespace, key, value))
+
+
+async def test_the_name_server_keeps_so_many_values(tmp_path: Path) -> None:
+    async with running(tmp_path, "maxKVConfigEntries=3", "maxKVConfigBytes=100") as broker:
+        peer = broker.connect()
+        for number in range(3):
+            assert (await peer.ask(put(f"n{number % 2}", f"k{number}", "v"))).code == 0
+        await refused(peer, put("n0", "more", "v"), ResponseCode.SYSTEM_ERROR, "maxKVConfigEntries=3: delete some")
+        await refused(peer, put("n0", "k0", "x" * 100), ResponseCode.SYSTEM_ERROR, "maxKVConfigBytes=100: delete some")
+        assert (await peer.ask(put("n0", "k0", "x" * 80))).code == 0
+        await refused(peer, put("n0", "k2", "vvvvvvvvv"), ResponseCode.SYSTEM_ERROR, "maxKVConfigBytes=100")
+        assert (await peer.ask(put("n0", "k0", "x" * 10))).code == 0
+        assert (await peer.ask(request(RequestCode.DELETE_KV_CONFIG, KVKey("n1", "k1")))).code == 0
+        assert (await peer.ask(put("n9", "more", "v"))).code == 0
+        nameserver = broker.nameserver
+        assert set(nameserver._kv) == {"n0", "n9"}
+        assert (nameserver._kv_count, nameserver._kv_size) == (3, 2 + 2 + 10 + 2 + 2 + 1 + 2 + 4 + 1)
+    async with running(tmp_path, "maxKVConfigEntries=1", "maxKVConfigBytes=1") as broker:
+        peer = broker.connect()
+        assert (await peer.ask(request(RequestCode.GET_KV_CONFIG, KVKey("n9", "more")))).ext == {"value": "v"}
+        assert (broker.nameserver._kv_count, broker.nameserver._kv_size) == (3, 26)
+        assert (await peer.ask(put("n9", "more", "w"))).code == 0, "what is there may change, if it does not grow"
+
+
+async def test_brokers_register_so_much(broker: UnboundBroker, peer: Peer) -> None:
+    topics = [TopicConfig(f"T{number}") for number in range(1000)]
+    size = len(registration(topics=topics).body)
+    await change(peer, maxRegistrationBytes=2 * (size + 1200))
+    others = [broker.connect() for _ in range(3)]
+    for number, other in enumerate(others[:2]):
+        assert (await other.ask(registration(f"b{number}", topics=topics))).code == 0
+        assert (await other.ask(registration(f"b{number}", topics=topics))).code == 0
+    await refused(others[2], registration("b2"), ResponseCode.SYSTEM_ERROR, "maxRegistrationBytes=")
+    assert (await others[0].ask(registration("b0", topics=topics[:500]))).code == 0
+    assert (await others[2].ask(registration("b2", topics=topics[:300]))).code == 0
+    for other in others:
+        other.transport.abort()
+    await turns()
+    assert broker.nameserver._registered == 0
+    assert not any(broker.nameserver._of_connection.values())
+
+
+async def test_thousands_of_registrations_without_topics_are_bounded_too(broker: UnboundBroker, peer: Peer) -> None:
+    await change(peer, maxRegistrationBytes=100_000)
+    answers = await peer.ask_all([registration(f"b{number}") for number in range(200)])
+    taken = [answer.code for answer in answers].count(0)
+    assert 50 < taken < 100
+    assert len(broker.nameserver._brokers) == taken
 
 
 # --- settings
