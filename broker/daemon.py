@@ -251,7 +251,9 @@ class Broker:
         )
         sources = Sources(config, store, stats, levels, timers, flusher, self._pulls.polls, real_clock)
         staging = Staging(store, topics.table, levels, timers)
-        send = SendHandlers(config, store, topics, groups, levels, timers, staging, flusher, router, self._read_apart)
+        send = SendHandlers(
+            config, store, topics, groups, levels, timers, staging, flusher, router, self._read_apart, limits
+        )
         send_back = SendBackHandlers(config, store, topics, groups, staging, router)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock)
         pending = Pending(store, timers, levels, clock)

@@ -23,6 +23,7 @@ _PROPERTIES: Final = {
     "maxHeartbeatEntries": "heartbeat_entries",
     "maxSubscriptionsPerGroup": "subscriptions",
     "maxTagsPerSubscription": "tags",
+    "maxBatchMessages": "batch_messages",
     "maxQueueLocks": "queue_locks",
     "maxSubscriptionGroups": "groups",
     "maxTopics": "topics",
@@ -41,6 +42,7 @@ class Limits:
     heartbeat_entries: int
     subscriptions: int
     tags: int
+    batch_messages: int
     queue_locks: int
     groups: int
     topics: int

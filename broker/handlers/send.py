@@ -27,6 +27,7 @@ from broker.handlers.staging import (
     level_of,
     replace_key_of,
 )
+from broker.limits import Limits
 from broker.retries import dead_letters, retry_limit
 from broker.router import Answer, Router
 from broker.topics import (
@@ -80,7 +81,9 @@ class SendHandlers:
         flusher: Flusher,
         router: Router,
         read_apart: ReadApart,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._appender = store.appender
         self._topics = topics
         self._table = topics.table
@@ -447,7 +450,14 @@ class SendHandlers:
             queue_id = random.randrange(topic.config.write_queue_nums)
         if len(request.body) > self._max_body_size:
             raise RecordTooLarge("a batch", len(request.body), self._max_body_size)
-        parts = [(flag, body, self._part_properties(text)) for flag, body, text in batch.decode(request.body)]
+        most = self._limits.batch_messages
+        decoded = batch.decode(request.body, most + 1)
+        if len(decoded) > most:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the batch has more messages than maxBatchMessages={most}: send several, or raise that setting",
+            )
+        parts = [(flag, body, self._part_properties(text)) for flag, body, text in decoded]
         if not parts:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch has no messages")
         for _, body, property_bytes in parts:

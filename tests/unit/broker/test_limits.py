@@ -12,7 +12,7 @@ from broker import clients as clients_module
 from broker.config import BrokerConfig, load
 from broker.errors import ConfigError
 from broker.limits import _PROPERTIES, MAX_EXPRESSION_LENGTH
-from protocol import fastjson
+from protocol import batch, fastjson
 from protocol.bodies import MAX_REQUEST_BYTES, ConsumerData, HeartbeatData, ProducerData, TopicConfig
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
@@ -258,6 +258,19 @@ async def test_a_subscription_is_hashed_once_for_all_its_pulls(peer: Peer, hashe
     answer = await peer.ask(request(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("consumers")))
     table = json.loads(bytes(answer.body))["subscriptionTable"]["T"]
     assert (len(table["tagsSet"]), len(table["codeSet"])) == (300, 300)
+
+
+# --- batches
+
+
+async def test_a_batch_has_so_many_messages(broker: UnboundBroker, peer: Peer) -> None:
+    """Those of one that has more are not even counted."""
+    await change(peer, maxBatchMessages=3)
+    for count, code in ((4, ResponseCode.MESSAGE_ILLEGAL), (100_000, ResponseCode.MESSAGE_ILLEGAL), (3, 0)):
+        answer = await peer.ask(send("T", batch.encode([(0, b"x", "")] * count), batch=True))
+        assert answer.code == code
+        assert code == 0 or "maxBatchMessages=3: send several" in (answer.remark or "")
+    assert broker.store.queue("T", 0).next_offset == 3  # type: ignore[union-attr]
 
 
 # --- topics, groups, offsets
