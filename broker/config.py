@@ -287,6 +287,13 @@ class BrokerConfig:
         "loses the connection",
         limits=(32 * _MIB, 1 << 40),
     )
+    max_waiting_request_bytes: int = _setting(
+        "maxWaitingRequestBytes",
+        256 * _MIB,
+        "duemq's own: what may be held of requests and answers that wait for the disk, such as pulls of old messages; "
+        "beyond it connections are not read on",
+        limits=(8 * _MIB, 1 << 40),
+    )
     max_unread_response_bytes: int = _setting(
         "maxUnreadResponseBytes",
         512 * _MIB,

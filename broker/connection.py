@@ -160,6 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         "_budget",
         "_handler",
         "_held",
+        "_is_held_back",
         "_is_queued",
         "_large",
         "_loop",
@@ -178,6 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         "last_codec",
         "last_read",
         "peer",
+        "under_way",
     )
 
     def __init__(
@@ -206,6 +208,9 @@ class Connection(asyncio.BufferedProtocol):
         """How many frames of the backlog are handled."""
         self._is_queued = False
         """Whether the backlog waits for its turn."""
+        self._is_held_back = False
+        self.under_way = 0
+        """Bytes of requests that are begun and not answered yet; see `admission`."""
         self._paused = False
         self._pending: PendingRequests[ResponseHandler] | None = None
         self.peer = ""
@@ -266,8 +271,7 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """See asyncio."""
         self._paused = True
-        self._output_held = self.buffered
-        self._output.used += self._output_held
+        self._note_output()
 
     def resume_writing(self) -> None:
         """See asyncio."""
@@ -297,7 +301,12 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def takes_answers(self) -> bool:
         """Whether it makes sense to handle a request of the client now."""
-        return not self._paused and self._transport is not None and not self._transport.is_closing()
+        return (
+            not self._paused
+            and not self._is_held_back
+            and self._transport is not None
+            and not self._transport.is_closing()
+        )
 
     @property
     def buffered(self) -> int:
@@ -308,11 +317,12 @@ class Connection(asyncio.BufferedProtocol):
         """Send bytes of whole frames."""
         if self._transport is not None:
             self._transport.write(data)
+            if self._paused:
+                self._note_output()
 
     def write_many(self, frames: list[bytes]) -> None:
         """Send frames."""
-        if self._transport is not None:
-            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        self.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def notify(self, command: Command) -> None:
         """Send a one-way request to the client. A client that does not read is not told."""
@@ -385,6 +395,15 @@ class Connection(asyncio.BufferedProtocol):
         self._steer()
         return False
 
+    def hold_back(self) -> None:
+        """See `admission.Guest`."""
+        self._is_held_back = True
+
+    def go_on(self) -> None:
+        """See `admission.Guest`."""
+        self._is_held_back = False
+        self._queue_backlog()
+
     def read_on(self) -> None:
         """It is this connection's turn to read on."""
         self._waits_to_read = False
@@ -412,7 +431,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _queue_backlog(self) -> None:
         """Let the backlog, if there is one, wait for its turn."""
-        if self._backlog and not self._paused and not self._is_queued:
+        if self._backlog and not self._paused and not self._is_held_back and not self._is_queued:
             self._is_queued = True
             self._turns.add(self, is_little=len(self._backlog) - self._position <= FEW_REQUESTS)
 
@@ -437,6 +456,12 @@ class Connection(asyncio.BufferedProtocol):
         """Free the unfinished frame now: the transport and we refer to each other until the garbage collector runs."""
         self._reader.close()
         self._hold(0)
+
+    def _note_output(self) -> None:
+        """Account for responses that the client does not read."""
+        held = self.buffered
+        self._output.used += held - self._output_held
+        self._output_held = held
 
     def _release_output(self) -> None:
         self._output.used -= self._output_held

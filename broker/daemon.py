@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from broker.admission import Admission
 from broker.clients import Clients
 from broker.config import BrokerConfig, Origin, parse_addresses
 from broker.connection import Connection, InputBudget, OutputBudget
@@ -232,7 +233,14 @@ class Broker:
         self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
         locks = QueueLocks(real_clock, limits)
         stats = Stats(store.appender, real_clock)
-        self.router = router = Router(store.appender, flusher, stats, real_clock, sync_flush=config.sync_flush)
+        self.router = router = Router(
+            store.appender,
+            flusher,
+            stats,
+            real_clock,
+            Admission(loop, config.max_waiting_request_bytes),
+            sync_flush=config.sync_flush,
+        )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(config.max_unread_response_bytes)
         self._loop = loop

@@ -62,9 +62,12 @@ class SavedTable:
 
     async def saved(self) -> None:
         """Save the table as it is now or later, and wait until that is durable. Raises OSError."""
-        error = await asyncio.shield(self.save())
-        if error is not None:
-            raise OSError(error.errno, error.strerror or str(error), error.filename)
+        await _succeeded(self.save())
+
+    async def written(self) -> None:
+        """Wait for the write that runs, if one does. Raises OSError."""
+        if self._running is not None:
+            await _succeeded(self._running)
 
     def save_now(self) -> None:
         """Save and wait for it, without the event loop: for the begin and the end of the broker. Raises OSError."""
@@ -108,3 +111,9 @@ class SavedTable:
     def _failed(self, error: BaseException) -> OSError:
         log.error("table_not_saved", file=self._file.path, reason=str(error))
         return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+
+
+async def _succeeded(outcome: Outcome) -> None:
+    error = await asyncio.shield(outcome)
+    if error is not None:
+        raise OSError(error.errno, error.strerror or str(error), error.filename)

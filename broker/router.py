@@ -3,7 +3,7 @@
 A handler is a plain function from connection and request to answer, called for every frame that one read brought in;
 the answers of a read are written in one go. Its answer is a `Command`, or the bytes of a ready frame on the hot path,
 or None: then it has kept the request and answers later with `Router.answer`, or the request wants no answer. A handler
-that has to wait is a coroutine function, and costs a task.
+that has to wait is a coroutine function, and costs a task; how much of that there is is bounded (see `admission`).
 
 Sends are staged by their handler (see `storage.append`) and written here, once for each run of sends in a read. Their
 answers go out after that; with SYNC_FLUSH, after the disk has them.
@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
+from broker.admission import OWN_BYTES, Admission, NotNow
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.flusher import Flusher
@@ -78,8 +79,18 @@ class Clients(Protocol):
 class Router:
     """Handles the frames of all connections."""
 
-    def __init__(self, appender: Appender, flusher: Flusher, stats: Stats, clock: Clock, *, sync_flush: bool) -> None:
+    def __init__(
+        self,
+        appender: Appender,
+        flusher: Flusher,
+        stats: Stats,
+        clock: Clock,
+        admission: Admission,
+        *,
+        sync_flush: bool,
+    ) -> None:
         self._clock = clock
+        self._admission = admission
         self._appender = appender
         self._stats = stats
         self._flusher = flusher
@@ -122,6 +133,7 @@ class Router:
     def connection_lost(self, connection: Connection) -> None:
         """A client is gone."""
         self.connections.discard(connection)
+        self._admission.lost(connection)
         for clients in self._clients:
             clients.connection_lost(connection)
 
@@ -159,7 +171,11 @@ class Router:
                 self._commit(connection, number - run_frames, answers, run_answers)
                 run_frames = -1
             if request is not None and route is not None:
-                answer = self._call(connection, route, request)
+                try:
+                    answer = self._call(connection, route, request)
+                except NotNow:
+                    end = number
+                    break
             if answer is not None:
                 answers.append(answer)
                 if len(answer) > _SMALL_ANSWER and run_frames < 0:
@@ -182,7 +198,7 @@ class Router:
         return end
 
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
-        """Let a request be handled; gives the frame of the answer, if it is there already."""
+        """Let a request be handled; gives the frame of the answer, if it is there already. Raises NotNow."""
         if route.is_async:
             self.spawn(connection, request, route.handler(connection, request))  # type: ignore[arg-type]
             return None
@@ -191,6 +207,8 @@ class Router:
             if answer is None or type(answer) is bytes:
                 return answer
             return self.encode(request, answer)  # type: ignore[arg-type]
+        except NotNow:
+            raise
         except Exception as error:  # whatever a request does, the connection and the others go on
             return self.encode(request, self._failed(connection, request, error))
 
@@ -298,18 +316,38 @@ class Router:
 
     # --- tasks
 
-    def spawn(self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer]) -> None:
-        """Answer a request with what a coroutine gives."""
+    def spawn(
+        self,
+        connection: Connection,
+        request: Request[Any],
+        work: Coroutine[Any, Any, Answer],
+        *,
+        size: int = 0,
+        at_once: bool = False,
+    ) -> None:
+        """Answer a request with what a coroutine gives. `size`: about how many bytes the answer has, where these are
+        many. Raises NotNow where too much is under way, and the handler must not have done anything yet; unless
+        `at_once`."""
+        size += OWN_BYTES + len(request.body)
+        try:
+            self._admission.begin(connection, size, at_once=at_once)
+        except NotNow:
+            work.close()
+            raise
         request.body = bytes(request.body)
-        task = asyncio.get_running_loop().create_task(self._run(connection, request, work))
+        task = asyncio.get_running_loop().create_task(self._run(connection, request, work, size))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer]) -> None:
+    async def _run(
+        self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer], size: int
+    ) -> None:
         try:
             self.answer(connection, request, await work)
         except Exception as error:
             self.fail(connection, request, error)
+        finally:
+            self._admission.end(connection, size)
 
     async def finish(self, timeout: float) -> None:
         """Wait for requests that are being handled."""

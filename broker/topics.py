@@ -166,7 +166,9 @@ class Topics:
         self._file = file
         self._saved = SavedTable(persister, file, self._snapshot)
         self._unsaved: list[Topic] = []
-        """Topics that no write of the table has begun with yet."""
+        """Topics that no write of the table has begun with yet..."""
+        self._in_write: set[Topic] = set()
+        """...and those that the one which runs is the first to have."""
         self._extra: Fields = {}
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
@@ -300,6 +302,11 @@ class Topics:
         """Make the table durable. Raises OSError."""
         await self._saved.saved()
 
+    async def saved(self, topic: Topic) -> None:
+        """Wait until a topic is durable: by the write that runs, if it is in that. Raises OSError."""
+        if not topic.is_saved:
+            await (self._saved.written() if topic in self._in_write else self._saved.saved())
+
     def save_later(self) -> None:
         """Make the table durable in the background."""
         self._saved.save()
@@ -362,8 +369,10 @@ class Topics:
     def _snapshot(self) -> tuple[Table, Written]:
         """The table for a write, and what lets topics take messages when it is durable: those that it has."""
         unsaved, self._unsaved = self._unsaved, []
+        self._in_write.update(unsaved)
 
         def written(failure: OSError | None) -> None:
+            self._in_write.difference_update(unsaved)
             if failure is not None:
                 self._unsaved += unsaved
                 return

@@ -198,9 +198,11 @@ class PullHandlers:
             return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
         return code
 
-    def _answer(self, connection: Connection, request: Request[PullMessage], found: Pulled) -> Answer:
+    def _answer(
+        self, connection: Connection, request: Request[PullMessage], found: Pulled, *, at_once: bool = False
+    ) -> Answer:
+        """The answer; later, where the messages have to be read from the disk. Raises NotNow, unless `at_once`."""
         code = self._code(request.header, found)
-        self._stats.pulled(request.header, found)
         if found.status is not PullStatus.FOUND:
             if code == ResponseCode.PULL_OFFSET_MOVED:
                 log.info(
@@ -211,12 +213,13 @@ class PullHandlers:
                     offset=request.header.queue_offset,
                     moved_to=found.next_offset,
                 )
+            self._stats.pulled(request.header, found)
             return self._encode(request, found, code, b"")
         body = self._store.read(found.ranges)
         if body is None:
-            self._router.spawn(connection, request, self._answer_cold(request, found))
-            return None
-        return self._encode(request, found, code, body)
+            self._router.spawn(connection, request, self._answer_cold(request, found), size=found.size, at_once=at_once)
+        self._stats.pulled(request.header, found)
+        return self._encode(request, found, code, body) if body is not None else None
 
     async def _answer_cold(self, request: Request[PullMessage], found: Pulled) -> Answer:
         """Read what is not in the page cache, in a thread."""
@@ -266,7 +269,8 @@ class PullHandlers:
             return False
         if self._code(header, found) == ResponseCode.PULL_NOT_FOUND:
             return False
-        self._router.answer(held.connection, held.request, self._answer(held.connection, held.request, found))
+        answer = self._answer(held.connection, held.request, found, at_once=True)
+        self._router.answer(held.connection, held.request, answer)
         return True
 
     def _expire_held(self, held: HeldPull) -> None:
@@ -277,7 +281,8 @@ class PullHandlers:
             found.status = PullStatus.NO_MATCHED_MESSAGE
         elif found.status is PullStatus.FOUND and held.connection.is_stalled:
             found = Pulled(PullStatus.OFFSET_FOUND_NULL, held.offset, found.min_offset, found.max_offset)
-        self._router.answer(held.connection, held.request, self._answer(held.connection, held.request, found))
+        answer = self._answer(held.connection, held.request, found, at_once=True)
+        self._router.answer(held.connection, held.request, answer)
 
 
 def _check_expression_type(expression_type: str | None) -> None:

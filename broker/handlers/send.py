@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import struct
-from typing import Final
+from typing import Final, Protocol
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
@@ -64,6 +64,21 @@ _find_timer: Final = re.compile(
     "TIMER_DEL(?<![^\x02]TIMER_DEL)(IVER_MS|AY_MS|AY_SEC)\x01([0-9]{1,13})(?:\x02|\\Z)"
 ).search
 """Finds one of the properties that ask for a time. The letters before the lookbehind are what makes it quick."""
+
+
+class _NotSaved(Exception):
+    """A message cannot be taken before its topic is durable. Attribute: `topic`."""
+
+    def __init__(self, topic: Topic) -> None:
+        super().__init__(topic.name)
+        self.topic = topic
+
+
+class Stage(Protocol):
+    """Stages the messages of a request."""
+
+    def __call__(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
+        """The answer, or None where that comes later. `at_once`: see `Router.spawn`. Raises _NotSaved."""
 
 
 class SendHandlers:
@@ -255,11 +270,37 @@ class SendHandlers:
     # --- what is special about a message or a topic
 
     def _send_special(self, connection: Connection, request: Request[SendMessage]) -> Answer:
+        return self._stage_or_wait(connection, request, self._stage_special)
+
+    def _stage_or_wait(self, connection: Connection, request: Request[SendMessage], stage: Stage) -> Answer:
+        """Stage messages, now or when their topic is durable: an acknowledged message must not lose its topic."""
+        try:
+            return stage(connection, request, at_once=False)
+        except _NotSaved as error:
+            self._router.spawn(connection, request, self._stage_when_saved(connection, request, stage, error.topic))
+            return None
+
+    async def _stage_when_saved(
+        self, connection: Connection, request: Request[SendMessage], stage: Stage, topic: Topic
+    ) -> Answer:
+        while True:
+            await self._topics.saved(topic)
+            try:
+                answer = stage(connection, request, at_once=True)
+                break
+            except _NotSaved as error:
+                topic = error.topic
+            except BaseException:
+                self._appender.roll_back()
+                raise
+        self._appender.commit()
+        return self._router.answer_when_flushed(connection, request, answer)
+
+    def _stage_special(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
         header = request.header
         if header.batch:
-            return self._stage_batch(connection, request)
-        if self._prepare(connection, request) is None:
-            return None
+            return self._stage_batch(connection, request, at_once=at_once)
+        self._prepare(request)
         text = header.properties or ""
         self._refuse_transactions(header, text)
         topic_name, queue_id = header.topic, header.queue_id
@@ -271,7 +312,7 @@ class SendHandlers:
             work = self._replacements.send(
                 topic_name, key, len(request.body), lambda: self._send_instead(connection, request, key)
             )
-            self._router.spawn(connection, request, work)
+            self._router.spawn(connection, request, work, at_once=at_once)
             return None
         if "TIMER_" in text and (level > 0 or is_retry):
             # The level counts; and what a retry has of a timer is left of the message's first delivery.
@@ -281,8 +322,7 @@ class SendHandlers:
             if reconsume_times >= retry_limit(self._groups, group, request.version, header.max_reconsume_times):
                 dead = dead_letters(self._topics, group)
                 if not dead.is_saved:
-                    self._later(connection, request)
-                    return None
+                    raise _NotSaved(dead)
                 topic_name, queue_id, level = dead.name, 0, 0
                 text = properties.without(text, properties.DELAY)
         topic = self._table[topic_name]
@@ -311,6 +351,10 @@ class SendHandlers:
         """Take a message that replaces those that wait for its topic and key. Nothing is staged before."""
         try:
             answer = self._stage_instead(connection, request, key)
+        except _NotSaved as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the topic {error.topic.name} was deleted meanwhile: send again"
+            ) from None
         except BaseException:
             self._appender.roll_back()
             raise
@@ -318,9 +362,7 @@ class SendHandlers:
 
     def _stage_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Answer:
         header = request.header
-        topic = self._prepare(connection, request)
-        if topic is None:
-            return None
+        topic = self._prepare(request)
         text = header.properties or ""
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.config.write_queue_nums)
         queue, level = topic.queue(queue_id), level_of(text)
@@ -363,8 +405,8 @@ class SendHandlers:
         self._timers.changes.replace(topic.name, key, unique_key, deliver_ms or now_ms, stage)
         return answers[0]
 
-    def _prepare(self, connection: Connection, request: Request[SendMessage]) -> Topic | None:
-        """The topic of a send, checked; None where the request has to wait for the topic to be made. Raises Refused."""
+    def _prepare(self, request: Request[SendMessage]) -> Topic:
+        """The topic of a send, checked, and made if it is not there. Raises Refused, and _NotSaved."""
         header = request.header
         if self._flusher.is_full:
             raise Refused(
@@ -377,8 +419,7 @@ class SendHandlers:
             check_name(header.topic)
             topic = self._create(header)
         if not topic.is_saved:
-            self._later(connection, request)
-            return None
+            raise _NotSaved(topic)
         check_sendable(header.topic)
         if not topic.config.perm & PERM_WRITE or not self._config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] sending message is forbidden")
@@ -406,21 +447,6 @@ class SendHandlers:
             )
         return topic
 
-    def _later(self, connection: Connection, request: Request[SendMessage]) -> None:
-        """Handle a send again when its topic is durable: an acknowledged message must not lose its topic."""
-        self._router.spawn(connection, request, self._send_when_saved(connection, request))
-
-    async def _send_when_saved(self, connection: Connection, request: Request[SendMessage]) -> Answer:
-        await self._topics.save()
-        is_batch = request.header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE
-        try:
-            answer = self._stage_batch(connection, request) if is_batch else self._send_special(connection, request)
-        except BaseException:
-            self._appender.roll_back()
-            raise
-        self._appender.commit()
-        return self._router.answer_when_flushed(connection, request, answer)
-
     def _refuse_transactions(self, header: SendMessage, text: str) -> None:
         """Refuse half messages, which this broker cannot hold back until they are committed."""
         transaction = properties.get(text, properties.TRAN_MSG)
@@ -434,12 +460,10 @@ class SendHandlers:
 
     def send_batch(self, connection: Connection, request: Request[SendMessage]) -> Answer:
         """Take the messages of a batch, all or none."""
-        return self._stage_batch(connection, request)
+        return self._stage_or_wait(connection, request, self._stage_batch)
 
-    def _stage_batch(self, connection: Connection, request: Request[SendMessage]) -> Answer:
-        topic = self._prepare(connection, request)
-        if topic is None:
-            return None
+    def _stage_batch(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
+        topic = self._prepare(request)
         header = request.header
         request_text = header.properties or ""
         if is_special(request_text) or topic.name.startswith(RETRY_PREFIX):

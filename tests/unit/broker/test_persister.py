@@ -101,7 +101,7 @@ async def test_each_who_waits_for_a_write_that_fails_has_an_error_of_its_own(tab
     assert len({id(error) for error in errors}) == 10
     for error in errors:
         assert isinstance(error, OSError)
-        assert (error.errno, len(traceback.extract_tb(error.__traceback__))) == (28, 1)
+        assert (error.errno, len(traceback.extract_tb(error.__traceback__))) == (28, 2)
 
 
 async def test_what_cannot_be_written_when_the_broker_stops_keeps_no_other_table_from_it(
