@@ -49,6 +49,7 @@ class MemberConfig:
     codec: Codec
     start: Start
     max_reconsume_times: int
+    max_ahead: int
     local_offsets: OffsetStore | None
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
     rhythm: Rhythm = field(default_factory=Rhythm)
@@ -223,6 +224,7 @@ class Member:
             clock=self._config.clock,
             progressed=self._progress.set,
             complaints=self._complaints,
+            max_ahead=self._config.max_ahead,
         )
         self._readers[queue] = reader, self._tasks.start(reader.run(), f"duemq reader {queue}")
 
