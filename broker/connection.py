@@ -25,7 +25,7 @@ from broker.turns import IsOver, Turns
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY
 from protocol.command import Command
-from protocol.errors import FrameError
+from protocol.errors import FrameError, LocalProtocolError
 from protocol.frame import JSON, Frame, FrameReader
 from protocol.message_id import pack_host
 from protocol.pending import PendingRequests
@@ -336,14 +336,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def request(self, command: Command, timeout: float, on_response: ResponseHandler) -> None:
         """Send a request to the client; `on_response` is called once, with None after `timeout` seconds, when the
-        connection is lost, and at once for a client that does not read or owes us too many responses."""
+        connection is lost, and at once for a client that does not read or owes us too many responses. Raises
+        LocalProtocolError for a request that does not fit into a frame."""
         if self._pending is None:
             self._pending = PendingRequests()
         if self._transport is None or self._paused or len(self._pending) >= MAX_REQUESTS:
             on_response(None)
             return
         command.opaque = self._pending.add(on_response, self._loop.time() + timeout)
-        self._transport.write(codec.encode(command, self.last_codec))
+        try:
+            data = codec.encode(command, self.last_codec)
+        except LocalProtocolError:
+            self._pending.take(command.opaque)
+            raise
+        self._transport.write(data)
         self._loop.call_later(timeout, self._expire)
 
     def take_response(self, command: Command) -> None:

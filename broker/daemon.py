@@ -252,7 +252,7 @@ class Broker:
                 parse_addresses(config.nameserver_addresses),
                 topics,
                 config.register_period_ms / 1000,
-                self._connect,
+                self._connect_to,
             )
         self._pulls = PullHandlers(
             config, store, topics, groups, clients, offsets, stats, router, self._output, loop, turns, limits
@@ -357,6 +357,10 @@ class Broker:
 
     def _connect(self) -> Connection:
         return Connection(self.router, self._loop, self._budget, self._output, self._turns)
+
+    async def _connect_to(self, address: tuple[str, int]) -> Connection:
+        _, connection = await self._loop.create_connection(self._connect, *address)
+        return connection
 
     def _register_now(self) -> asyncio.Future[None] | None:
         return self.registration.register_now() if self.registration is not None else None
