@@ -10,15 +10,13 @@ import asyncio
 from collections import deque
 from typing import Final, Protocol
 
+from broker.errors import NotNow
+
 OWN_BYTES: Final = 16 * 1024
 """What a request counts as, besides its body and its answer: a task, a stack, its header."""
 CONNECTION_BYTES: Final = 4 * 1024 * 1024
 """So much may be under way of one connection."""
 _ADMITTED_A_TURN: Final = 8
-
-
-class NotNow(Exception):
-    """A request cannot begin now. Its connection is held back, and hands it over again."""
 
 
 class Guest(Protocol):

@@ -21,9 +21,9 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from broker.admission import OWN_BYTES, Admission, NotNow
+from broker.admission import OWN_BYTES, Admission
 from broker.connection import Connection
-from broker.errors import Refused
+from broker.errors import NotNow, Refused
 from broker.flusher import Flusher
 from broker.stats import Stats
 from broker.turns import IsOver

@@ -36,6 +36,7 @@ class Stats:
         self._appender = appender
         self._clock = clock
         self.start_ms = clock.now_ms()
+        self._started = clock.monotonic()
         self.found = 0
         """Pulls that found messages."""
         self.missed = 0
@@ -56,6 +57,11 @@ class Stats:
         self._mornings = [(0, 0), (0, 0)]
         self._day = self.start_ms // _DAY_MS
         self.sample()
+
+    @property
+    def running_ms(self) -> int:
+        """How long the broker has been running."""
+        return int((self._clock.monotonic() - self._started) * 1000)
 
     def pulled(self, header: PullMessage, found: Pulled) -> None:
         """Count a pull."""
@@ -93,7 +99,7 @@ class Stats:
             self._groups_before.append((self._groups_since, self._by_group))
             self._by_group, self._groups_since = {}, now
         day = self._clock.now_ms() // _DAY_MS
-        if day != self._day:
+        if day > self._day:
             self._day = day
             self._mornings = [self._mornings[1], (self._appender.appended, self.transferred)]
 

@@ -95,7 +95,10 @@ class Member:
 
     def subscribe(self, topic: str, tags: str) -> None:
         """Read a topic. Raises ArgumentError."""
-        self._subscriptions[topic] = make_subscription(topic, tags, self._config.clock())
+        known = self._subscriptions.get(topic)
+        # Brokers take what is newer for the group: a clock that was set back must not make this older.
+        version = max(self._config.clock(), known.version + 1 if known is not None else 0)
+        self._subscriptions[topic] = make_subscription(topic, tags, version)
         self._allocated.discard(topic)
         self._announce = True
         self._change.set()

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
-from broker.errors import Refused
+from broker.errors import BrokerError, Refused
 from broker.flusher import Flusher
 from broker.groups import Groups
 from broker.handlers.replace import ReadApart, Replacements
@@ -66,7 +66,7 @@ _find_timer: Final = re.compile(
 """Finds one of the properties that ask for a time. The letters before the lookbehind are what makes it quick."""
 
 
-class _NotSaved(Exception):
+class _NotSaved(BrokerError):
     """A message cannot be taken before its topic is durable. Attribute: `topic`."""
 
     def __init__(self, topic: Topic) -> None:

@@ -10,8 +10,9 @@ from broker.topics import Topic
 from protocol import properties, timer_properties
 from protocol.codes import ResponseCode
 from protocol.command import Body
+from protocol.errors import TimerIllegal
 from protocol.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
-from protocol.timer_properties import TimerIllegal, deliver_time, out_ms
+from protocol.timer_properties import deliver_time, out_ms
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Refusal

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from broker.admission import CONNECTION_BYTES, OWN_BYTES, Admission, NotNow
+from broker.admission import CONNECTION_BYTES, OWN_BYTES, Admission
+from broker.errors import NotNow
 from protocol import codec
 from protocol.codes import RequestCode
 from protocol.headers import QueueOfTopic, Topic

@@ -82,6 +82,21 @@ def test_of_groups_that_read_no_more_nothing_is_kept(stats: Stats, clock: Manual
         assert kept <= 71
 
 
+def test_setting_the_wall_clock_changes_neither_the_uptime_nor_the_mornings(
+    stats: Stats, clock: ManualClock, appender: Appender
+) -> None:
+    appender.appended = 5
+    clock.advance(DAY_MS)
+    stats.sample()
+    assert stats.mornings() == ((0, 0), (5, 0))
+    for step_ms in (-DAY_MS, DAY_MS):
+        clock.set_wall(clock.now_ms() + step_ms)
+        appender.appended += 10
+        stats.sample()
+    assert stats.mornings() == ((0, 0), (5, 0))
+    assert stats.running_ms == DAY_MS
+
+
 def test_writes_are_counted_by_how_long_they_took(stats: Stats) -> None:
     for seconds in (0.0005, 0.001, 0.009, 0.010, 0.049, 9.999, 10.0, 1000.0):
         stats.wrote(seconds)

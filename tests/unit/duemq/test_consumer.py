@@ -115,6 +115,22 @@ async def test_a_message_knows_what_became_of_it(broker: FakeBroker) -> None:
     assert not broker.requests_of(BACK)
 
 
+async def test_a_changed_subscription_is_newer_though_the_clock_was_set_back(broker: FakeBroker) -> None:
+    times = iter([NOW_MS, NOW_MS - 3_600_000])
+    now = NOW_MS
+
+    def clock() -> int:
+        nonlocal now
+        now = next(times, now)
+        return now
+
+    consumer = make_consumer(broker, tags="a", _clock=clock)
+    (first,) = (each for each in consumer._member._subscriptions.values() if each.topic == "demo")
+    consumer.subscribe("demo", "b")
+    second = consumer._member._subscriptions["demo"]
+    assert (second.text, second.version > first.version) == ("b", True)
+
+
 # --- handlers -----------------------------------------------------------------------------------------------------
 
 
