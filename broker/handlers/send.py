@@ -481,7 +481,8 @@ class SendHandlers:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the batch has more messages than maxBatchMessages={most}: send several, or raise that setting",
             )
-        parts = [(flag, body, self._part_properties(text)) for flag, body, text in decoded]
+        common = self._common_properties(request_text)
+        parts = [(flag, body, _part_properties(text, common)) for flag, body, text in decoded]
         if not parts:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch has no messages")
         for _, body, property_bytes in parts:
@@ -508,15 +509,24 @@ class SendHandlers:
             return None
         return self._answer(",".join(message_ids), queue_id, offsets[0])
 
-    def _part_properties(self, text: str) -> bytes:
-        """The stored properties of a message of a batch; one that asks for a time of its own is refused."""
-        if replace_key_of(text) is not None:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own"
-            )
-        if is_delayed(text):
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
-        return self._stored_properties(text)
+    def _common_properties(self, text: str) -> str:
+        """What each message of a batch is stored with besides its own properties: those of the request, and CLUSTER.
+        They come last, and so they count where a message has one of the same name. All as in RocketMQ, which also
+        leaves WAIT in both."""
+        common = properties.parse(text)
+        common[properties.CLUSTER] = self._config.cluster_name
+        return properties.format_properties(common)
+
+
+def _part_properties(text: str, common: str) -> bytes:
+    """The stored properties of a message of a batch; one that asks for a time of its own is refused."""
+    if properties.TIMER_REPLACE in text and replace_key_of(text) is not None:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own")
+    if ("DELAY" in text or "TIMER_" in text) and is_delayed(text):
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
+    if not text or text[-1] == properties.PROPERTY_END:
+        return f"{text}{common}".encode()
+    return f"{text}\x02{common}".encode()
 
 
 def _unique_key(text: str) -> str | None:
