@@ -59,6 +59,7 @@ _FRAME: Final = struct.Struct(">II").pack
 _WAIT_TRUE: Final = "WAIT\x01true\x02"
 _SPECIAL_FLAGS: Final = FLAG_TRANSACTION | HOST_FLAGS
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
+_DUE: Final = f"{properties.DUE_MS}{properties.NAME_END}"
 _UNIQ_KEY: Final = f"{properties.UNIQ_KEY}{properties.NAME_END}"
 _find_timer: Final = re.compile(
     "TIMER_DEL(?<![^\x02]TIMER_DEL)(IVER_MS|AY_MS|AY_SEC)\x01([0-9]{1,13})(?:\x02|\\Z)"
@@ -196,9 +197,11 @@ class SendHandlers:
             raise self._staging.refused(refusal, deliver_ms - now_ms)
         header, body = request.header, request.body
         queue_id, slot_ms = header.queue_id, out_ms(deliver_ms)
+        # What a delay comes to is told to consumers, as that of a message with a time is.
+        told = f"\x02TIMER_DELIVER_MS\x01{deliver_ms}" if kind != "IVER_MS" else ""
         property_bytes = (
             self._stored_properties(text)
-            + f"\x02TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
+            + f"{told}\x02TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
         )
         if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
             self._appender.check(body, property_bytes)
@@ -331,6 +334,10 @@ class SendHandlers:
         deliver_ms = None
         if "TIMER_D" in text:
             deliver_ms, text = self._staging.timer_of(text)
+        if level > 0 and not is_retry and _DUE in text:
+            # Our producer's reckoning, by a clock that may be slow or fast.
+            due_ms = self._levels.table.deliver_time(self._staging.level_for(topic_name, level), self._appender.begin())
+            text = properties.with_property(text, properties.DUE_MS, str(due_ms))
         offset = self._staging.stage(
             topic.queue(queue_id),
             level,

@@ -41,8 +41,9 @@ class Staging:
         self._timers = timers
 
     def timer_of(self, text: str) -> tuple[int | None, str]:
-        """The time for which a message has to wait, None for one that need not, and its properties without what
-        another broker, or an earlier delivery, added about that. Raises Refused."""
+        """The time for which a message has to wait, None for one that need not; and its properties without what
+        another broker, or an earlier delivery, added about that, but with the time that a delay comes to. Raises
+        Refused."""
         now_ms = self._appender.begin()
         try:
             deliver_ms = deliver_time(text, now_ms)
@@ -57,7 +58,10 @@ class Staging:
                 raise self.refused(refusal, deliver_ms - now_ms)
         elif properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, self._timer_illegal())
-        return deliver_ms if is_to_come else None, properties.without_all(text, properties.TIMER_STATE)
+        text = properties.without_all(text, properties.TIMER_STATE)
+        if is_to_come and "TIMER_DELAY_" in text:
+            text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
+        return deliver_ms if is_to_come else None, text
 
     def refused(self, refusal: Refusal, delay_ms: int) -> Refused:
         """The error for a message that the timers do not take; `delay_ms` is how long it would have to wait."""
