@@ -11,7 +11,7 @@ import structlog
 from broker.errors import Refused
 from broker.limits import Limits
 from broker.persister import Persister, SavedTable
-from broker.tables import Fields, section, typed
+from broker.tables import Fields, check_queues, section, typed
 from protocol import fastjson
 from protocol.bodies import DataVersion, SubscriptionGroupConfig
 from protocol.codes import ResponseCode
@@ -61,7 +61,9 @@ class Groups:
             unknown = {key: value for key, value in fields.items() if key not in _FIELDS}
             if unknown:
                 self._unknown[name] = unknown
-            self._set(typed(self._file, {**fields, "groupName": name}, SubscriptionGroupConfig, f"group {name}"))
+            group = typed(self._file, {**fields, "groupName": name}, SubscriptionGroupConfig, f"group {name}")
+            check_queues(self._file, f"group {name}", retryQueueNums=group.retry_queue_nums)
+            self._set(group)
         self._extra = data
         for name in _OWN:
             if name not in self.table:

@@ -7,12 +7,19 @@ from typing import Any, Final
 
 import msgspec
 
+from broker.config import MAX_QUEUES
+from broker.errors import Refused
 from broker.persister import Persister, SavedTable, Table, Written
-from broker.tables import section
+from broker.tables import refuse, section
 from protocol import fastjson
+from protocol.codes import ResponseCode
 from storage.config_file import ConfigFile
 
 SEPARATOR: Final = "@"
+MAX_OFFSET: Final = (2**63 - 1) // 20
+"""The files of a consume queue, of 20 bytes a message, are named by a place in the queue of 63 bits."""
+_NONE: Final = -1
+"""An offset in RocketMQ's table that it takes for none."""
 
 
 class ConsumerOffsets:
@@ -33,7 +40,11 @@ class ConsumerOffsets:
     def load(self) -> None:
         """Read the table. Raises StoreFormatError."""
         data = self._file.read()
-        self._table = section(self._file, data, "offsetTable", dict[int, int])
+        for key, offsets in section(self._file, data, "offsetTable", dict[int, int]).items():
+            for queue_id, offset in offsets.items():
+                if not (0 <= queue_id < MAX_QUEUES and _NONE <= offset <= MAX_OFFSET):
+                    refuse(self._file, f"{key}: queue {queue_id} has the offset {offset}, which cannot be")
+            self._table[key] = {queue_id: offset for queue_id, offset in offsets.items() if offset != _NONE}
         self._extra = data
         self._changed.update(self._table)
 
@@ -43,7 +54,9 @@ class ConsumerOffsets:
         return offsets.get(queue_id) if offsets is not None else None
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set a consumer offset."""
+        """Set a consumer offset. Raises Refused for one that cannot be."""
+        if not 0 <= offset <= MAX_OFFSET:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"commitOffset={offset}: allowed are 0 to {MAX_OFFSET}")
         key = f"{topic}{SEPARATOR}{group}"
         self._table.setdefault(key, {})[queue_id] = offset
         self._changed.add(key)

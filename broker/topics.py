@@ -13,7 +13,7 @@ from broker.config import BrokerConfig
 from broker.errors import Refused
 from broker.limits import Limits
 from broker.persister import Persister, SavedTable, Table, Written
-from broker.tables import Fields, section, typed
+from broker.tables import Fields, check_queues, refuse, section, typed
 from protocol import fastjson
 from protocol.bodies import DataVersion, TopicConfig
 from protocol.codes import ResponseCode
@@ -185,6 +185,10 @@ class Topics:
         known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
         for name, fields in section(self._file, data, "topicConfigTable", Fields).items():
             config = typed(self._file, {**fields, "topicName": name}, TopicConfig, f"topic {name}")
+            if "/" in name or "\0" in name or name in ("", ".", ".."):
+                refuse(self._file, f"{name!r} cannot be a topic: its messages are in a directory of its name")
+            queues = {"readQueueNums": config.read_queue_nums, "writeQueueNums": config.write_queue_nums}
+            check_queues(self._file, f"topic {name}", **queues)
             extra = {key: value for key, value in fields.items() if key not in known}
             self._add(config, extra)
         self._extra = data
