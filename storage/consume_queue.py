@@ -143,6 +143,11 @@ class ConsumeQueue:
         """Whether there are marks of which it is not known yet that the files have them."""
         return bool(self._marks)
 
+    def begin_marks(self) -> None:
+        """See `Marks.begin`."""
+        if self._marks is not None:
+            self._marks.begin()
+
     def plan_marks(self, before: int) -> Callable[[], None]:
         """See `Marks.plan`; of the units before a queue offset, which are in the files."""
         assert self._marks is not None

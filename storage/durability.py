@@ -356,6 +356,8 @@ class Durability:
             return
         queues = {queue: queue.next_offset for queue in store.dirty}
         self._covered = _Covered(store.log.end, queues, store.appender.last_store_timestamp, notes, is_wanted)
+        for queue in queues:
+            queue.begin_marks()
         for part in parts.values():
             part.begin_write()
         to_write = iter(queues)

@@ -24,6 +24,7 @@ from storage.check import problems
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
 from storage.copies import ORIGIN_ZERO
 from storage.errors import StoreFormatError
+from storage.jobs import Lane
 from storage.recovery import Recovered
 from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Write
 from tests.support.store import OwnedStore
@@ -492,3 +493,32 @@ def test_a_changed_file_size_of_consume_queues_stops_the_start() -> None:
     world = whole("stopped").copy()
     with pytest.raises(StoreFormatError, match="400 bytes, but the configured file size is 4000"):
         make_store("/s", world.files, segment_size=SEGMENT, queue_size=4000).open()
+
+
+# --- marks
+
+
+def test_a_mark_set_while_a_checkpoint_is_made_waits_for_the_next_one() -> None:
+    """Its record is not durable yet: the power may be cut when the checkpoint is there."""
+    world = filled()
+    world.checkpoint()
+    world.send(*LEVEL, 5)
+    owned = world.owned
+    owned.urgent.wants_checkpoint = True
+    while not owned.workers.held(Lane.FLUSH):
+        owned.step()
+    owned.workers.run_one(Lane.FLUSH)
+    world.withdraw(5)
+    while not owned.workers.held(Lane.FILES):
+        owned.step()
+    owned.workers.run_one(Lane.FILES)
+    image = world.files.after_crash(len(world.files.operations), random.Random(0), "nothing")
+    store = make_store("/s", image, segment_size=SEGMENT)
+    store.open()
+    assert list(problems(store)) == []
+    world.checkpoint()
+    world.withdrawn.add(5)
+    image = world.files.after_crash(len(world.files.operations), random.Random(0), "nothing")
+    world.files = image
+    assert world.reopen() == []
+    world.look()
