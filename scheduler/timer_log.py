@@ -272,6 +272,10 @@ class TimerLog:
         magic = int(self.read(position, 1)["magic"][0]) | WITHDRAWN
         self._marks.set(position + _MAGIC_AT, magic.to_bytes(4, "big"))
 
+    def begin_marks(self) -> None:
+        """See `Marks.begin`."""
+        self._marks.begin()
+
     def plan_marks(self) -> Callable[[], None]:
         """See `Marks.plan`."""
         return self._marks.plan(self.end)
