@@ -174,8 +174,8 @@ class Admin:
         begin: Time | None = None,
         end: Time | None = None,
     ) -> Changes:
-        """Give messages that wait another time; each then has another `offset_message_id`. A time that has passed means
-        at once. Which messages: as of `cancel`."""
+        """Give messages that wait another time; their ids stay. A time that has passed means at once. Which messages:
+        as of `cancel`."""
         return await self._change("reschedule", time_ms(deliver_at), offset_message_ids, topic, key, begin, end)
 
     async def deliver_now(
@@ -280,7 +280,7 @@ def _range_ms(
 
 
 def _changed(message: bodies.ChangedMessage) -> ChangedMessage:
-    return ChangedMessage(message.msg_id, ChangeResult(message.result), message.new_msg_id)
+    return ChangedMessage(message.msg_id, ChangeResult(message.result))
 
 
 def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:

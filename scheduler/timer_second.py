@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
-from scheduler.timer_log import APPLIED, DUE_BITS, MAX_DUE_MS
+from scheduler.timer_log import APPLIED, DUE_BITS, MAX_DUE_MS, NORMAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,11 +27,12 @@ WAIT: Final = np.dtype(
         ("hash", "i4"),
         ("key", "i4"),
         ("held", "?"),
+        ("again", "?"),
     ]
 )
 """A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
 log, the hash of its topic, that of its key if it is to be replaced by the next one of that (`timer_keys`, else 0);
-whether its topic's policy has chosen the time."""
+whether its topic's policy has chosen the time, and whether it was appended again."""
 NONE: Final = np.empty(0, WAIT)
 _BYTES: Final = np.dtype((np.void, WAIT.itemsize))
 _END: Final = object()
@@ -333,4 +334,5 @@ def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
     due = np.abs(due)
     waits["due"], waits["key"] = due & MAX_DUE_MS, due >> DUE_BITS
     waits["hash"], waits["position"] = units["topic_hash"], positions
+    waits["again"] = units["magic"] & NORMAL == 0
     return waits

@@ -41,6 +41,7 @@ from storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from scheduler.timer_log import Units
     from scheduler.timer_second import Waits
 
 PRELOAD_SECONDS: Final = 10
@@ -127,7 +128,7 @@ class Slots:
         units = np.zeros(len(waits), UNIT)
         units["size"] = UNIT.itemsize
         units["previous"] = plan.previous
-        units["magic"] = magic
+        units["magic"] = np.where(waits["again"], magic & ~NORMAL, magic)
         units["write_ms"] = write_second * PRECISION_MS
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
@@ -191,7 +192,7 @@ class Slots:
         for positions, units in self.log.chain(last):
             if int(seconds_of(units[-1:])[0]) != second.number:
                 break
-            magic = units["magic"].astype(np.int32)
+            magic = units["magic"].astype(np.int32) | NORMAL
             waits = waits_of(units, positions)
             kept = magic & WITHDRAWN == 0
             if second.number < self.start.recovered_to:
@@ -272,8 +273,14 @@ class Slots:
                 key = properties.get(text, properties.UNIQ_KEY)
                 names = key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}"
                 if key is not None and not keys.isdisjoint(names):
-                    self.gone(second.remove(physical))
+                    self.delete(second.remove(physical))
                 yield
+
+    def delete(self, waits: Waits) -> None:
+        """Messages of the current second that are not in memory any more are cancelled, and not delivered."""
+        for position in waits["position"].tolist():
+            self.log.withdraw(position)
+        self.gone(waits)
 
     def gone(self, waits: Waits) -> None:
         """Messages that were there wait no more."""
@@ -394,15 +401,29 @@ class Slots:
         last = self.log.last()
         if last is None or int(last["physical_offset"]) == physical:
             return
-        positions = self.log.positions(1)
-        mark = np.zeros(1, UNIT)
-        mark["size"], mark["previous"], mark["magic"] = UNIT.itemsize, -1, NORMAL | WITHDRAWN
-        mark["due_ms"] = APPLIED
-        mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
-        # In a slot of the past, which nobody reads any more.
-        mark["delay_ms"] = (self.second - HOUR) * PRECISION_MS - mark["write_ms"]
+        mark = self._past_units(1, now_ms)
+        mark["magic"], mark["due_ms"] = NORMAL | WITHDRAWN, APPLIED
         mark["physical_offset"], mark["record_size"] = physical, size
-        self.log.append(mark, positions)
+        self.log.append(mark, self.log.positions(1))
+
+    def put_past(self, waits: Waits, now_ms: int) -> None:
+        """Write units for messages that were appended again, and are delivered: whoever looks for them finds that.
+        Raises OSError."""
+        if not len(waits):
+            return
+        units = self._past_units(len(waits), now_ms)
+        units["magic"], units["due_ms"] = 0, due_fields(waits)
+        units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
+        units["topic_hash"] = waits["hash"]
+        self.log.append(units, self.log.positions(len(units)))
+
+    def _past_units(self, count: int, now_ms: int) -> Units:
+        """Units in a slot of the past, which nobody reads any more."""
+        units = np.zeros(count, UNIT)
+        units["size"], units["previous"] = UNIT.itemsize, -1
+        units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
+        units["delay_ms"] = (self.second - HOUR) * PRECISION_MS - units["write_ms"]
+        return units
 
     def expire(self, kept_from: int) -> Iterator[list[str]]:
         """Forget the files of the timer log before a position whose slots are all past; each step gives paths for the
