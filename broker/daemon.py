@@ -18,9 +18,10 @@ from typing import Final
 
 import structlog
 
+from broker.admission import Admission
 from broker.clients import Clients
 from broker.config import BrokerConfig, Origin, parse_addresses
-from broker.connection import Budget, Connection, OutputBudget
+from broker.connection import Connection, InputBudget, OutputBudget
 from broker.errors import ConfigError
 from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
@@ -38,12 +39,14 @@ from broker.handlers.staging import Staging
 from broker.handlers.timers import TimerHandlers
 from broker.held_answers import HeldAnswers
 from broker.housekeeping import Housekeeping
+from broker.limits import Limits
 from broker.live import durability_config, follow, retention_config
 from broker.locks import QueueLocks
 from broker.nameserver import NameServer
 from broker.offsets import ConsumerOffsets
 from broker.persister import Persister
 from broker.registration import Registration
+from broker.request_turns import RequestBudget, RequestTime, RequestTurns
 from broker.router import Router
 from broker.runtime_info import Sources
 from broker.settings import LiveSettings
@@ -112,8 +115,10 @@ class Broker:
         files: Files | None = None,
         workers: Callable[[asyncio.AbstractEventLoop], Workers] = ThreadWorkers,
         budget: Callable[[float], SliceBudget] = TimeBudget,
+        request_budget: RequestBudget | None = None,
     ) -> None:
-        """`clock`, `files`, `workers` and `budget`: the machine's unless given, by a simulation."""
+        """`clock`, `files`, `workers`, `budget` and `request_budget`: the machine's unless given, by a simulation."""
+        self._request_budget = request_budget or RequestTime()
         self.config = config
         """The settings at the start."""
         self.settings = LiveSettings(config, origin)
@@ -142,6 +147,7 @@ class Broker:
         self._bind()
         self._workers = self._make_workers(loop)
         self._turns = turns = Turns(loop, self._clock, self._make_budget)
+        self._request_turns = RequestTurns(turns, self._request_budget)
         self._durability_work, self._levels_work, self._timers_work, self._hand_over_work = (
             turns.work(name) for name in ("durability", "levels", "timers", "hand over")
         )
@@ -213,6 +219,7 @@ class Broker:
         def table(name: str) -> ConfigFile:
             return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
 
+        self._limits = limits = Limits(self.settings)
         self._persister = persister = Persister(self._loop, self._workers)
         self.topics = topics = Topics(
             config,
@@ -220,15 +227,23 @@ class Broker:
             table("topics.json"),
             real_clock,
             persister,
+            limits,
             self._register_soon,
             self._policy_changed,
         )
         self.groups = groups = Groups(
-            table("subscriptionGroup.json"), real_clock, persister, auto_create=config.auto_create_group
+            table("subscriptionGroup.json"), real_clock, persister, limits, auto_create=config.auto_create_group
         )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
         self.nameserver = nameserver = NameServer(
-            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
+            config.cluster_name,
+            config.broker_name,
+            address,
+            topics,
+            table("kvConfig.json"),
+            real_clock,
+            persister,
+            limits,
         )
         for loaded in (topics, groups, offsets, nameserver):
             loaded.load()
@@ -238,6 +253,7 @@ class Broker:
 
     def _assemble(self, recovered: Recovered) -> None:
         config, store, clock, real_clock, loop = self.config, self.store, self._clock, self._real_clock, self._loop
+        limits, turns = self._limits, self._request_turns
         topics, groups, offsets, now = self.topics, self.groups, self.offsets, look(clock)
         self.levels = levels = LevelQueues(
             store,
@@ -286,23 +302,37 @@ class Broker:
                 parse_addresses(config.nameserver_addresses),
                 topics,
                 config.register_period_ms / 1000,
-                self._connect,
+                self._connect_to,
             )
         topics.begin()
         groups.begin()
 
-        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
-        locks = QueueLocks(real_clock)
+        self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
+        locks = QueueLocks(real_clock, limits)
         stats = Stats(store.appender, real_clock)
-        self.router = router = Router(store, clock, held, stats, sync_flush=config.sync_flush)
-        self._budget, self._output = Budget(), OutputBudget()
+        admission = Admission(loop, config.max_waiting_request_bytes)
+        self.router = router = Router(store, clock, held, stats, admission, sync_flush=config.sync_flush)
+        self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
+        self._output = OutputBudget(config.max_unread_response_bytes)
         self._pulls = PullHandlers(
-            config, store, topics, groups, clients, offsets, stats, router, self._output, loop, self._workers
+            config,
+            store,
+            topics,
+            groups,
+            clients,
+            offsets,
+            stats,
+            router,
+            self._output,
+            loop,
+            turns,
+            limits,
+            self._workers,
         )
         sources = Sources(config, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock)
         staging = Staging(store, topics.table, levels, timers)
         send = SendHandlers(
-            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart
+            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, limits
         )
         send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock)
         self._slices = slices = Slices(self._turns.share, self._read_apart)
@@ -310,7 +340,7 @@ class Broker:
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
         admin = AdminHandlers(
-            config, store, topics, groups, offsets, clients, stats, sources, durability, self._register_now
+            config, store, topics, groups, offsets, clients, stats, sources, durability, self._register_now, limits
         )
         for handlers in (
             send,
@@ -432,7 +462,11 @@ class Broker:
             await self._workers.run(Background.READS, job.run)
 
     def _connect(self) -> Connection:
-        return Connection(self.router, self._loop, self._budget, self._output)
+        return Connection(self.router, self._loop, self._budget, self._output, self._request_turns)
+
+    async def _connect_to(self, address: tuple[str, int]) -> Connection:
+        _, connection = await self._loop.create_connection(self._connect, *address)
+        return connection
 
     def _register_now(self) -> asyncio.Future[None] | None:
         return self.registration.register_now() if self.registration is not None else None

@@ -52,7 +52,7 @@ def collect(sources: Sources) -> dict[str, str]:
         "brokerVersion": VERSION,
         "brokerActive": True,
         "bootTimestamp": stats.start_ms,
-        "runtime": _duration(sources.clock.now_ms() - stats.start_ms),
+        "runtime": _duration(stats.running_ms),
         "msgPutTotalYesterdayMorning": yesterday[0],
         "msgPutTotalTodayMorning": today[0],
         "msgPutTotalTodayNow": appender.appended,

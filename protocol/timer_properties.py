@@ -29,6 +29,7 @@ from __future__ import annotations
 from typing import Final
 
 from protocol import properties
+from protocol.errors import TimerIllegal
 
 PRECISION_MS: Final = 1000
 """RocketMQ's timerPrecisionMs, the width of a slot. Times of delivery are exact to the millisecond all the same."""
@@ -38,10 +39,6 @@ MAX_HASH: Final = 2**32
 """Tags codes in the timer topic's queue up to here are hashes, beyond they are deliver times."""
 _MAX_MS: Final = 2**53
 """No number of ms beyond this is a time."""
-
-
-class TimerIllegal(Exception):
-    """A property that asks for a time is no number, or no time."""
 
 
 def deliver_time(text: str, now_ms: int) -> int | None:

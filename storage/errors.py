@@ -7,12 +7,10 @@ StoreError
 ├── StoreFull           the disk has no room; nothing of the write remains
 ├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
 ├── StoreClosed         the store is not open
+├── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
+│                       succeeds says nothing about it; an OSError, too
 └── RecordIllegal       a message is not of a kind that the store takes
     └── RecordTooLarge  it is larger than the store takes
-
-OSError
-└── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
-                        succeeds says nothing about it
 """
 
 from __future__ import annotations
@@ -69,5 +67,5 @@ class RecordTooLarge(RecordIllegal):
         self.limit = limit
 
 
-class NotDurable(OSError):
+class NotDurable(StoreError, OSError):
     """A sync failed. Has the errno of the system's error, and `filename`."""

@@ -15,11 +15,12 @@ from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
+from broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
 from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
 from broker.runtime_info import Sources
 from broker.stats import Stats
-from broker.topics import DELAY_LEVELS, MAX_QUEUES, Topics, check_name
+from broker.topics import DELAY_LEVELS, Topics, check_name
 from protocol import bodies, fastjson, headers
 from protocol.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
 from protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
@@ -50,7 +51,9 @@ class AdminHandlers:
         sources: Sources,
         durability: Durability,
         on_topics_changed: Callable[[], asyncio.Future[None] | None],
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._config = config
         self._store = store
         self._topics = topics
@@ -97,8 +100,8 @@ class AdminHandlers:
         if self._topics.is_own(header.topic):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
         for name, value in (("readQueueNums", header.read_queue_nums), ("writeQueueNums", header.write_queue_nums)):
-            if not 0 <= value <= MAX_QUEUES:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: allowed are 0 to {MAX_QUEUES}")
+            if value < 0:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: a topic has 0 queues or more")
         if not 0 <= header.perm <= 7:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"perm={header.perm}: allowed are 0 to 7")
         if header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
@@ -108,6 +111,7 @@ class AdminHandlers:
             )
         old = self._topics.get(header.topic)
         attributes = _attributes(old.config.attributes if old is not None else None, header.attributes)
+        _check_attributes(attributes or {})
         self._check_delay_levels((attributes or {}).get(DELAY_LEVELS))
         try:
             policy_of(attributes or {})
@@ -214,11 +218,14 @@ class AdminHandlers:
 
     async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Make or change a consumer group."""
-        group = bodies.decode(request.body, SubscriptionGroupConfig, strict=True)
+        group = bodies.decode_request(request.body, SubscriptionGroupConfig)
         check_name(group.group_name)
-        if group.retry_queue_nums > MAX_QUEUES:
+        most = self._limits.queues_per_topic
+        if group.retry_queue_nums > most:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"retryQueueNums={group.retry_queue_nums}: at most {MAX_QUEUES} are allowed"
+                ResponseCode.SYSTEM_ERROR,
+                f"retryQueueNums={group.retry_queue_nums}, and maxQueuesPerTopic={most}: use fewer, or raise that "
+                "setting",
             )
         self._groups.put(group)
         await self._groups.save()
@@ -383,6 +390,17 @@ def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, st
         else:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"attributes={changes}: write +name=value or -name")
     return result or None
+
+
+def _check_attributes(attributes: dict[str, str]) -> None:
+    """Raise Refused for more attributes than a topic may have."""
+    length = sum(len(name) + len(value) for name, value in attributes.items())
+    if len(attributes) > MAX_ATTRIBUTES or length > MAX_ATTRIBUTES_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"{len(attributes)} attributes of {length} characters: a topic has at most {MAX_ATTRIBUTES} of together "
+            f"{MAX_ATTRIBUTES_LENGTH}. Take some away (-name) with what you add",
+        )
 
 
 def _connection(member: Client) -> dict[str, Any]:

@@ -78,11 +78,10 @@ class OffsetHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
-        if not 0 <= header.queue_id < topic.queue_limit or header.commit_offset < 0:
+        if not 0 <= header.queue_id < topic.queue_limit:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"queueId={header.queue_id}, commitOffset={header.commit_offset}: the topic {header.topic} has "
-                f"{topic.queue_limit} queues, offsets begin at 0",
+                f"queueId={header.queue_id}: the topic {header.topic} has {topic.queue_limit} queues",
             )
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return response(ResponseCode.SUCCESS)

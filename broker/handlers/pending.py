@@ -183,6 +183,8 @@ class PendingHandlers:
         header = request.header
         self._waiting.check_allowed("change")
         _check_action(header)
+        if header.delay_ms is not None:
+            header.deliver_ms, header.delay_ms = self._clock.now_ms() + header.delay_ms, None
         if header.deliver_ms is not None:
             self._check_time(header.deliver_ms)
         done = ChangedMessages({}, [])
@@ -256,10 +258,12 @@ class PendingHandlers:
 def _check_action(header: ChangePending) -> None:
     if header.action not in ACTIONS:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is none of {', '.join(ACTIONS)}")
-    if (header.action == _RESCHEDULE) != (header.deliver_ms is not None) or abs(header.deliver_ms or 0) > _MAX_MS:
+    given = [number for number in (header.deliver_ms, header.delay_ms) if number is not None]
+    if len(given) != (1 if header.action == _RESCHEDULE else 0) or abs(sum(given)) > _MAX_MS:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            f"{header.action}, deliverMs={header.deliver_ms}: reschedule needs a time, and no other action",
+            f"{header.action}, deliverMs={header.deliver_ms}, delayMs={header.delay_ms}: reschedule needs a time, in "
+            "one of them, and no other action",
         )
 
 

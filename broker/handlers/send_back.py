@@ -84,8 +84,7 @@ class SendBackHandlers:
         else:
             level = level or _FIRST_RETRY_LEVEL + message.reconsume_times
             topic = group_topic(self._topics, f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums, sys_flag)
-        if not topic.is_saved:
-            await self._topics.save()
+        await self._topics.saved(topic)
         if not topic.config.perm & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
         self._stage_again(message, topic, level)

@@ -44,7 +44,7 @@ def complaints(life: Life) -> Iterator[str]:
         yield "the last broker did not end"
     yield from _of_consumers(life)
     store = _open(life)
-    yield from problems(store)
+    yield from problems(store, life.deleted)
     stored = list(_stored(store))
     yield from _once(stored)
     by_body: defaultdict[bytes, list[Stored]] = defaultdict(list)

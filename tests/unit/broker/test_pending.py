@@ -281,6 +281,18 @@ async def test_a_selection_gets_another_time_once(
     assert [each["msgId"] for each in page["messages"]] == [each["msgId"] for each in outcome["messages"]]
 
 
+async def test_a_new_time_may_be_a_delay_by_the_brokers_clock(known: UnboundBroker, peer: Peer) -> None:
+    message_id = await later(known, peer)
+    known.clock.advance(3000)
+    outcome = await told(peer, change("reschedule", message_id, delay_ms=5000))
+    assert outcome["counts"] == {"RESCHEDULED": 1}
+    page = await told(peer, listing())
+    assert [each["deliverMs"] for each in page["messages"]] == [NOW_MS + 8000]
+    await told(peer, change("reschedule", topic="T", begin_ms=0, delay_ms=7000))
+    page = await told(peer, listing())
+    assert [each["deliverMs"] for each in page["messages"]] == [NOW_MS + 10_000]
+
+
 @pytest.mark.parametrize(
     ("command", "remark"),
     [
@@ -289,6 +301,9 @@ async def test_a_selection_gets_another_time_once(
         (change("cancel", "0" * 32, deliver_ms=5), "reschedule needs a time"),
         (change("deliver", "0" * 32, deliver_ms=5), "reschedule needs a time"),
         (change("reschedule", "0" * 32, deliver_ms=2**60), "reschedule needs a time"),
+        (change("reschedule", "0" * 32, delay_ms=2**60), "reschedule needs a time"),
+        (change("reschedule", "0" * 32, delay_ms=5, deliver_ms=5), "reschedule needs a time"),
+        (change("cancel", "0" * 32, delay_ms=5), "reschedule needs a time"),
         (change("cancel", "x"), "is not 32 or 56 hex digits"),
         (change("cancel", msg_id=""), "hex"),
         (change("cancel", *["0" * 32] * 1001), "1000"),

@@ -298,6 +298,7 @@ def test_messages_are_changed_by_id(
     assert (result.exit_code, result.stderr, result.stdout) == (code, "", f"{IDS[0]} {line}\n")
     request = known.requests_of(RequestCode.CHANGE_PENDING)[0]
     assert (request.ext["action"], request.ext["msgId"]) == (command[0], IDS[0])
+    assert request.ext.get("delayMs") == ("3600000" if "--in" in command else None)
     message = {"offset_message_id": IDS[0], "result": outcome}
     assert json.loads(run("pending", *command, IDS[0], "--json").stdout) == {
         "counts": {outcome: 1},
