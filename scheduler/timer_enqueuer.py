@@ -143,6 +143,6 @@ class Enqueuer:
                     magic[at] |= WITHDRAWN
             elif code > MAX_HASH:
                 due_ms = code
-            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False)
+            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, 0)
         known = magic != 0
         return waits[known], magic[known]
