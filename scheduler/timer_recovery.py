@@ -162,8 +162,8 @@ class TimerRecovery:
             self._wheel.take_back(seconds_of(units), positions, units["previous"].astype(np.int64))
 
     def _moved_on(self, note: TimerNote) -> tuple[Offsets, Offsets]:
-        """What got units in the slot of the note's second or a later one since that second's turn began, and the last of
-        those: a policy may have put a message off within its second."""
+        """What got units in the slot of the note's second or a later one since that second's turn began, and the last
+        of those: a policy may have put a message off within its second."""
         physical, positions = [_NO_OFFSETS], [_NO_OFFSETS]
         for position, units in self._log.scan(note.log_since, note.log_end):
             # Also one that was withdrawn there: what it had before does not come to life again.

@@ -232,8 +232,8 @@ class Slots:
         waits["key"][at] = key_of(message.properties_text) if message is not None else 0
 
     def _moved_by(self, physical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of messages of the second whose turn it was at a crash: where the last unit lies that they got since it began, -1
-        without one."""
+        """Of messages of the second whose turn it was at a crash: where the last unit lies that they got since that turn
+        began, -1 without one."""
         moved = self.start.moved
         if not len(moved):
             return np.full(len(physical), -1)
