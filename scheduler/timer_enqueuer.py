@@ -147,6 +147,6 @@ class Enqueuer:
             elif code > MAX_HASH:
                 due_ms = code
             is_again = first_id(text, message.prepared_transaction_offset) is not None
-            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again)
+            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again, 0)
         known = magic != 0
         return waits[known], magic[known]

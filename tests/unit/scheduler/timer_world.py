@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from protocol import properties, timer_properties
@@ -84,6 +85,11 @@ class TimerWorld:
 
     def checkpoint(self) -> None:
         self.owned.checkpoint()
+
+    def checkpoint_or_not(self) -> None:
+        """A checkpoint, unless a file cannot be read."""
+        with suppress(OSError):
+            self.owned.checkpoint()
 
     @property
     def now_ms(self) -> int:
