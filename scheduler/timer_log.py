@@ -244,6 +244,10 @@ class TimerLog:
         files have it when `plan_marks` says, see `storage.marks`."""
         self._marks.set(position + _MAGIC_AT, (magic | WITHDRAWN).to_bytes(4, "big"))
 
+    def begin_marks(self) -> None:
+        """See `Marks.begin`."""
+        self._marks.begin()
+
     def plan_marks(self) -> Callable[[], None]:
         """See `Marks.plan`."""
         return self._marks.plan(self.end)

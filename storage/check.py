@@ -24,10 +24,12 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
     origins = Origins()
     expected: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
     for record in scanner:
+        topic = record.topic.decode()
+        if record.physical_offset < store.queue_check.removed.get(topic, 0):
+            continue
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
             continue
         origins.look(record)
-        topic = record.topic.decode()
         code = store.tags_code(
             topic,
             record.properties.decode("utf-8", "replace"),

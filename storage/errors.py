@@ -3,7 +3,8 @@
 StoreError
 ├── StoreLocked         another process has the store open
 ├── StoreFormatError    a file is not what its name says: wrong size, wrong place, unreadable text
-│   └── StoreFileMissing    a file of a sequence is not there
+│   ├── StoreFileMissing    a file of a sequence is not there
+│   └── StoreFileSize       a file of a sequence has not the size that all have
 ├── StoreFull           the disk has no room; nothing of the write remains
 ├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
 ├── StoreClosed         the store is not open
@@ -39,6 +40,10 @@ class StoreFormatError(StoreError):
 
 class StoreFileMissing(StoreFormatError):
     """A file in the middle of a sequence is missing or empty."""
+
+
+class StoreFileSize(StoreFormatError):
+    """A file of a sequence has another size than the configured one."""
 
 
 class StoreFull(StoreError):

@@ -277,6 +277,30 @@ class Disk:
     def blocks_read(self) -> int:
         return 0
 
+    # --- what others do to files
+
+    def spoil(self, path: str, how: str, where: float) -> None:
+        """Have a file be of "zeros" or removed, or have it from somewhere on (0 to 1 of what is in it) a "flip" of
+        bits, or a "cut"."""
+        old = self.names[path]
+        data = bytearray(old.read(0, old.size))
+        at = int(where * len(data.rstrip(b"\0")))
+        if how == "zeros":
+            data[:] = bytes(len(data))
+        elif how == "flip" and at < len(data):
+            data[at] ^= 0x55
+        elif how == "cut":
+            del data[at:]
+        node = None
+        if not how.startswith("remove"):
+            node = Node(len(data))
+            node.write(0, bytes(data))
+            node.sync()
+        directory, name = os.path.split(path)
+        self._name(path, node)
+        _rename(self.durable_names.setdefault(directory, {}), name, node)
+        self.renamed[directory] = [change for change in self.renamed.get(directory, []) if change[0] != name]
+
     # --- what files do
 
     def sync(self, node: Node, path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import random
 import traceback
 from dataclasses import dataclass, field
@@ -185,6 +186,10 @@ class Life:
                 self._damage(details["name"])
             case "mend":
                 self._mend()
+            case "wrong bytes":
+                if world.process is not None:
+                    world.kill()
+                    self._spoil(details)
             case "fail":
                 disk.fault = self._fault(details, chance)
             case "fail no more":
@@ -220,6 +225,16 @@ class Life:
                 node.write(0, b"{")
                 node.pages[0][1:] = bytes(len(node.pages[0]) - 1)
                 node.durable = {number: bytes(page) for number, page in node.pages.items()}
+
+    def _spoil(self, details: dict[str, Any]) -> None:
+        disk = self.world.disk
+        paths = sorted(path for path in disk.names if "/consumequeue/" in path)
+        if paths:
+            path = paths[int(details["which"] * len(paths))]
+            directory = os.path.dirname(path)
+            is_all = details["how"] == "remove directory"
+            for each in [other for other in paths if os.path.dirname(other) == directory] if is_all else [path]:
+                disk.spoil(each, details["how"], details["where"])
 
     def _mend(self) -> None:
         """What was damaged is as it was, unless the broker wrote it anew."""

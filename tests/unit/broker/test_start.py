@@ -147,17 +147,10 @@ def misnamed(root: Path) -> None:
     (root / "commitlog" / "notes.txt").write_text("mine")
 
 
-def queue_of_another_size(root: Path) -> None:
-    path = next((root / "consumequeue" / "T").rglob(f"{0:020}"))
-    with path.open("ab") as file:
-        file.write(b"x")
-
-
 DAMAGES = [
     *map(unreadable, ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "kvConfig.json"]),
     too_short,
     misnamed,
-    queue_of_another_size,
 ]
 
 
@@ -248,3 +241,40 @@ async def test_a_damaged_table_that_nobody_needs_is_told_and_made_anew(life: Lif
     logged.clear()
     await life.each_once()
     assert "delay_offsets_passed_over" not in {line["event"] for line in logged}
+
+
+def longer(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def without_first_unit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(20))
+
+
+QUEUES = [
+    ("T/0", True),
+    ("SCHEDULE_TOPIC_XXXX/0", True),
+    ("SCHEDULE_TOPIC_XXXX/2", False),
+    ("rmq_sys_wheel_timer/0", False),
+]
+
+
+@pytest.mark.parametrize(("queue", "cleanly"), QUEUES)
+@pytest.mark.parametrize("damage", [longer, zeroed, without_first_unit, Path.unlink])
+async def test_consume_queues_that_are_lost_or_wrong_are_made_again_and_everything_comes_once(
+    life: Life, damage: Callable[[Path], None], queue: str, cleanly: bool, logged: list[Any]
+) -> None:
+    await life.write(cleanly=cleanly)
+    (path,) = (life.root / "consumequeue" / queue).iterdir()
+    damage(path)
+    logged.clear()
+    await life.each_once()
+    (told,) = [line for line in logged if line["event"] == "consume_queues_made_again"]
+    assert (told["log_level"], told["queues"]) == ("warning", 1)
+    assert str(path) in told["reason"]
