@@ -54,7 +54,7 @@ from broker.topics import Topics
 from broker.turns import TimeBudget, Turns
 from broker.workers import Background, ThreadWorkers, Workers
 from protocol.headers import BrokerIdentity
-from scheduler import level_queues
+from scheduler import level_queues, timer_files
 from scheduler import timers as timers_module
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
@@ -159,6 +159,9 @@ class Broker:
         )
         try:
             self.store.inspect()
+            since = timer_files.needed_from(self.store.checkpoint.notes)
+            if since is not None:
+                self.store.need(since, "timers that are due, or were just delivered, are known from")
             self._read_tables()
             recovered = self.store.recover()
             log.info(

@@ -377,7 +377,10 @@ class OsFiles:
         while os.path.lexists(path):
             # What somebody else removes meanwhile is no error, and no reason to leave the rest.
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path)
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
 
     def read_whole(self, path: str) -> bytes | None:
         """See Files."""
