@@ -34,6 +34,7 @@ from broker.handlers.reset_offset import ResetOffsetHandlers
 from broker.handlers.send import SendHandlers
 from broker.handlers.send_back import SendBackHandlers
 from broker.handlers.settings import SettingsHandlers
+from broker.handlers.slices import Slices
 from broker.handlers.staging import Staging
 from broker.handlers.timers import TimerHandlers
 from broker.held_answers import HeldAnswers
@@ -337,11 +338,10 @@ class Broker:
             config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, limits
         )
         send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock)
-        timer_handlers = TimerHandlers(config, store, topics, timers, router)
+        self._slices = slices = Slices(self._turns.share, self._read_apart)
+        timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices)
         pending = Pending(store, timers, levels)
-        self._pending = PendingHandlers(
-            store, timers, pending, timer_handlers, router, clock, self._read_apart, self._turns.share
-        )
+        pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
         admin = AdminHandlers(
             config, store, topics, groups, offsets, clients, stats, sources, durability, self._register_now, limits
         )
@@ -354,7 +354,7 @@ class Broker:
             ClientHandlers(topics, groups, clients, locks),
             admin,
             timer_handlers,
-            self._pending,
+            pending_handlers,
             SettingsHandlers(self.settings, self._workers),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),
@@ -489,7 +489,7 @@ class Broker:
         self.housekeeping.stop()
         for connection in list(self.router.connections):
             connection.stop_reading()
-        self._pending.stop()
+        self._slices.stop()
         await self.router.finish(STOP_SECONDS)
         self._pulls.stop()
         self._levels_work.step = self._timers_work.step = None

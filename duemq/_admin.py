@@ -186,9 +186,9 @@ class Admin:
         begin: Time | None = None,
         end: Time | None = None,
     ) -> Changes:
-        """Give messages that wait another time, with one of `deliver_at` and `delay`; each then has another
-        `offset_message_id`. A time that has passed means at once; a delay counts from when the broker is asked, by its
-        clock. Which messages: as of `cancel`."""
+        """Give messages that wait another time, with one of `deliver_at` and `delay`; their ids stay. A time that
+        has passed means at once; a delay counts from when the broker is asked, by its clock. Which messages: as of
+        `cancel`."""
         if (deliver_at is None) == (delay is None):
             raise ArgumentError("give one of deliver_at and delay")
         header = headers.ChangePending(
@@ -302,7 +302,7 @@ def _range_ms(
 
 
 def _changed(message: bodies.ChangedMessage) -> ChangedMessage:
-    return ChangedMessage(message.msg_id, ChangeResult(message.result), message.new_msg_id)
+    return ChangedMessage(message.msg_id, ChangeResult(message.result))
 
 
 def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:

@@ -157,8 +157,8 @@ def cancel_pending(**options: Any) -> None:
 )
 @change_options
 def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
-    """Give messages that wait another time, with --in or --at. Each has another ID then. Which messages, and what is
-    printed: as for `duemq pending cancel`. The exit code is 1 if some have no other time.
+    """Give messages that wait another time, with --in or --at. Their IDs stay. Which messages, and what is printed: as
+    for `duemq pending cancel`. The exit code is 1 if some have no other time.
 
     \b
     duemq pending reschedule --topic reminders --key 4711 --in 2h

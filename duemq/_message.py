@@ -45,8 +45,10 @@ class CancelResult(StrEnum):
     CANCELLED = "CANCELLED"
     ALREADY_CANCELLED = "ALREADY_CANCELLED"
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    NO_LONGER_WAITS = "NO_LONGER_WAITS"
+    """Delivered or cancelled: so long ago that its broker does not know which any more."""
     NEVER_EXISTED = "NEVER_EXISTED"
-    """No broker has such a message that waits or waited."""
+    """No broker has such a message, or had one."""
 
 
 class ChangeResult(StrEnum):
@@ -57,9 +59,10 @@ class ChangeResult(StrEnum):
     DELIVERED_NOW = "DELIVERED_NOW"
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
     ALREADY_CANCELLED = "ALREADY_CANCELLED"
-    """Also of one that was given another time, which has another id since."""
+    NO_LONGER_WAITS = "NO_LONGER_WAITS"
+    """Delivered or cancelled: so long ago that its broker does not know which any more."""
     NEVER_EXISTED = "NEVER_EXISTED"
-    """No broker has such a message that waits or waited."""
+    """No broker has such a message, or had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,6 @@ class ChangedMessage:
 
     offset_message_id: str
     result: ChangeResult
-    new_offset_message_id: str | None = None
-    """The broker's id for it from now on, where it has another time."""
 
 
 @dataclass(frozen=True, slots=True)

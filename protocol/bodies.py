@@ -229,7 +229,7 @@ class DataVersion(msgspec.Struct, rename="camel", gc=False):
         return {**fields, "stateVersion": self.state_version} if self.state_version else fields
 
 
-CancelOutcome = Literal["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"]
+CancelOutcome = Literal["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NO_LONGER_WAITS", "NEVER_EXISTED"]
 
 
 class CancelledMessage(msgspec.Struct, rename="camel", gc=False):
@@ -274,16 +274,21 @@ class DueCounts(msgspec.Struct, rename="camel", gc=False):
 
 
 ChangeOutcome = Literal[
-    "CANCELLED", "RESCHEDULED", "DELIVERED_NOW", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"
+    "CANCELLED",
+    "RESCHEDULED",
+    "DELIVERED_NOW",
+    "ALREADY_DELIVERED",
+    "ALREADY_CANCELLED",
+    "NO_LONGER_WAITS",
+    "NEVER_EXISTED",
 ]
 
 
-class ChangedMessage(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """What became of one message of a CHANGE_PENDING. `new_msg_id`: the id it has from now on, where it has another."""
+class ChangedMessage(msgspec.Struct, rename="camel", gc=False):
+    """What became of one message of a CHANGE_PENDING."""
 
     msg_id: str
     result: ChangeOutcome
-    new_msg_id: str | None = None
 
 
 class ChangedMessages(msgspec.Struct, rename="camel", gc=False):

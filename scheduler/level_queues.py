@@ -334,7 +334,8 @@ class LevelQueues:
         (ms); None now and then, so that other work can be done."""
         for level in list(self.levels.values()):
             for run in list(level.runs):
-                offset = run.cursor
+                # What was tried and is to be tried again lies before the cursor.
+                offset = min([run.cursor, *(put.start for put in level.failed if put.start >= run.start)])
                 while run in level.runs and offset < level.end_of(run):
                     unit = level.queue.unit(offset)
                     if unit is None or unit[0] >= limit:

@@ -124,15 +124,9 @@ class CatchUp:
         self._read_cold = read_cold
         self._asked: dict[int, _Hold] = {}
         """Topics, by hash, whose overdue messages are to be looked at, or are."""
-        self._topics: NDArray[np.int32] = np.empty(0, np.int32)
-        """Those of the search that is under way."""
-        self._search: Iterator[None] | None = None
-        self._position = self._end = 0
-        """The search has looked at the units before one position of those before another."""
+        self._search: _Search | None = None
         self._is_stale = False
         """Whether it has to be done once more."""
-        self._passed: list[Waits] = []
-        """Messages that were put off before it came to their units."""
         self._results: dict[int, _Result] = {}
         self._is_reading = False
         self._on_read: Callable[[], None] = lambda: None
@@ -165,10 +159,7 @@ class CatchUp:
     def passing(self, waits: Waits) -> None:
         """Messages are about to get other slots: the search will not find them where they are."""
         if self._search is not None and len(waits):
-            position = waits["position"]
-            mine = (position >= self._position) & (position < self._end) & np.isin(waits["hash"], self._topics)
-            if mine.any():
-                self._passed.append(waits[mine])
+            self._search.passing(waits)
 
     def repeated(self, old: int, new: int) -> None:
         """A message was appended once more, at another physical offset."""
@@ -185,69 +176,109 @@ class CatchUp:
 
     def step(self, now_ms: int, on_read: Callable[[], None]) -> bool:
         """Do a bit of the search; whether there was anything to do. `on_read` is called when a thread has read what it
-        waits for. Raises StoreError, OSError: then it begins anew."""
+        waits for. Raises OSError: then it is where it was."""
         if self._is_reading or not self._asked or not self._slots.is_replayed:
             return False
         self._on_read = on_read
         if self._search is None:
-            self._topics = np.array(list(self._asked), np.int32)
-            self._position, self._end = self._slots.log.begin, self._slots.log.end
-            self._passed, self._is_stale = [], False
-            self._search = self._look_at_all(now_ms - OVERDUE_MS)
-        try:
-            next(self._search)
-        except StopIteration:
-            self._search = None
-        except BaseException:
-            self._search = None
-            raise
+            self._is_stale = False
+            self._search = _Search(self._store, self._slots, list(self._asked), now_ms - OVERDUE_MS)
+        wanted = self._search.wants() if self._read_cold is not None else None
+        if wanted is not None:
+            assert self._read_cold is not None
+            self._is_reading = True
+            self._read_cold(ColdRead(self._store.log, wanted), self._was_read)
+        elif not self._search.step():
+            search, self._search = self._search, None
+            if not self._is_stale:
+                self._take(search)
         return True
+
+    def _take(self, search: _Search) -> None:
+        """Go by what a search found."""
+        newest = search.newest
+        for topic_hash in search.topics.tolist():
+            hold = self._asked.pop(topic_hash)
+            self._results[topic_hash] = _Result(search.horizon_ms, hold.second, newest.older)
+        log.info("overdue_messages_looked_at", messages=newest.looked, keys=newest.keys, older=len(newest.older))
+        if newest.beyond:
+            log.warning("overdue_messages_beyond", delivered=newest.beyond, max_keys=MAX_KEYS, max_older=MAX_OLDER)
 
     @property
     def is_busy(self) -> bool:
         """Whether `step` has something to do."""
         return bool(self._asked) and not self._is_reading and self._slots.is_replayed
 
-    def _look_at_all(self, horizon_ms: int) -> Iterator[None]:
-        newest = _Newest()
-        while True:
-            found = self._slots.search.look_on(self._position, _SCAN_UNITS, self._end)
-            if found is None:
-                break
-            waits, _, self._position = found
-            yield from self._look(waits, newest, horizon_ms)
-        while self._passed:
-            yield from self._look(self._passed.pop(), newest, horizon_ms)
-        if self._is_stale:
-            return
-        for topic_hash in self._topics.tolist():
-            hold = self._asked.pop(topic_hash)
-            self._results[topic_hash] = _Result(horizon_ms, hold.second, newest.older)
-        log.info("overdue_messages_looked_at", messages=newest.looked, keys=newest.keys, older=len(newest.older))
-        if newest.beyond:
-            log.warning("overdue_messages_beyond", delivered=newest.beyond, max_keys=MAX_KEYS, max_older=MAX_OLDER)
-
-    def _look(self, waits: Waits, newest: _Newest, horizon_ms: int) -> Iterator[None]:
-        """Look at the records of those messages of some that the search is about."""
-        mine = waits[np.isin(waits["hash"], self._topics) & ~waits["held"] & (waits["due"] <= horizon_ms)]
-        mine = mine[np.argsort(mine["physical"], kind="stable")]
-        yield
-        while len(mine):
-            count = max(1, int(np.searchsorted(np.cumsum(mine["size"][:_LOOK_UNITS]), _LOOK_BYTES, "right")))
-            part, mine = mine[:count], mine[count:]
-            ranges: list[Range] = part[["physical", "size"]].tolist()
-            if self._read_cold is not None and not self._store.is_cached(ranges):
-                self._is_reading = True
-                self._read_cold(ColdRead(self._store.log, ranges), self._was_read)
-                yield
-            for due_ms, physical, text in self._texts(part):
-                if due_ms <= horizon_ms:
-                    newest.take(text, due_ms, physical)
-            yield
-
     def _was_read(self) -> None:
         self._is_reading = False
         self._on_read()
+
+
+class _Search:
+    """One search. It is where it was when something cannot be read, and tries that again."""
+
+    def __init__(self, store: MessageStore, slots: Slots, topics: list[int], horizon_ms: int) -> None:
+        """`topics`: by hash, whose messages that were due until `horizon_ms` are looked at."""
+        self._store = store
+        self._slots = slots
+        self.topics: NDArray[np.int32] = np.array(topics, np.int32)
+        self.horizon_ms = horizon_ms
+        self.newest = _Newest()
+        self._position, self._end = slots.log.begin, slots.log.end
+        """It has looked at the units before one position of those before another."""
+        self._passed: list[Waits] = []
+        """Messages that got other slots before it came to their units."""
+        self._part: Waits | None = None
+        """Messages whose records it is looking at, by physical offset."""
+        self._is_warm = False
+        """Whether a thread has read the first of those."""
+
+    def passing(self, waits: Waits) -> None:
+        """See `CatchUp.passing`."""
+        position = waits["position"]
+        mine = (position >= self._position) & (position < self._end) & np.isin(waits["hash"], self.topics)
+        if mine.any():
+            self._passed.append(waits[mine])
+
+    def wants(self) -> list[Range] | None:
+        """What a thread has to read from the disk before the next step; asked for once, it is taken to be read."""
+        if self._part is None or not len(self._part) or self._is_warm:
+            return None
+        ranges: list[Range] = self._first()[["physical", "size"]].tolist()
+        if self._store.is_cached(ranges):
+            return None
+        self._is_warm = True
+        return ranges
+
+    def step(self) -> bool:
+        """Do a part; whether there was one. Raises OSError."""
+        if self._part is None or not len(self._part):
+            return self._next_part()
+        first = self._first()
+        texts = list(self._texts(first))
+        for due_ms, physical, text in texts:
+            if due_ms <= self.horizon_ms:
+                self.newest.take(text, due_ms, physical)
+        self._part, self._is_warm = self._part[len(first) :], False
+        return True
+
+    def _next_part(self) -> bool:
+        found = self._slots.search.look_on(self._position, _SCAN_UNITS, self._end)
+        if found is not None:
+            waits, _, self._position = found
+        elif self._passed:
+            waits = self._passed.pop()
+        else:
+            return False
+        mine = waits[np.isin(waits["hash"], self.topics) & ~waits["held"] & (waits["due"] <= self.horizon_ms)]
+        self._part = mine[np.argsort(mine["physical"], kind="stable")]
+        return True
+
+    def _first(self) -> Waits:
+        """The first messages, so many as are looked at in one piece."""
+        assert self._part is not None
+        count = max(1, int(np.searchsorted(np.cumsum(self._part["size"][:_LOOK_UNITS]), _LOOK_BYTES, "right")))
+        return self._part[:count]
 
     def _texts(self, waits: Waits) -> Iterator[tuple[int, int, str]]:
         """Deliver time, physical offset and properties of messages."""

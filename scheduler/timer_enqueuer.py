@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from protocol import properties
-from protocol.timer_properties import MAX_HASH
+from protocol.timer_properties import MAX_HASH, first_id
 from scheduler.batches import Batches
 from scheduler.timer_keys import key_of
 from scheduler.timer_log import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
@@ -103,10 +103,13 @@ class Enqueuer:
             keys = self._topics.keys(self.next_offset, len(units))
             if keys is not None:
                 waits["key"] = keys
+            waits["again"] = self._topics.again(self.next_offset, len(units))
             magic = np.full(len(units), NORMAL, np.int32)
         if self.next_offset < self._replayed_to:
             magic |= np.where(np.isin(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
             kept = ~np.isin(waits["physical"], self._slots.start.done)
+            # By the first record's id one has to learn that its message was appended again, and then delivered.
+            self._slots.put_past(waits[~kept & waits["again"]], now_ms)
             waits, magic = waits[kept], magic[kept]
         if len(waits):
             self._slots.put(waits, magic, now_ms)
@@ -143,6 +146,7 @@ class Enqueuer:
                     magic[at] |= WITHDRAWN
             elif code > MAX_HASH:
                 due_ms = code
-            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False)
+            is_again = first_id(text, message.prepared_transaction_offset) is not None
+            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again, 0)
         known = magic != 0
         return waits[known], magic[known]

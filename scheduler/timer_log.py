@@ -7,7 +7,9 @@
 
     previous:     position of the unit before this one of the same second, -1 for the first
     magic:        1, and 2 when the message is due later than its slot (it gets another unit then), 4 for a mark that
-                  deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again
+                  deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again.
+                  The 1 is missing (ours) where the record is of a message that was appended again. RocketMQ looks at 2
+                  and 4; a start of its broker cuts the log at the first unit that has more than these four bits
     write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the topic that the message is for
     deliver time: RocketMQ leaves it 0; ours has the exact time in the lower 43 bits (up to the year 2248), and in the
@@ -58,6 +60,7 @@ UNIT_SIZE: Final = 52
 assert UNIT.itemsize == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 100 * 1024 * 1024
 NORMAL: Final = 1
+"""Of units in files: their record is the first of its message."""
 ROLL: Final = 2
 DELETE: Final = 4
 WITHDRAWN: Final = 8
@@ -122,7 +125,7 @@ class TimerLog:
         self.end = position
         for at, units in self._chunks(position, self._segments.end):
             magic = units["magic"]
-            right = (units["size"] == UNIT_SIZE) & (magic > 0) & (magic <= _ANY_MAGIC)
+            right = (units["size"] == UNIT_SIZE) & (magic >= 0) & (magic <= _ANY_MAGIC)
             right &= units["previous"] < at + UNIT_SIZE * np.arange(len(units))
             count = len(right) if right.all() else int(np.argmin(right))
             self.end = at + count * UNIT_SIZE
@@ -231,46 +234,15 @@ class TimerLog:
             yield position, units
             position += len(units) * UNIT_SIZE
 
-    def chain(self, last: int) -> Iterator[tuple[Positions, Units]]:
-        """The units of a second from its last one on backwards: parts with their positions, each in ascending order,
-        the newest part first. Ends where the log no longer has a unit."""
-        look = _FIRST_LOOK
-        block, base = np.empty(0, UNIT), 0
-        linked = previous = np.empty(0, np.int64)
-        position = last
-        size = self._segments.segment_size
-        while self.begin <= position < self.end:
-            at = (position - base) // UNIT_SIZE
-            if not 0 <= at < len(block) or position < base:
-                file_base = position - position % size
-                base = max(file_base, position - (look - 1) * UNIT_SIZE)
-                block = self.read(base, (position - base) // UNIT_SIZE + 1)
-                at = len(block) - 1
-                if base + at * UNIT_SIZE != position:
-                    return
-                previous = block["previous"].astype(np.int64)
-                # Where a unit follows the one it is linked to; the first of the block begins a part in any case.
-                linked = previous == base + (np.arange(len(block)) - 1) * UNIT_SIZE
-                linked[0] = False
-            first = at
-            if linked[at]:
-                breaks = np.flatnonzero(~linked[:at])
-                first = int(breaks[-1])
-            if block["size"][first] != UNIT_SIZE:
-                return
-            positions = base + np.arange(first, at + 1) * UNIT_SIZE
-            yield positions, block[first : at + 1]
-            look = min(_MAX_LOOK, look * 2) if first == 0 else max(_FIRST_LOOK, look // 2)
-            before = int(previous[first])
-            if before >= position:
-                return
-            position = before
+    def chain(self, last: int) -> Chain:
+        """The units of a second from its last one on backwards, see `Chain`."""
+        return Chain(self, last)
 
-    def withdraw(self, position: int) -> None:
-        """Mark the unit at a position: its message is no longer waiting here. The record that says so is in the
-        commitlog. From now on every reader sees that; the files have it when `plan_marks` says, see `storage.marks`."""
-        magic = int(self.read(position, 1)["magic"][0]) | WITHDRAWN
-        self._marks.set(position + _MAGIC_AT, magic.to_bytes(4, "big"))
+    def withdraw(self, position: int, magic: int) -> None:
+        """Mark the unit at a position, which has a magic number: its message is no longer waiting here. The record that
+        says so is in the commitlog, so this does not read, which might fail. From now on every reader sees it; the
+        files have it when `plan_marks` says, see `storage.marks`."""
+        self._marks.set(position + _MAGIC_AT, (magic | WITHDRAWN).to_bytes(4, "big"))
 
     def begin_marks(self) -> None:
         """See `Marks.begin`."""
@@ -296,3 +268,52 @@ class TimerLog:
     def close(self) -> None:
         """Close the descriptors."""
         self._segments.close()
+
+
+class Chain:
+    """Iterates over the units of a second from its last one on backwards: parts with their positions, each in ascending
+    order, the newest part first. Ends where the log no longer has a unit. Raises OSError where a part cannot be read:
+    then it is where it was, and the next call tries that part again."""
+
+    def __init__(self, log: TimerLog, last: int) -> None:
+        self._log = log
+        self._position = last
+        """The last unit of the next part."""
+        self._look = _FIRST_LOOK
+        """How many units are read at once: more where what was read is used wholly."""
+        self._block, self._base = np.empty(0, UNIT), 0
+        self._linked = self._previous = np.empty(0, np.int64)
+
+    def __iter__(self) -> Chain:
+        return self
+
+    def __next__(self) -> tuple[Positions, Units]:
+        position = self._position
+        if not self._log.begin <= position < self._log.end:
+            raise StopIteration
+        at = (position - self._base) // UNIT_SIZE
+        if not 0 <= at < len(self._block) or position < self._base:
+            self._read()
+            at = len(self._block) - 1
+            if self._base + at * UNIT_SIZE != position:
+                raise StopIteration
+        first = at
+        if self._linked[at]:
+            first = int(np.flatnonzero(~self._linked[:at])[-1])
+        if self._block["size"][first] != UNIT_SIZE:
+            raise StopIteration
+        self._look = min(_MAX_LOOK, self._look * 2) if first == 0 else max(_FIRST_LOOK, self._look // 2)
+        before = int(self._previous[first])
+        self._position = before if before < position else -1
+        return self._base + np.arange(first, at + 1) * UNIT_SIZE, self._block[first : at + 1]
+
+    def _read(self) -> None:
+        """Have a block of units that ends with that of the position."""
+        position = self._position
+        base = max(position - position % self._log.segment_size, position - (self._look - 1) * UNIT_SIZE)
+        block = self._log.read(base, (position - base) // UNIT_SIZE + 1)
+        self._block, self._base = block, base
+        self._previous = block["previous"].astype(np.int64)
+        # Where a unit follows the one it is linked to; the first of the block begins a part in any case.
+        self._linked = self._previous == base + (np.arange(len(block)) - 1) * UNIT_SIZE
+        self._linked[:1] = False

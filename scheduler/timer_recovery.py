@@ -57,9 +57,10 @@ class Start(NamedTuple):
     counted_at: int = 0
     """...this physical offset."""
     moved: Offsets = _NO_OFFSETS
-    """Physical offsets, ascending, of messages that got a slot after that of `second`..."""
+    """Physical offsets, ascending, of messages that got units in the slot of `second`, or a later one, since its turn
+    began..."""
     moved_by: Offsets = _NO_OFFSETS
-    """...and the positions of the units that say so: units of `second` before those do not count."""
+    """...and the positions of the last of those: units of `second` before them do not count."""
     recovered_to: int = 0
     """No second from here on has had anything delivered."""
 
@@ -161,11 +162,12 @@ class TimerRecovery:
             self._wheel.take_back(seconds_of(units), positions, units["previous"].astype(np.int64))
 
     def _moved_on(self, note: TimerNote) -> tuple[Offsets, Offsets]:
-        """What got a later slot since the note's second had its turn, and by which units."""
+        """What got units in the slot of the note's second or a later one since that second's turn began, and the last
+        of those: a policy may have put a message off within its second."""
         physical, positions = [_NO_OFFSETS], [_NO_OFFSETS]
         for position, units in self._log.scan(note.log_since, note.log_end):
             # Also one that was withdrawn there: what it had before does not come to life again.
-            later = np.flatnonzero(seconds_of(units) > note.second)
+            later = np.flatnonzero(seconds_of(units) >= note.second)
             physical.append(units["physical_offset"][later].astype(np.int64))
             positions.append(position + later * UNIT_SIZE)
         # Of each the last unit, which is the first one backwards.

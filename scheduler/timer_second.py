@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
-from scheduler.timer_log import APPLIED, DUE_BITS, MAX_DUE_MS
+from scheduler.timer_log import APPLIED, DUE_BITS, MAX_DUE_MS, NORMAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,14 +27,16 @@ WAIT: Final = np.dtype(
         ("hash", "i4"),
         ("key", "i4"),
         ("held", "?"),
+        ("again", "?"),
+        ("magic", "u1"),
     ]
 )
 """A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
 log, the hash of its topic, that of its key if it is to be replaced by the next one of that (`timer_keys`, else 0);
-whether its topic's policy has chosen the time."""
+whether its topic's policy has chosen the time, and whether it was appended again; the magic number of the unit that it
+was read from, 0 where it was not read from one."""
 NONE: Final = np.empty(0, WAIT)
 _BYTES: Final = np.dtype((np.void, WAIT.itemsize))
-_END: Final = object()
 _NEVER_MS: Final = 2**62
 _RUN: Final = 32_768
 """So many messages are sorted at once."""
@@ -42,6 +44,14 @@ _RATIO: Final = 4
 """What comes is sorted in among a run that is shorter than so many times its number."""
 _FEW: Final = 64
 """Fewer than so many from one run are not worth while."""
+
+
+class Loader(Protocol):
+    """Work on a second that is done in parts."""
+
+    def step(self) -> bool:
+        """Do a part; whether there was one left to do. Where it raises, that part is not done, and the next step tries
+        it again. Raises OSError."""
 
 
 class _Run:
@@ -133,8 +143,8 @@ class Second:
     def __init__(self, number: int) -> None:
         self.number = number
         """Seconds since the epoch; the messages are due after it, and not after the next one."""
-        self.loader: Iterator[None] | None = None
-        """Loads the messages, a part a step; None when it is done."""
+        self.loader: Loader | None = None
+        """Loads the messages, or deletes some; None when that is done. The second is not over before."""
         self.on_loaded: Callable[[Waits], None] = lambda waits: None
         """Called with messages that were loaded, many at once."""
         self.again: list[tuple[Waits, Magic]] = []
@@ -167,10 +177,10 @@ class Second:
         return self.loader is None and not (self.again or self._fresh or self._older or self._runs)
 
     def load_some(self) -> bool:
-        """Load a part of the messages; whether there was anything to load."""
+        """Load a part of the messages; whether there was anything to load. Raises OSError; then there is still."""
         if self.loader is None:
             return False
-        if next(self.loader, _END) is _END:
+        if not self.loader.step():
             self.loader = None
             self._take_in_older()
         return True
@@ -333,4 +343,6 @@ def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
     due = np.abs(due)
     waits["due"], waits["key"] = due & MAX_DUE_MS, due >> DUE_BITS
     waits["hash"], waits["position"] = units["topic_hash"], positions
+    waits["again"] = units["magic"] & NORMAL == 0
+    waits["magic"] = units["magic"]
     return waits

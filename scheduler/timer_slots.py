@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from protocol import properties, timer_properties
+from protocol import timer_properties
 from protocol.record import StoredMessage
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.timer_census import Census
 from scheduler.timer_config import DAY_SECONDS, TimerConfig
 from scheduler.timer_keys import key_of
+from scheduler.timer_loading import Deleting, Loading
 from scheduler.timer_log import (
     APPLIED,
     DELETE,
@@ -32,8 +33,8 @@ from scheduler.timer_log import (
     seconds_of,
 )
 from scheduler.timer_recovery import Start
-from scheduler.timer_search import LOOK_UNITS, TimerSearch
-from scheduler.timer_second import Second, due_fields, picked, slot_second_of, waits_of
+from scheduler.timer_search import TimerSearch
+from scheduler.timer_second import Second, due_fields, picked, slot_second_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -41,6 +42,7 @@ from storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from scheduler.timer_log import Units
     from scheduler.timer_second import Waits
 
 PRELOAD_SECONDS: Final = 10
@@ -127,7 +129,7 @@ class Slots:
         units = np.zeros(len(waits), UNIT)
         units["size"] = UNIT.itemsize
         units["previous"] = plan.previous
-        units["magic"] = magic
+        units["magic"] = np.where(waits["again"], magic & ~NORMAL, magic)
         units["write_ms"] = write_second * PRECISION_MS
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
@@ -149,10 +151,10 @@ class Slots:
             if second is None:
                 second = self.resident[number] = Second(number)
             mine = seconds == number
-            self._sort_in(second, waits[mine], magic[mine], second.add)
+            self.sort_in(second, waits[mine], magic[mine], second.add)
 
     @staticmethod
-    def _sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
+    def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
         """Give a second units of its slot, by what they are: `add` for messages."""
         if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
             add(waits)
@@ -176,42 +178,35 @@ class Slots:
         return self.resident[self.second]
 
     def open(self, number: int) -> None:
-        """Begin to load a second."""
-        second = self.resident.get(number)
-        if second is not None:
+        """Begin to load a second. Raises OSError; then nothing changed."""
+        if number in self.resident:
             return
-        second = self.resident[number] = Second(number)
         last = self.wheel.last(number)
+        second = self.resident[number] = Second(number)
         if last >= 0:
             second.is_loaded = False
             second.on_loaded = self.on_loaded
-            second.loader = self._load(second, last)
+            second.loader = Loading(self, second, last)
 
-    def _load(self, second: Second, last: int) -> Iterator[None]:
-        for positions, units in self.log.chain(last):
-            if int(seconds_of(units[-1:])[0]) != second.number:
-                break
-            magic = units["magic"].astype(np.int32)
-            waits = waits_of(units, positions)
-            kept = magic & WITHDRAWN == 0
-            if second.number < self.start.recovered_to:
-                done = kept & np.isin(waits["physical"], self.start.done)
-                uncounted = done & (magic & DELETE == 0)
-                if second.number == self.start.second:
-                    uncounted &= ~np.isin(waits["physical"], self.start.counted)
-                second.delivered.append(waits[uncounted])
-                kept &= ~done
-                if second.number == self.start.second:
-                    kept &= positions >= self._moved_by(waits["physical"])
-            if not kept.all():
-                waits, magic = picked(waits, kept), magic[kept]
-            unknown = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
-            for at in unknown.tolist():
-                self.learn(waits, at, second.number)
-                if at % LOOK_UNITS == 0:
-                    yield
-            self._sort_in(second, waits, magic, second.add_older)
-            yield
+    def left_of(
+        self, second: Second, waits: Waits, magic: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of units of a second's slot: which are still to be done, and which recovery found delivered while they are
+        counted as waiting."""
+        kept = magic & WITHDRAWN == 0
+        uncounted = np.zeros(len(waits), bool)
+        if second.number < self.start.recovered_to:
+            done = kept & np.isin(waits["physical"], self.start.done)
+            uncounted = done & (magic & DELETE == 0)
+            if second.number == self.start.second:
+                uncounted &= ~np.isin(waits["physical"], self.start.counted)
+            kept &= ~done
+            if second.number == self.start.second:
+                kept &= waits["position"] >= self._moved_by(waits["physical"])
+        return kept, uncounted
+
+    def was_loaded(self, second: Second) -> None:
+        """All of a second's messages are in memory."""
         second.is_loaded = True
         self._count_delivered(second)
 
@@ -238,8 +233,8 @@ class Slots:
         waits["key"][at] = key_of(message.properties_text) if message is not None else 0
 
     def _moved_by(self, physical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of messages of the second whose turn it was at a crash: where the unit lies that gave them another slot, -1
-        without one."""
+        """Of messages of the second whose turn it was at a crash: where the last unit lies that they got since that
+        turn began, -1 without one."""
         moved = self.start.moved
         if not len(moved):
             return np.full(len(physical), -1)
@@ -247,33 +242,21 @@ class Slots:
         return np.where(moved[at] == physical, self.start.moved_by[at], -1)
 
     def loaded(self, number: int) -> Second:
-        """A second that is in memory, wholly."""
+        """A second that is in memory, wholly. Raises OSError."""
         second = self.resident[number]
-        for _ in second.loader or ():
+        while second.load_some():
             pass
-        second.loader = None
         return second
 
-    def delete_by_key(self, second: Second) -> Iterator[None]:
-        """Take out of a second what its deleting records name, by topic and unique key, or by the key alone as older
-        brokers wrote it."""
-        keys = set()
-        for physical, size in second.deletes:
-            message = self._store.message_at(physical, size)
-            if message is not None:
-                keys.add(properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY))
-            yield
-        second.deletes = []
-        waits = second.remaining()
-        for start in range(0, len(waits), LOOK_UNITS):
-            for physical, size in waits[start : start + LOOK_UNITS][["physical", "size"]].tolist():
-                message = self._store.message_at(physical, size)
-                text = message.properties_text if message is not None else ""
-                key = properties.get(text, properties.UNIQ_KEY)
-                names = key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}"
-                if key is not None and not keys.isdisjoint(names):
-                    self.gone(second.remove(physical))
-                yield
+    def delete_by_key(self, second: Second) -> None:
+        """Begin to take out of a second what its deleting records name; to be gone on with as with loading."""
+        second.loader = Deleting(self._store, self, second)
+
+    def delete(self, waits: Waits) -> None:
+        """Messages of the current second that are not in memory any more are cancelled, and not delivered."""
+        for position, is_again in waits[["position", "again"]].tolist():
+            self.log.withdraw(position, 0 if is_again else NORMAL)
+        self.gone(waits)
 
     def gone(self, waits: Waits) -> None:
         """Messages that were there wait no more."""
@@ -284,15 +267,14 @@ class Slots:
     def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
         """Give the next second that has messages its turn, if this one is done and over; whether there was one.
         Seconds without any have none, but for once an hour, or if `is_idle`: where nothing happens nothing changes
-        that a checkpoint would have to note."""
+        that a checkpoint would have to note. Raises OSError; then nothing changed."""
         frontier = slot_second(now_ms)
         if self.second >= frontier or not self.current.is_done:
             return False
         following = self.wheel.next_second(self.second + 1, frontier + 1)
         if following is None and not is_idle and frontier - self.second < HOUR:
             return False
-        old, self.second = self.second, following if following is not None else frontier
-        self._turned(old)
+        self._turn(following if following is not None else frontier)
         return True
 
     def hand_on(self, now_ms: int) -> bool:
@@ -303,7 +285,7 @@ class Slots:
         if second.load_some():
             return True
         if second.deletes:
-            second.loader = self.delete_by_key(second)
+            self.delete_by_key(second)
             return True
         if second.again:
             self.put_again(second, now_ms)
@@ -316,16 +298,17 @@ class Slots:
             self.census.removed(waits)
             second.drop(len(waits))
             return True
-        self.second += 1
-        self._turned(second.number)
+        self._turn(second.number + 1)
         return False
 
-    def _turned(self, old: int) -> None:
-        """The current second has its turn, after an old one. What has been delivered until now need not be known any
-        more, since it was not of this second or a later one; but for what recovery found, which may be."""
-        del self.resident[old]
-        self.preloaded = max(self.preloaded, self.second)
-        self.open(self.second)
+    def _turn(self, number: int) -> None:
+        """Give a second its turn, after the current one. What has been delivered until now need not be known any more,
+        since it was not of this second or a later one; but for what recovery found, which may be. Raises OSError; then
+        nothing changed."""
+        self.open(number)
+        del self.resident[self.second]
+        self.second = number
+        self.preloaded = max(self.preloaded, number)
         self._count_delivered(self.current)
         if self.is_replayed and self.second >= self.start.recovered_to:
             self.start = NOTHING
@@ -345,7 +328,7 @@ class Slots:
         return not second.again
 
     def preload(self, now_ms: int) -> bool:
-        """Load a bit of the seconds that come next; whether there was anything to do."""
+        """Load a bit of the seconds that come next; whether there was anything to do. Raises OSError."""
         for second in self.resident.values():
             if second.load_some():
                 return True
@@ -353,18 +336,21 @@ class Slots:
         if start > end:
             return False
         following = self.wheel.next_second(start, end + 1)
-        self.preloaded = following if following is not None else end
         if following is not None:
             self.open(following)
+        self.preloaded = following if following is not None else end
         return following is not None
 
-    def next_ms(self, now_ms: int) -> int | None:
-        """When there will be something to deliver or to load; None when nothing waits."""
-        times = []
+    def next_ms(self, now_ms: int, preload_ms: int = 0) -> int | None:
+        """When there will be something to deliver or to load; None when nothing waits. Seconds to come are not loaded
+        before `preload_ms`. Raises OSError."""
+        current, times = self.current, []
+        if current.loader is not None or current.again or current.deletes:
+            return now_ms
+        if any(second.loader is not None for second in self.resident.values()):
+            times.append(preload_ms)
         for number in sorted(self.resident):
             second = self.resident[number]
-            if second.loader is not None or (number == self.second and (second.again or second.deletes)):
-                return now_ms
             head = second.head_ms
             if number != self.second and (head is not None or second.again or second.deletes):
                 head = max(head or 0, number * PRECISION_MS + 1)
@@ -373,14 +359,15 @@ class Slots:
                 break
         following = self.wheel.next_second(self.preloaded + 1, self.second + SLOTS)
         if following is not None:
-            times.append((following - PRELOAD_SECONDS) * PRECISION_MS)
+            times.append(max(preload_ms, (following - PRELOAD_SECONDS) * PRECISION_MS))
         return max(now_ms, min(times)) if times else None
 
     # --- taking out
 
     def withdraw(self, waits: Waits, number: int) -> None:
-        """A message, as `wait_at` gave it, is not to be delivered from its slot any more."""
-        self.log.withdraw(int(waits["position"][0]))
+        """A message, as `wait_at` gave it, is not to be delivered from its slot any more. It reads nothing: the record
+        that says so is written already, and a read that fails must not part the two."""
+        self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
         second = self.resident.get(number)
         if second is not None:
             second.remove(int(waits["physical"][0]))
@@ -394,15 +381,29 @@ class Slots:
         last = self.log.last()
         if last is None or int(last["physical_offset"]) == physical:
             return
-        positions = self.log.positions(1)
-        mark = np.zeros(1, UNIT)
-        mark["size"], mark["previous"], mark["magic"] = UNIT.itemsize, -1, NORMAL | WITHDRAWN
-        mark["due_ms"] = APPLIED
-        mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
-        # In a slot of the past, which nobody reads any more.
-        mark["delay_ms"] = (self.second - HOUR) * PRECISION_MS - mark["write_ms"]
+        mark = self._past_units(1, now_ms)
+        mark["magic"], mark["due_ms"] = NORMAL | WITHDRAWN, APPLIED
         mark["physical_offset"], mark["record_size"] = physical, size
-        self.log.append(mark, positions)
+        self.log.append(mark, self.log.positions(1))
+
+    def put_past(self, waits: Waits, now_ms: int) -> None:
+        """Write units for messages that were appended again, and are delivered: whoever looks for them finds that.
+        Raises OSError."""
+        if not len(waits):
+            return
+        units = self._past_units(len(waits), now_ms)
+        units["magic"], units["due_ms"] = 0, due_fields(waits)
+        units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
+        units["topic_hash"] = waits["hash"]
+        self.log.append(units, self.log.positions(len(units)))
+
+    def _past_units(self, count: int, now_ms: int) -> Units:
+        """Units in a slot of the past, which nobody reads any more."""
+        units = np.zeros(count, UNIT)
+        units["size"], units["previous"] = UNIT.itemsize, -1
+        units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
+        units["delay_ms"] = (self.second - HOUR) * PRECISION_MS - units["write_ms"]
+        return units
 
     def expire(self, kept_from: int) -> Iterator[list[str]]:
         """Forget the files of the timer log before a position whose slots are all past; each step gives paths for the

@@ -32,12 +32,14 @@ import structlog
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues
+from scheduler.retry import Retry
 from scheduler.timer_catch_up import CatchUp
 from scheduler.timer_census import DueCounts
 from scheduler.timer_changes import TimerChanges
 from scheduler.timer_checkpoint import TimerCheckpoint
 from scheduler.timer_config import Refusal, TimerConfig
 from scheduler.timer_enqueuer import Enqueuer
+from scheduler.timer_ids import TimerIds
 from scheduler.timer_log import NORMAL
 from scheduler.timer_policies import Policies, Split, TimerPolicy
 from scheduler.timer_records import TimerRecords
@@ -49,7 +51,6 @@ from storage.budget import Budget
 from storage.clock import Moment
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.copies import UNITS
-from storage.errors import StoreError
 from storage.pull import ReadAhead, ReadCold
 from storage.recovery import Recovered
 from storage.store import MessageStore
@@ -63,8 +64,6 @@ log = structlog.get_logger(__name__)
 
 NAME: Final = "timers"
 """Of the checkpoint's note."""
-REFUSED_RETRY_MS: Final = 100
-"""When the store takes nothing, it is tried again after this."""
 WARN_MS: Final = 1000
 WARN_AGAIN_SECONDS: Final = 60.0
 _DELIVER_UNITS: Final = 512
@@ -120,15 +119,18 @@ class Timers:
         self._slots = slots = Slots(store, topics, config)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
+        ids = TimerIds(store, slots.log, enqueuer)
         self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
         slots.on_loaded = self._read_ahead
         self.policies = Policies()
         self.policies.judge = catch_up.judge
-        self.changes = TimerChanges(store, enqueuer, slots, topics, records, catch_up, self._expect, levels)
+        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
         """Cancels, reschedules and replaces what waits."""
-        self._retry_ms = 0
+        self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
+        self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
+        self._searching = Retry("overdue_messages_not_looked_at")
         self._is_reading = False
         self._is_warm = False
         self._soonest_ms = _NEVER_MS
@@ -234,23 +236,18 @@ class Timers:
         self._is_called = self._is_called_soon = False
         self._soonest_ms = _NEVER_MS
         now_ms = now.wall_ms
-        try:
-            is_counting = self._slots.search.take_census()
-            if self._catch_up.is_busy and not self.config.stop_dequeue and now_ms >= self._retry_ms:
-                self._catch_up.step(now_ms, self._wake)
-            while True:
-                worked = not self.config.stop_enqueue and now_ms >= self._retry_ms and self._enqueuer.some(now_ms)
-                if not self.config.stop_dequeue:
-                    worked |= self._dequeue(now_ms)
-                if not worked and not (is_counting and self._slots.search.take_census()):
-                    break
-                if budget.is_spent:
-                    break
-        except (StoreError, OSError) as error:
-            if self._trouble != str(error):
-                log.warning("timer_delivery_refused", reason=str(error))
-            self._trouble = str(error)
-            self._retry_ms = now_ms + REFUSED_RETRY_MS
+        take_census = self._slots.search.take_census
+        is_counting = self._counting.run(now_ms, take_census)
+        if not self.config.stop_dequeue:
+            self._search_overdue(now_ms)
+        while True:
+            worked = not self.config.stop_enqueue and self._enqueuing.run(now_ms, lambda: self._enqueuer.some(now_ms))
+            if not self.config.stop_dequeue:
+                worked |= self._dequeue(now_ms)
+            if not worked and not (is_counting and self._counting.run(now_ms, take_census)):
+                break
+            if budget.is_spent:
+                break
         if self._on_counted and self.is_counted:
             waiting, self._on_counted = self._on_counted, []
             for call in waiting:
@@ -259,23 +256,35 @@ class Timers:
 
     def _dequeue(self, now_ms: int) -> bool:
         """A bit of what is to be done by the clock; whether there was anything."""
-        if self._is_reading or self._slots.is_handing_on or now_ms < self._retry_ms:
+        if self._is_reading or self._slots.is_handing_on:
             return False
+        return (
+            self._dequeuing.run(now_ms, lambda: self._go_on(now_ms))
+            or self._preloading.run(now_ms, lambda: self._slots.preload(now_ms))
+            or self._search_overdue(now_ms)
+        )
+
+    def _search_overdue(self, now_ms: int) -> bool:
+        """A bit of the search for the newest of what is overdue; whether there was anything to do."""
+        catch_up = self._catch_up
+        return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms, self._wake))
+
+    def _go_on(self, now_ms: int) -> bool:
+        """A bit of the current second, or the next one's turn; whether there was anything to do. Raises StoreError,
+        OSError: then that is to be done still."""
         if self._slots.advance(now_ms):
             return True
         second = self._slots.current
         if second.load_some():
             return True
         if second.deletes:
-            second.loader = self._slots.delete_by_key(second)
+            self._slots.delete_by_key(second)
             return True
         if second.again:
             if self._slots.put_again(second, now_ms):
                 self._enqueuer.mark_newest(now_ms)
             return True
-        if self._deliver(second, now_ms) or self._slots.preload(now_ms):
-            return True
-        return self._catch_up.is_busy and self._catch_up.step(now_ms, self._wake)
+        return self._deliver(second, now_ms)
 
     def _deliver(self, second: Second, now_ms: int) -> bool:
         """Deliver a batch of a second; whether there was one. Raises StoreError."""
@@ -338,7 +347,7 @@ class Timers:
             slots.census.removed(split.moved)
         if len(split.dropped):
             self.dropped += len(split.dropped)
-            slots.gone(split.dropped)
+            slots.delete(split.dropped)
         self.policies.took(split)
         second.drop(count)
         split.now["held"] = True  # their turn has come
@@ -377,18 +386,22 @@ class Timers:
 
     def _next_ms(self, now_ms: int) -> int | None:
         """When there will be something to do."""
-        config = self.config
-        if now_ms < self._retry_ms:
-            return self._retry_ms
+        config, times = self.config, []
         if self._slots.census.is_begun and not self._slots.census.is_complete:
-            return now_ms
+            times.append(self._counting.at_ms)
         if self._catch_up.is_busy and not config.stop_dequeue:
-            return now_ms
+            times.append(self._searching.at_ms)
         if not config.stop_enqueue and self._enqueuer.behind > 0:
-            return now_ms
-        if config.stop_dequeue or self._is_reading or self._slots.is_handing_on:
-            return None
-        return self._slots.next_ms(now_ms)
+            times.append(self._enqueuing.at_ms)
+        if not (config.stop_dequeue or self._is_reading or self._slots.is_handing_on):
+            try:
+                due_ms = self._slots.next_ms(now_ms, self._preloading.at_ms)
+            except OSError as error:
+                self._preloading.failed(now_ms, error)
+                due_ms = self._preloading.at_ms
+            if due_ms is not None:
+                times.append(max(due_ms, self._dequeuing.at_ms))
+        return max(now_ms, min(times)) if times else None
 
     # --- what waits for which keys
 
@@ -447,7 +460,7 @@ class Timers:
             self._warned_at = None
         elif self._warned_at is None or monotonic - self._warned_at >= WARN_AGAIN_SECONDS:
             self._warned_at = monotonic
-            reason = "timerStopDequeue" if self.config.stop_dequeue else self._trouble
+            reason = "timerStopDequeue" if self.config.stop_dequeue else self._reason()
             log.warning(
                 "timers_late",
                 late_ms=late_ms,
@@ -455,6 +468,11 @@ class Timers:
                 delivered_per_second=round(self._rates[1]),
                 reason=reason or "many messages are due at once",
             )
+
+    def _reason(self) -> str | None:
+        """Why messages are late, if something fails or takes long."""
+        reasons = (each.reason for each in (self._dequeuing, self._enqueuing, self._preloading))
+        return next((reason for reason in reasons if reason is not None), self._trouble)
 
     def _tell_dropped(self) -> None:
         """Log what was cancelled by policies since the last time."""

@@ -24,9 +24,9 @@ from storage.files import Ranges
 
 SECTOR = 512
 
-Call = Literal["open", "write", "sync", "name", "remove"]
-"""What may fail: opening, also by those who open anew; writing; syncing a file or a directory; making a file or a
-directory, or giving one a name; removing one."""
+Call = Literal["open", "read", "write", "sync", "name", "remove"]
+"""What may fail: opening, also by those who open anew; reading a file that is open; writing; syncing a file or a
+directory; making a file or a directory, or giving one a name; removing one."""
 
 
 class Node:
@@ -321,6 +321,7 @@ class SimulatedFile:
         self._opened: Node | None = None
 
     def read(self, offset: int, size: int) -> bytes:
+        self._files.check("read", self.path)
         return bytes(self._node.data[offset : offset + size])
 
     def read_ranges(self, ranges: Ranges) -> bytes:
@@ -329,6 +330,7 @@ class SimulatedFile:
 
     def read_apart(self, ranges: Ranges) -> bytes:
         data = self._files.node_at(self.path).data
+        self._files.check("read", self.path)
         return b"".join(bytes(data[offset : offset + size]) for offset, size in ranges)
 
     def read_cached(self, ranges: Ranges) -> bytes | None:

@@ -25,6 +25,11 @@ from tests.support.wire import request, send
 _TRIES = 3
 _QUIET_SECONDS = 30.0
 """After everything is due, and nothing goes wrong any more, all of it has to be there within this."""
+_REFUSED = {
+    "recall failed, the message is already delivered": "ALREADY_DELIVERED",
+    "recall failed, the message waits no longer: it is delivered or cancelled": "NO_LONGER_WAITS",
+    "recall failed, no such message": "NEVER_EXISTED",
+}
 
 
 @dataclass
@@ -307,8 +312,8 @@ class Life:
             attempt.changes.append(change)
             answer = await self.client.ask(request(RequestCode.RECALL_MESSAGE, RecallMessage(attempt.topic, handle)))
             if answer is not None and answer.code in (0, 604):
-                refused = "ALREADY_DELIVERED" if "already delivered" in (answer.remark or "") else answer.remark
-                change.outcome = "CANCELLED OR BEFORE" if answer.code == 0 else refused
+                change.outcome = "CANCELLED OR BEFORE" if answer.code == 0 else _REFUSED.get(answer.remark or "")
+                change.answered = self.world.loop.time()
         else:
             deliver_ms = now_ms + details["delay_ms"] if how == "reschedule" else None
             change = Change(how, self.world.loop.time(), deliver_ms)

@@ -50,8 +50,10 @@ def complaints(life: Life) -> Iterator[str]:
     by_body: defaultdict[bytes, list[Stored]] = defaultdict(list)
     for each in stored:
         by_body[each.body].append(each)
+    # Retention removes records, of a full disk also young ones: what was seen was there.
+    seen = {each.body for consumer in life.consumers for each in consumer.seen.values()}
     for attempt in life.attempts:
-        yield from _of_attempt(life, attempt, by_body.get(attempt.body, []))
+        yield from _of_attempt(life, attempt, by_body.get(attempt.body, []), was_seen=attempt.body in seen)
     yield from _replaced(life, by_body)
     yield from _read_wholly(life, store, stored)
     yield from _in_order(life, stored)
@@ -104,7 +106,7 @@ def _name(body: bytes) -> str:
     return body.split(b"|")[0].decode()
 
 
-def _of_attempt(life: Life, attempt: Attempt, found: list[Stored]) -> Iterator[str]:
+def _of_attempt(life: Life, attempt: Attempt, found: list[Stored], *, was_seen: bool) -> Iterator[str]:
     name = f"message {_name(attempt.body)}"
     for each in found:
         if (each.topic, each.queue) != (attempt.topic, attempt.queue):
@@ -118,11 +120,12 @@ def _of_attempt(life: Life, attempt: Attempt, found: list[Stored]) -> Iterator[s
     may_be_cancelled = told_cancelled or any(
         change.how == "cancel" and change.outcome is None for change in attempt.changes
     )
-    if attempt.code == _STORED and not found and not may_be_cancelled and not _may_be_gone(life, attempt):
+    came = bool(found) or was_seen
+    if attempt.code == _STORED and not came and not may_be_cancelled and not _may_be_gone(life, attempt):
         yield f"{name} was acknowledged, and never delivered"
     if attempt.code != _STORED:
         return
-    if told_cancelled and found:
+    if told_cancelled and came:
         yield f"{name} was told to be cancelled, and delivered: {outcomes}"
     if (
         "ALREADY_CANCELLED" in outcomes
@@ -130,11 +133,26 @@ def _of_attempt(life: Life, attempt: Attempt, found: list[Stored]) -> Iterator[s
         and not _may_be_gone(life, attempt)
     ):
         yield f"{name} was told to be cancelled already, and nobody did: {outcomes}"
-    if "ALREADY_DELIVERED" in outcomes and not found and attempt.topic not in life.deleted:
+    if "ALREADY_DELIVERED" in outcomes and not came and attempt.topic not in life.deleted:
         yield f"{name} was told to be delivered already, and never was: {outcomes}"
     if "NEVER_EXISTED" in outcomes:
         yield f"{name} was acknowledged, and told never to have existed: {outcomes}"
+    yield from _not_afterwards(life, attempt, found, name)
     yield from _not_early(life, attempt, found, name)
+
+
+def _not_afterwards(life: Life, attempt: Attempt, found: list[Stored], name: str) -> Iterator[str]:
+    """What was told to wait no longer does not come after that."""
+    if life.steps:
+        return
+    for change in attempt.changes:
+        if change.outcome not in ("ALREADY_DELIVERED", "NO_LONGER_WAITS"):
+            continue
+        told_ms = int((change.answered - life.world.loop.time()) * 1000) + life.world.clock.now_ms()
+        for each in found:
+            if each.store_timestamp > told_ms + 1:
+                late = each.store_timestamp - told_ms
+                yield f"{name} was told not to wait ({change.outcome}), and was delivered {late} ms after that"
 
 
 def _may_be_gone(life: Life, attempt: Attempt) -> bool:

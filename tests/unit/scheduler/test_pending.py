@@ -9,6 +9,7 @@ import pytest
 from protocol import properties
 from protocol.record import StoredMessage
 from scheduler.delay_levels import DelayLevels
+from scheduler.level_delivery import DeliveryConfig
 from scheduler.pending import Place, Selection, Waiting
 from scheduler.timer_config import Cancelled, TimerConfig
 from storage.errors import StoreFull
@@ -335,7 +336,9 @@ def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
     world.run()
     (found,) = world.select()
     assert (found.message.physical_offset, found.due_ms, found.delay_level) == (new_place, START_MS + 20_123, 0)
-    assert world.reschedule(place, START_MS) == (Cancelled.CANCELLED_BEFORE, None)
+    assert world.reschedule(place, START_MS + 30_000)[0] is Cancelled.CANCELLED
+    result, new_place = world.reschedule(place, START_MS + 20_123)
+    assert result is Cancelled.CANCELLED
     world.pass_time(20_122)
     assert world.bodies() == []
     world.pass_time(1)
@@ -343,7 +346,8 @@ def test_a_message_gets_another_time(world: PendingWorld, by: str) -> None:
     world.pass_time(60_000)
     assert world.bodies() == [b"m1"]
     assert new_place is not None
-    assert world.reschedule(new_place, START_MS) == (Cancelled.DELIVERED, None)
+    for each in (place, new_place):
+        assert world.reschedule(each, START_MS) == (Cancelled.DELIVERED, None)
 
 
 @pytest.mark.parametrize("by", ["timer", "level"])
@@ -376,3 +380,20 @@ def test_a_store_with_another_log_size(world: PendingWorld) -> None:
         world.send(START_MS + 60_000)
     world.run()
     assert len(world.told()) == 50
+
+
+def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
+    """Its commitlog file may not go before it is delivered, or appended once more."""
+    world = TimerWorld(levels="1s 2s")
+    world.levels.delivery.config = DeliveryConfig(is_async=True)
+    place = world.schedule(1)
+    world.run()
+    world.store.health.fill("full")
+    world.pass_time(1500)
+    assert world.bodies() == []
+    found = [each[0].physical_offset for each in world.levels.waiting_before(world.store.log.end, world.now_ms) if each]
+    assert found == [place]
+    world.store.health.has_room()
+    assert world.keep() == 1
+    world.pass_time(3000)
+    assert world.bodies() == [b"m1"]

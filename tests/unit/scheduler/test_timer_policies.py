@@ -55,6 +55,23 @@ def test_a_spread_makes_a_stream_of_a_burst(world: TimerWorld) -> None:
     assert len(counts) == 6
 
 
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_what_was_put_off_within_its_second_comes_once_over_a_kill(world: TimerWorld, *, is_withdrawn: bool) -> None:
+    """It has two units in one slot then, of which the last one counts."""
+    world.timers.set_policy("orders", TimerPolicy(spread_ms=800))
+    places = [world.send(START_MS + 5010) for _ in range(50)]
+    world.pass_time(5010)
+    left = len(places) - len(world.bodies())
+    assert left > 20
+    gone = [place for place in places if is_withdrawn and world.cancel(place) is Cancelled.CANCELLED]
+    assert len(gone) == (left if is_withdrawn else 0)
+    world.checkpoint()
+    world.open()
+    world.timers.set_policy("orders", TimerPolicy(spread_ms=800))
+    world.pass_time(5000)
+    assert sorted(Counter(world.bodies()).values()) == [1] * (len(places) - len(gone))
+
+
 def test_a_paused_topic_waits_until_it_goes_on(world: TimerWorld) -> None:
     world.timers.set_policy("orders", TimerPolicy(is_paused=True))
     world.send(START_MS + 1000)

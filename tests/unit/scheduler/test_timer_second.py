@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,15 +46,20 @@ class Model:
         self.left = sorted(self.left + messages)
 
     def load(self, parts: list[list[int]]) -> None:
-        def loader() -> Iterator[None]:
-            for dues in parts:
-                self.oldest -= len(dues)
-                messages = [(due, self.oldest + at) for at, due in enumerate(dues)]
-                self.second.add_older(waits_of(messages))
-                self.left = sorted(self.left + messages)
-                yield
+        model = self
 
-        self.second.loader = loader()
+        class Loader:
+            def step(self) -> bool:
+                if not parts:
+                    return False
+                dues = parts.pop(0)
+                model.oldest -= len(dues)
+                messages = [(due, model.oldest + at) for at, due in enumerate(dues)]
+                model.second.add_older(waits_of(messages))
+                model.left = sorted(model.left + messages)
+                return True
+
+        self.second.loader = Loader()
 
     def take(self, now: int, limit: int, share: float, *, back: bool) -> None:
         """Deliver some of what is due, or only look at it."""

@@ -275,7 +275,7 @@ def test_cancel_tells_what_it_found(world: TimerWorld) -> None:
     assert world.cancel(1 << 40) is Cancelled.UNKNOWN
     world.pass_time(90_000)
     assert world.bodies() == [b"m2"]
-    assert world.cancel(world.delivered()[0].physical_offset) is Cancelled.UNKNOWN
+    assert world.cancel(world.delivered()[0].physical_offset) is Cancelled.DELIVERED
 
 
 def test_a_message_is_found_by_topic_key_and_time(world: TimerWorld) -> None:

@@ -1,0 +1,47 @@
+"""Work that fails now and then: it is tried again after a pause, and the log tells of the same trouble once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from storage.errors import StoreError
+
+log = structlog.get_logger(__name__)
+
+RETRY_MS: Final = 100
+
+
+class Retry:
+    """One kind of work. What fails of one kind does not hold up another."""
+
+    def __init__(self, event: str) -> None:
+        """`event` is what the log calls it when the work fails."""
+        self._event = event
+        self.at_ms = 0
+        """No try before this, ms since the epoch."""
+        self.reason: str | None = None
+        """Why the last try failed; None after one that did not."""
+
+    def run(self, now_ms: int, work: Callable[[], bool]) -> bool:
+        """Do a part of the work, unless that failed just now; whether there was anything to do. An error of the store
+        or of a file ends this try."""
+        if now_ms < self.at_ms:
+            return False
+        try:
+            worked = work()
+        except (StoreError, OSError) as error:
+            self.failed(now_ms, error)
+            return False
+        if worked:
+            self.reason = None
+        return worked
+
+    def failed(self, now_ms: int, error: Exception) -> None:
+        """A try failed."""
+        if self.reason != str(error):
+            log.warning(self._event, reason=str(error))
+        self.reason = str(error)
+        self.at_ms = now_ms + RETRY_MS

@@ -1,0 +1,192 @@
+"""Goal: a read that fails loses nothing. It is tried again until it succeeds, and no second is passed before.
+
+Method: the same life again and again, each time with another read failing, once or for a while; every message comes
+once, and those that are cancelled do not come."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol import properties
+from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timer_policies import TimerPolicy
+from tests.crash.simulated_files import Call
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+
+READS = {"/s/timerlog": 30, "/s/timerwheel": 1, "/s/commitlog": 30, "/s/consumequeue": 10}
+"""How many reads of which files a life has at least."""
+NEAR_THE_HOUR_MS = START_MS - START_MS % 3_600_000 + 3_590_000
+"""So that a life needs two hours of the wheel."""
+
+
+class FailingReads:
+    """Has some reads of a path fail: so many, from one on."""
+
+    def __init__(self, world: TimerWorld, path: str, first: int, count: int) -> None:
+        self.reads = 0
+        self._failing = range(first, first + count)
+        self._path = path
+        self._files = world.files
+        self._check = world.files.check
+
+    def __enter__(self) -> FailingReads:
+        self._files.check = self.check  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.check = self._check  # type: ignore[method-assign]
+
+    def check(self, call: Call, path: str) -> None:
+        if call == "read" and path.startswith(self._path):
+            self.reads += 1
+            if self.reads - 1 in self._failing:
+                raise OSError(errno.EIO, "Input/output error", path)
+        self._check(call, path)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there was no such read."""
+        return self.reads <= self._failing.start
+
+
+def again(ask: Iterator[object]) -> object:
+    """As a client that is told of an error and asks once more."""
+    for answer in ask:
+        if not isinstance(answer, OSError):
+            return answer
+    raise AssertionError("never answered")
+
+
+def cancelled(world: TimerWorld, place: int) -> Iterator[object]:
+    while True:
+        try:
+            yield world.cancel(place)
+        except OSError as error:
+            yield error
+        world.pass_time(1)
+
+
+def prepared(world: TimerWorld) -> dict[bytes, int]:
+    """Messages for some seconds, in a store that was opened again: gives where they are."""
+    start = world.now_ms
+    places = {f"b{n}".encode(): world.send(start + 700 * n, f"b{n}".encode()) for n in range(30)}
+    text = "TIMER_DELAY_MS\x012500\x02UNIQ_KEY\x01RMQ\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    world.put(text + f"\x02TIMER_OUT_MS\x01{start + 2500}", b"theirs")
+    world.run()
+    world.checkpoint()
+    world.open()
+    return places
+
+
+def live(world: TimerWorld, places: dict[bytes, int]) -> tuple[set[bytes], set[bytes]]:
+    """Some are cancelled, some come later; gives what has to come, and what must not."""
+    start = world.now_ms
+    gone = {b"b7", b"b12", b"b25"}
+    for body in gone:
+        assert again(cancelled(world, places[body])) in (Cancelled.CANCELLED, Cancelled.CANCELLED_BEFORE)
+    world.pass_time(1000)
+    deleting = {
+        properties.TIMER_DEL_UNIQKEY: "orders+K16",
+        properties.TIMER_OUT_MS: str(start + 10_499),
+        properties.REAL_TOPIC: "orders",
+    }
+    world.put(properties.format_properties(deleting) + f"\x02TIMER_DELIVER_MS\x01{start + 10_500}")
+    world.checkpoint_or_not()
+    world.pass_time(40_000)
+    return {*places, b"theirs"} - gone - {b"b15"}, gone | {b"b15"}
+
+
+@pytest.mark.parametrize("path", READS)
+@pytest.mark.parametrize("count", [1, 5])
+def test_any_read_may_fail(path: str, count: int) -> None:
+    for first in itertools.count():
+        world = TimerWorld(TimerConfig(log_segment_size=520, roll_window=7), start_ms=NEAR_THE_HOUR_MS)
+        places = prepared(world)
+        with FailingReads(world, path, first, count) as reads:
+            come, gone = live(world, places)
+        counts = Counter(world.bodies())
+        assert counts == Counter(come), first
+        assert not gone & set(counts)
+        assert world.state().pending == 0
+        if reads.is_over:
+            assert first >= READS[path], "a life in which nothing is read"
+            return
+
+
+def test_a_second_is_not_passed_before_it_is_loaded() -> None:
+    """The read of the second's units fails while the time of several seconds comes."""
+    world = TimerWorld()
+    for at in range(0, 5000, 100):
+        world.send(START_MS + 20_000 + at)
+    world.run()
+    world.checkpoint()
+    world.open()
+    world.files.fail("read", errno.EIO, "/s/timerlog")
+    world.pass_time(23_000)
+    assert world.bodies() == []
+    world.files.heal()
+    world.pass_time(3000)
+    assert world.bodies() == [f"m{n + 1}".encode() for n in range(50)]
+
+
+def test_records_that_cannot_be_read_are_not_lost_but_wait() -> None:
+    world = TimerWorld()
+    for at in range(10):
+        world.send(START_MS + 500 + at)
+    world.run()
+    world.files.fail("read", errno.EIO, "/s/commitlog")
+    world.pass_time(3000)
+    assert world.bodies() == []
+    assert world.timers.lost == 0
+    world.files.heal()
+    world.pass_time(200)
+    assert len(world.bodies()) == 10
+
+
+def test_what_cannot_be_read_ahead_does_not_hold_up_what_is_due() -> None:
+    world = TimerWorld()
+    world.send(START_MS + 15_000)
+    world.run()
+    world.pass_time(4990)
+    world.files.fail("read", errno.EIO, "/s/timerlog")
+    due = world.now_ms + 900
+    world.send(due)
+    world.pass_time(900)
+    assert world.lateness() == [0]
+    world.files.heal()
+    world.pass_time(15_000)
+    assert world.lateness() == [0, 0]
+
+
+def test_the_same_trouble_is_told_once() -> None:
+    world = TimerWorld()
+    world.send(START_MS + 500)
+    world.run()
+    world.files.fail("read", errno.EIO, "/s/commitlog")
+    with capture_logs() as logs:
+        world.pass_time(2000)
+    assert [line["event"] for line in logs].count("timer_delivery_refused") == 1
+
+
+def test_the_newest_of_each_key_are_found_over_reads_that_fail() -> None:
+    """The search goes on where it was: each record is looked at once, whatever fails."""
+    for first in range(0, 40, 2):
+        world = TimerWorld(TimerConfig(log_segment_size=5200))
+        for n in range(60):
+            world.send(START_MS + 1000 + n, text=f"KEYS\x01k{n % 20}\x02")
+        world.run()
+        world.checkpoint()
+        world.clock.advance(60_000)
+        world.open()
+        world.timers.set_policy("orders", TimerPolicy(newest=True))
+        with FailingReads(world, "/s/commitlog", first, 2), capture_logs() as logs:
+            world.pass_time(30_000)
+        looked = [line["messages"] for line in logs if line["event"] == "overdue_messages_looked_at"]
+        assert looked == [60], first
+        assert sorted(world.bodies()) == sorted(f"m{n + 1}".encode() for n in range(40, 60)), first
