@@ -25,6 +25,7 @@ from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.errors import StoreError
 from storage.files import OsFile
+from storage.jobs import FlushJob
 from storage.recovery import Recovery
 from tests.support.broker import SEGMENT, UnboundBroker, config
 from tests.support.loop import SteppedLoop, turns
@@ -386,3 +387,23 @@ async def test_a_timer_log_that_is_no_directory_is_replaced(life: Life, kind: Ca
     await life.write(cleanly=False)
     kind(life.root / "timerlog")
     await life.each_once()
+
+
+async def test_a_stop_that_cannot_flush_ends_and_says_so(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = await life.start()
+    peer = broker.connect()
+    assert (await peer.ask(send("T", b"x"))).code == 0
+
+    def full(job: FlushJob) -> None:
+        raise OSError(24, "Too many open files", "commitlog")
+
+    monkeypatch.setattr(FlushJob, "run", full)
+    stopping = asyncio.ensure_future(broker.stop())
+    while not stopping.done():
+        await life.pass_time(1.0)
+    assert "Too many open files" in (stopping.result() or "")
+    assert (life.root / "abort").exists()
+    monkeypatch.undo()
+    broker = await life.start()
+    assert await life.bodies(broker) == [b"x"]
+    assert await broker.stop() is None
