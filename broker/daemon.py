@@ -56,7 +56,7 @@ from broker.topics import Topics
 from broker.turns import TimeBudget, Turns
 from broker.workers import Background, ThreadWorkers, Workers
 from protocol.headers import BrokerIdentity
-from scheduler import level_queues
+from scheduler import level_queues, timer_files
 from scheduler import timers as timers_module
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
@@ -161,6 +161,9 @@ class Broker:
         )
         try:
             self.store.inspect()
+            since = timer_files.needed_from(self.store.checkpoint.notes)
+            if since is not None:
+                self.store.need(since, "timers that are due, or were just delivered, are known from")
             self._read_tables()
             recovered = self.store.recover()
             log.info(
@@ -490,8 +493,8 @@ class Broker:
 
     # --- stop
 
-    async def stop(self) -> None:
-        """Stop; everything acknowledged is durable when done."""
+    async def stop(self) -> str | None:
+        """Stop; everything acknowledged is durable when done. Otherwise gives why it may not be."""
         for server in self._servers:
             server.close()
         if self.registration is not None:
@@ -505,7 +508,7 @@ class Broker:
         self._levels_work.step = self._timers_work.step = None
         await self._save_tables()
         await self._hand_over()
-        await self._stop_store()
+        failure = await self._stop_store()
         for connection in list(self.router.connections):
             connection.close()
         await asyncio.sleep(0)
@@ -514,6 +517,7 @@ class Broker:
         self.store.abandon()
         self.timers.close()
         log.info("stopped")
+        return failure
 
     async def _save_tables(self) -> None:
         try:
@@ -543,13 +547,14 @@ class Broker:
         await done
         self._hand_over_work.step = None
 
-    async def _stop_store(self) -> None:
+    async def _stop_store(self) -> str | None:
         self._stopped_store = self._loop.create_future()
         self.durability.stop()
         self._durability_work.wake()
         error = await self._stopped_store
         if error is not None:
             log.error("not_stopped_cleanly", reason=str(error))
+        return str(error) if error is not None else None
 
     def _close_sockets(self) -> None:
         for bound in self._sockets:

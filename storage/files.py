@@ -130,6 +130,9 @@ class Files(Protocol):
     def used_ratio(self, path: str) -> float:
         """How full the file system of a directory is, 0 to 1."""
 
+    def space(self, path: str) -> tuple[int, int]:
+        """Of the file system of a directory: its size, and what is free there, in bytes. Raises OSError."""
+
     def blocks_read(self) -> int:
         """How much this thread has had read from disks, in some unit. What it found in memory does not count; what
         it only had begun (`read_cached`) may."""
@@ -389,7 +392,10 @@ class OsFiles:
         while os.path.lexists(path):
             # What somebody else removes meanwhile is no error, and no reason to leave the rest.
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path)
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
 
     def read_whole(self, path: str) -> bytes | None:
         """See Files."""
@@ -435,6 +441,11 @@ class OsFiles:
         disk = os.statvfs(path)
         used = disk.f_blocks - disk.f_bfree
         return used / max(1, used + disk.f_bavail)
+
+    def space(self, path: str) -> tuple[int, int]:
+        """See Files."""
+        disk = os.statvfs(path)
+        return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
 
     def blocks_read(self) -> int:
         """See Files. File systems of a network do not count."""

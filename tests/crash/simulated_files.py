@@ -164,6 +164,9 @@ class SimulatedFiles:
     def used_ratio(self, path: str) -> float:
         return self.used
 
+    def space(self, path: str) -> tuple[int, int]:
+        return 1 << 40, int((1 - self.used) * (1 << 40))
+
     def blocks_read(self) -> int:
         return self.blocks
 

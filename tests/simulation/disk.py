@@ -275,6 +275,10 @@ class Disk:
         self.operate("statvfs", path)
         return self.used
 
+    def space(self, path: str) -> tuple[int, int]:
+        self.operate("statvfs", path)
+        return 1 << 40, int((1 - self.used) * (1 << 40))
+
     def blocks_read(self) -> int:
         return 0
 
