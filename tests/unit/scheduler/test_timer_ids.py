@@ -214,8 +214,8 @@ def test_a_read_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_was_kept_more_than_once_and_delivered_before_a_kill_is_told_to_be_delivered() -> None:
     world = TimerWorld()
     place = world.send(START_MS + 1000)
-    world.keep()
-    world.keep()
+    world.run()
+    assert [world.keep(), world.run(), world.keep()][::2] == [1, 1]
     world.pass_time(1000)
     assert world.bodies() == [b"m1"]
     world.open()
