@@ -20,6 +20,7 @@ import structlog
 
 from broker.admission import Admission
 from broker.clients import Clients
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig, Origin, parse_addresses
 from broker.connection import Connection, InputBudget, OutputBudget
 from broker.errors import ConfigError
@@ -55,7 +56,7 @@ from broker.topics import Topics
 from broker.turns import TimeBudget, Turns
 from broker.workers import Background, ThreadWorkers, Workers
 from protocol.headers import BrokerIdentity
-from scheduler import level_queues
+from scheduler import level_queues, timer_files
 from scheduler import timers as timers_module
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
@@ -160,6 +161,9 @@ class Broker:
         )
         try:
             self.store.inspect()
+            since = timer_files.needed_from(self.store.checkpoint.notes)
+            if since is not None:
+                self.store.need(since, "timers that are due, or were just delivered, are known from")
             self._read_tables()
             recovered = self.store.recover()
             log.info(
@@ -310,8 +314,9 @@ class Broker:
         self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
         locks = QueueLocks(real_clock, limits)
         stats = Stats(store.appender, real_clock)
+        reads = ColdReads(self._files, self._workers, self._turns.share)
         admission = Admission(loop, config.max_waiting_request_bytes)
-        self.router = router = Router(store, clock, held, stats, admission, sync_flush=config.sync_flush)
+        self.router = router = Router(store, clock, held, stats, admission, reads, sync_flush=config.sync_flush)
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(config.max_unread_response_bytes)
         self._pulls = PullHandlers(
@@ -334,20 +339,31 @@ class Broker:
         send = SendHandlers(
             config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, limits
         )
-        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock)
+        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock, reads)
         self._slices = slices = Slices(self._turns.share, self._read_apart)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices)
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
         admin = AdminHandlers(
-            config, store, topics, groups, offsets, clients, stats, sources, durability, self._register_now, limits
+            config,
+            store,
+            topics,
+            groups,
+            offsets,
+            clients,
+            stats,
+            sources,
+            durability,
+            self._register_now,
+            limits,
+            reads,
         )
         for handlers in (
             send,
             send_back,
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
-            ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients),
+            ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients, reads),
             ClientHandlers(topics, groups, clients, locks),
             admin,
             timer_handlers,
@@ -477,8 +493,8 @@ class Broker:
 
     # --- stop
 
-    async def stop(self) -> None:
-        """Stop; everything acknowledged is durable when done."""
+    async def stop(self) -> str | None:
+        """Stop; everything acknowledged is durable when done. Otherwise gives why it may not be."""
         for server in self._servers:
             server.close()
         if self.registration is not None:
@@ -492,7 +508,7 @@ class Broker:
         self._levels_work.step = self._timers_work.step = None
         await self._save_tables()
         await self._hand_over()
-        await self._stop_store()
+        failure = await self._stop_store()
         for connection in list(self.router.connections):
             connection.close()
         await asyncio.sleep(0)
@@ -501,6 +517,7 @@ class Broker:
         self.store.abandon()
         self.timers.close()
         log.info("stopped")
+        return failure
 
     async def _save_tables(self) -> None:
         try:
@@ -530,13 +547,14 @@ class Broker:
         await done
         self._hand_over_work.step = None
 
-    async def _stop_store(self) -> None:
+    async def _stop_store(self) -> str | None:
         self._stopped_store = self._loop.create_future()
         self.durability.stop()
         self._durability_work.wake()
         error = await self._stopped_store
         if error is not None:
             log.error("not_stopped_cleanly", reason=str(error))
+        return str(error) if error is not None else None
 
     def _close_sockets(self) -> None:
         for bound in self._sockets:

@@ -55,6 +55,9 @@ FIRST_CHECKPOINT_SECONDS: Final = 0.25
 start that follows a crash soon has less to do than the one before."""
 EXPIRE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
+STOP_TRIES: Final = 10
+"""So many flushes may fail for want of descriptors, memory or room while the store stops; then it is left as it is, for
+the next start to recover."""
 UNFLUSHED_BYTES: Final = 8 << 20
 """When this much is not flushed, it is time: beside the flush of half a second's writes, a write may take 75 ms, beside
 those of 4 to 16 MiB it took 3 ms (ext4, Linux 6; measured)."""
@@ -205,6 +208,8 @@ class Durability:
         """Directories of topics that could not be removed, their topics, and where the commitlog ended when they were
         to be."""
         self._is_stopping = self._is_over = False
+        self._stop_failures = 0
+        """Flushes that failed since the stop began."""
 
     def reconfigure(self, config: DurabilityConfig) -> None:
         """Do things so often from now on."""
@@ -308,6 +313,9 @@ class Durability:
             self._has_flush_failed = True
             self._failed("flushing the commitlog", error)
             self._tell_if_poisoned()
+            self._stop_failures += self._is_stopping
+            if self._stop_failures == STOP_TRIES and not self._is_over:
+                self._end(error)
             return
         if self._store.health.verdict is Verdict.POISONED:
             return
@@ -611,6 +619,7 @@ class Durability:
             self._watcher.stopped(self._store.health.error())
             return
         self._store.health.closed()
+        self._remove_again()
         self._expiring = None
         self._retry_at = 0.0
         if self._stage in (_Stage.WRITING, _Stage.FLUSHING):

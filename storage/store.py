@@ -27,6 +27,7 @@ from storage.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from storage.commitlog import Commitlog
 from storage.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, ConsumeQueue
+from storage.errors import StoreFileMissing
 from storage.files import Files, Lock
 from storage.health import Health
 from storage.queue_check import QueueCheck
@@ -132,6 +133,22 @@ class MessageStore:
             files, self.log, self.queue_directory, self.ensure_queue, self.tags_code, self.queue_check, self
         )
         self._recovery.inspect(self.checkpoint)
+        if not self.checkpoint.is_foreign and self.checkpoint.recovery_offset is not None:
+            self.need(self.checkpoint.recovery_offset, "the checkpoint says that it reached")
+
+    def need(self, position: int, why: str) -> None:
+        """See that the commitlog has the file in which a position lies, or would be the next byte; after `inspect`.
+        `why`: what the position is. Raises StoreFileMissing."""
+        begin, end = self.log.begin, self.log.allocated_end
+        if begin <= position <= end:
+            return
+        base = position - position % self.log.segment_size
+        there = f"from {begin} to {end}" if end > begin else "no bytes at all"
+        raise StoreFileMissing(
+            os.path.join(self.log.directory, f"{base:020}"),
+            f"is missing; the commitlog has {there}, but {why} {position}. Put the file back, or mount the disk that "
+            f"has it. To go on without its messages, which may deliver others twice, remove {self.checkpoint_path}",
+        )
 
     def recover(self) -> Recovered:
         """Bring the files in line, and take messages; after `inspect`. Raises StoreFormatError, OSError."""

@@ -11,7 +11,7 @@ import pytest
 
 from protocol import record
 from storage.check import problems
-from storage.errors import StoreFormatError, StoreLocked
+from storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
 from storage.files import OsFiles
 from storage.health import Verdict
 from storage.store import MessageStore
@@ -228,11 +228,20 @@ def test_a_lost_or_foreign_checkpoint_is_no_harm() -> None:
         assert list(problems(reopened(files))) == []
 
 
-def test_a_checkpoint_beyond_the_commitlog_is_not_believed() -> None:
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_end_of_the_log_must_not_be_gone_unless_somebody_says_so(kept: int) -> None:
     files = SimulatedFiles()
     stop(filled("/s", files))
-    for name in files.list("/s/commitlog")[1:]:
+    names = files.list("/s/commitlog")
+    for name in names[kept:]:
         files.remove(f"/s/commitlog/{name}")
+    before = {path: bytes(node.data) for path, node in files.names.items()}
+    with pytest.raises(StoreFileMissing, match=f"/s/commitlog/{names[-1]}: is missing.*remove /s/checkpoint"):
+        reopened(files)
+    assert {path: bytes(node.data) for path, node in files.names.items()} == before
+    if not kept:
+        return
+    files.remove("/s/checkpoint")
     again = reopened(files)
     assert 0 < again.log.end <= 8192
     assert list(problems(again)) == []
