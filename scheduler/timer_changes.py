@@ -161,7 +161,8 @@ class TimerChanges:
         self._enqueuer.through(message.queue_offset, now_ms)
         found = self._slots.places.find(physical_offset)
         if found is None:
-            return Cancelled.NO_LONGER_WAITS
+            is_done = self._slots.start.is_done(physical_offset)
+            return Cancelled.DELIVERED if is_done else Cancelled.NO_LONGER_WAITS
         position, unit = found
         if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
