@@ -177,6 +177,12 @@ class QueueCheck:
             (base // UNIT_SIZE + segment.units for base, segment in self.segments.get(key, {}).items()), default=0
         )
 
+    def durable_offset(self, key: Key) -> int | None:
+        """The queue offset up to which a queue's units are durable, and its files' names; None where that is not
+        known."""
+        is_known = self.is_whole and key in self.segments and key not in self._outdated
+        return self.next_offset(key) if is_known else None
+
     # --- comparing
 
     def wrong(

@@ -28,7 +28,7 @@ from storage.jobs import Lane
 from storage.recovery import Recovered
 from storage.retention import RetentionConfig
 from storage.store import MessageStore, StoreConfig
-from tests.crash.simulated_files import Folder, Node, SimulatedFiles, SyncDirectory, Write
+from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Sync, SyncDirectory, Write
 from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store
 
@@ -353,6 +353,21 @@ def test_a_checkpoint_writes_what_has_changed_and_no_more() -> None:
         world.checkpoint()
     assert len(world.files.names[CHECK].data) < 2 * size, "a new one is begun when it is full"
     assert world.reopen() == []
+
+
+def test_after_a_start_only_what_is_not_known_to_be_durable_is_synced() -> None:
+    """A store of many topics stops as fast as one of few."""
+    world = World()
+    for number in range(200):
+        world.send(f"topic-{number}", 0)
+    world.checkpoint()
+    world.send("topic-7", 0)
+    assert world.reopen() == []
+    before = len(world.files.operations)
+    world.stop()
+    nodes = {path: node for path, node in world.files.names.items() if path.startswith(QUEUES)}
+    synced = {operation.node for operation in world.files.operations[before:] if isinstance(operation, Sync)}
+    assert [path for path, node in nodes.items() if node in synced] == [f"{QUEUES}/topic-7/0/{0:020}"]
 
 
 def test_of_a_full_store_only_the_missing_part_is_read() -> None:
