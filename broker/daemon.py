@@ -20,6 +20,7 @@ import structlog
 
 from broker.admission import Admission
 from broker.clients import Clients
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig, Origin, parse_addresses
 from broker.connection import Connection, InputBudget, OutputBudget
 from broker.errors import ConfigError
@@ -313,8 +314,9 @@ class Broker:
         self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
         locks = QueueLocks(real_clock, limits)
         stats = Stats(store.appender, real_clock)
+        reads = ColdReads(self._files, self._workers, self._turns.share)
         admission = Admission(loop, config.max_waiting_request_bytes)
-        self.router = router = Router(store, clock, held, stats, admission, sync_flush=config.sync_flush)
+        self.router = router = Router(store, clock, held, stats, admission, reads, sync_flush=config.sync_flush)
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(config.max_unread_response_bytes)
         self._pulls = PullHandlers(
@@ -337,20 +339,31 @@ class Broker:
         send = SendHandlers(
             config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, limits
         )
-        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock)
+        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock, reads)
         self._slices = slices = Slices(self._turns.share, self._read_apart)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices)
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
         admin = AdminHandlers(
-            config, store, topics, groups, offsets, clients, stats, sources, durability, self._register_now, limits
+            config,
+            store,
+            topics,
+            groups,
+            offsets,
+            clients,
+            stats,
+            sources,
+            durability,
+            self._register_now,
+            limits,
+            reads,
         )
         for handlers in (
             send,
             send_back,
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
-            ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients),
+            ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients, reads),
             ClientHandlers(topics, groups, clients, locks),
             admin,
             timer_handlers,

@@ -22,6 +22,7 @@ import msgspec
 import structlog
 
 from broker.admission import OWN_BYTES, Admission
+from broker.cold_reads import ColdReads
 from broker.connection import Connection
 from broker.errors import NotNow, Refused
 from broker.held_answers import HeldAnswers
@@ -34,7 +35,7 @@ from protocol.errors import FieldError, FrameError, ProtocolError
 from protocol.frame import JSON, Frame, FrameReader
 from protocol.headers import Header, Request, RequestDecoder, response
 from storage.clock import Clock
-from storage.errors import RecordIllegal, StoreClosed, StoreError, StoreFull
+from storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull
 from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -57,16 +58,20 @@ _SENDS_A_LOOK: Final = 16
 
 
 class Route:
-    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log."""
+    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log. `reads`: it
+    looks into files, see `ColdReads`."""
 
-    __slots__ = ("decode_json", "decoder", "handler", "is_async", "stages")
+    __slots__ = ("decode_json", "decoder", "handler", "is_async", "reads", "stages")
 
-    def __init__(self, header_type: type[Header], handler: Handler, *, stages: bool = False) -> None:
+    def __init__(
+        self, header_type: type[Header], handler: Handler, *, stages: bool = False, reads: bool = False
+    ) -> None:
         self.decoder = RequestDecoder(header_type)
         self.decode_json = self.decoder.decode_json
         self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
         self.stages = stages
+        self.reads = reads
 
 
 class Clients(Protocol):
@@ -86,6 +91,7 @@ class Router:
         held: HeldAnswers,
         stats: Stats,
         admission: Admission,
+        reads: ColdReads,
         *,
         sync_flush: bool,
     ) -> None:
@@ -94,6 +100,8 @@ class Router:
         self._appender = store.appender
         self._clock = clock
         self._admission = admission
+        self._reads = reads
+        self._is_under_way = False
         self._stats = stats
         self._held = held
         self._sync_flush = sync_flush
@@ -112,10 +120,18 @@ class Router:
         self._not_logged: Counter[str] = Counter()
         """...and those that were left out."""
 
-    def add(self, code: int, header_type: type[Header], handler: Handler, *, stages: bool = False) -> None:
-        """Register the handler of a request code."""
+    def add(
+        self,
+        code: int,
+        header_type: type[Header],
+        handler: Handler,
+        *,
+        stages: bool = False,
+        reads: bool = False,
+    ) -> None:
+        """Register the handler of a request code; see `Route`."""
         assert code not in self._routes, f"request code {code} has a handler"
-        self._routes[code] = Route(header_type, handler, stages=stages)
+        self._routes[code] = Route(header_type, handler, stages=stages, reads=reads)
         start = b'{"code":%d,' % code
         if len(start) > _START_SIZE:
             self._routes_by_long_start[start] = self._routes[code]
@@ -207,14 +223,28 @@ class Router:
             self.spawn(connection, request, route.handler(connection, request))  # type: ignore[arg-type]
             return None
         try:
-            answer = route.handler(connection, request)
+            if route.reads:
+                answer = self._reads.at_once(route.handler, connection, request)
+            else:
+                answer = route.handler(connection, request)
             if answer is None or type(answer) is bytes:
                 return answer
             return self.encode(request, answer)  # type: ignore[arg-type]
+        except NotInMemory:
+            self.spawn(connection, request, self._reads.run(self._again, route, connection, request))
+            return None
         except NotNow:
             raise
         except Exception as error:  # whatever a request does, the connection and the others go on
             return self.encode(request, self._failed(connection, request, error))
+
+    def _again(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
+        """Let a request be handled that waited for the disk. It is under way already: what its handler begins may."""
+        self._is_under_way = True
+        try:
+            return route.handler(connection, request)  # type: ignore[return-value]
+        finally:
+            self._is_under_way = False
 
     def _slowly(
         self, connection: Connection, frame: Frame, now_ms: int
@@ -338,7 +368,7 @@ class Router:
         `at_once`."""
         size += OWN_BYTES + len(request.body)
         try:
-            self._admission.begin(connection, size, at_once=at_once)
+            self._admission.begin(connection, size, at_once=at_once or self._is_under_way)
         except NotNow:
             work.close()
             raise

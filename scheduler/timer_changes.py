@@ -159,21 +159,19 @@ class TimerChanges:
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
         self._enqueuer.through(message.queue_offset, now_ms)
-        found = self._slots.search.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+        found = self._slots.places.find(physical_offset)
         if found is None:
             return Cancelled.NO_LONGER_WAITS
-        position, second = found
-        if int(self._slots.log.read(position, 1)["magic"][0]) & WITHDRAWN:
+        position, unit = found
+        if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
-        if not self._waits(physical_offset, second):
+        second = int(seconds_of(unit)[0])
+        if second < self._slots.second:
             return Cancelled.DELIVERED
-        return _Place(message, due_ms, self._slots.search.wait_at(position, second), second)
-
-    def _waits(self, physical_offset: int, second: int) -> bool:
-        """Whether a message whose unit is in a second's slot is not delivered yet."""
-        slots = self._slots
-        is_delivered = second < slots.second or (slots.start.done == physical_offset).any()
-        return not is_delivered and slots.search.is_waiting(second, physical_offset)
+        waits = self._slots.search.wait_at(position, second)
+        if not self._slots.search.is_waiting(waits, second):
+            return Cancelled.DELIVERED
+        return _Place(message, due_ms, waits, second)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
         """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
@@ -245,11 +243,10 @@ class TimerChanges:
         second = int(seconds_of(units)[0])
         message = self._store.message_at(physical_offset, size)
         due_ms = due_of(message) if message is not None else None
-        if message is None or due_ms is None or units["magic"][0] & WITHDRAWN:
+        if message is None or due_ms is None or second < self._slots.second:
             return None
-        if not self._waits(physical_offset, second):
-            return None
-        return _Place(message, due_ms, self._slots.search.wait_at(position, second), second)
+        waits = self._slots.search.wait_at(position, second)
+        return _Place(message, due_ms, waits, second) if self._slots.search.is_waiting(waits, second) else None
 
     # --- messages whose commitlog files expire
 
@@ -279,9 +276,9 @@ class TimerChanges:
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
                 if message is None or second < slots.second:
                     continue
-                if not slots.search.is_waiting(second, message.physical_offset):
-                    continue
                 waits = slots.search.wait_at(position + at * UNIT.itemsize, second)
+                if not slots.search.is_waiting(waits, second):
+                    continue
                 again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS, self._now_ms)
                 slots.withdraw(waits, second)
                 self._catch_up.repeated(message.physical_offset, again)
@@ -308,20 +305,8 @@ class TimerChanges:
 
     def withdraw_again(self, physical_offsets: set[int]) -> None:
         """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
-        gone = []
         for physical_offset in physical_offsets:
-            message = self._store.message_at(physical_offset)
-            if message is None:
-                gone.append(physical_offset)
-                continue
-            due_ms = due_of(message) if message.topic == TIMER_TOPIC else None
-            if due_ms is None:
-                continue
-            second, stored = slot_second(due_ms), slot_second(message.store_timestamp)
-            found = self._slots.search.find_unit(physical_offset, second, stored)
+            found = self._slots.places.find(physical_offset)
             if found is not None:
-                self._slots.withdraw(self._slots.search.wait_at(*found), found[1])
-        if gone:
-            # Appended once more, whereupon their files went: nobody knows where they waited.
-            for position, second in self._slots.search.find_units(gone):
-                self._slots.withdraw(self._slots.search.wait_at(position, second), second)
+                second = int(seconds_of(found[1])[0])
+                self._slots.withdraw(self._slots.search.wait_at(found[0], second), second)

@@ -64,6 +64,11 @@ class Start(NamedTuple):
     recovered_to: int = 0
     """No second from here on has had anything delivered."""
 
+    def is_done(self, physical_offset: int) -> bool:
+        """Whether a message was delivered."""
+        at = int(np.searchsorted(self.done, physical_offset))
+        return at < len(self.done) and int(self.done[at]) == physical_offset
+
 
 class TimerRecovery:
     """One recovery. The log's files and the wheel's are found, or made."""

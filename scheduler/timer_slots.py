@@ -32,6 +32,7 @@ from scheduler.timer_log import (
     TimerLog,
     seconds_of,
 )
+from scheduler.timer_places import UnitPlaces
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import TimerSearch
 from scheduler.timer_second import Second, due_fields, picked, slot_second_of
@@ -62,6 +63,8 @@ class Slots:
         self.window = config.roll_window
         """How far ahead a slot may be, in seconds."""
         self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config.log_segment_size)
+        self.places = UnitPlaces(self.log)
+        """Where in the log the units of messages are."""
         self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
         self.second = 0
         """The second whose turn it is: everything in slots before it is done."""
@@ -93,6 +96,8 @@ class Slots:
         self.start, self.held_to = start, held_to
         self.second, self.since, self.log_since = start.second, start.since, start.log_since
         self.preloaded = start.second
+        for position, units in self.log.scan(self.log.begin, self.log.end):
+            self.places.note(position + np.arange(len(units)) * UNIT.itemsize, units)
 
     # --- putting
 
@@ -136,6 +141,7 @@ class Slots:
         units["topic_hash"] = waits["hash"]
         units["due_ms"] = np.where(magic & NO_MESSAGE == NO_MESSAGE, APPLIED, due_fields(waits))
         self.log.append(units, positions)
+        self.places.note(positions, units)
         self.wheel.put(plan)
         waits["position"] = positions
         if self.census.is_complete:
@@ -370,7 +376,7 @@ class Slots:
         self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
         second = self.resident.get(number)
         if second is not None:
-            second.remove(int(waits["physical"][0]))
+            second.remove(waits)
         self.gone(waits)
 
     # --- the files
@@ -395,7 +401,9 @@ class Slots:
         units["magic"], units["due_ms"] = 0, due_fields(waits)
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        self.log.append(units, self.log.positions(len(units)))
+        positions = self.log.positions(len(units))
+        self.log.append(units, positions)
+        self.places.note(positions, units)
 
     def _past_units(self, count: int, now_ms: int) -> Units:
         """Units in a slot of the past, which nobody reads any more."""

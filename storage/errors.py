@@ -8,6 +8,7 @@ StoreError
 ├── StoreFull           the disk has no room; nothing of the write remains
 ├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
 ├── StoreClosed         the store is not open
+├── NotInMemory         a read would have to wait for the disk, and may not: see `Files.may_wait`
 ├── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
 │                       succeeds says nothing about it; an OSError, too
 └── RecordIllegal       a message is not of a kind that the store takes
@@ -15,6 +16,8 @@ StoreError
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class StoreError(Exception):
@@ -70,6 +73,15 @@ class RecordTooLarge(RecordIllegal):
         self.what = what
         self.size = size
         self.limit = limit
+
+
+class NotInMemory(StoreError):
+    """A read would have to wait for the disk. `read` makes it, in any thread; it raises OSError. What was read is in
+    memory then, for a while."""
+
+    def __init__(self, path: str, read: Callable[[], object]) -> None:
+        super().__init__(f"{path}: not in memory")
+        self.read = read
 
 
 class NotDurable(StoreError, OSError):

@@ -103,8 +103,8 @@ class PullHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull)
-        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull)
+        router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull, reads=True)
+        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull, reads=True)
         router.add_clients(self.polls)
 
     def stop(self) -> None:

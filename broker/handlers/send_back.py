@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
@@ -43,10 +44,12 @@ class SendBackHandlers:
         staging: Staging,
         router: Router,
         clock: Clock,
+        reads: ColdReads,
     ) -> None:
         """`clock`: the messages' clock."""
         self._config = config
         self._clock = clock
+        self._reads = reads
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -73,7 +76,7 @@ class SendBackHandlers:
             )
         if group.retry_queue_nums <= 0:
             return response(ResponseCode.SUCCESS)
-        message = self._store.message_at(header.offset)
+        message = await self._reads.run(self._store.message_at, header.offset)
         if message is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         limit = retry_limit(self._groups, header.group, request.version, header.max_reconsume_times)

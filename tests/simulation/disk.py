@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from storage.errors import NotDurable, StoreLocked
+from storage.errors import NotDurable, NotInMemory, StoreLocked
 from storage.files import Ranges
 from tests.simulation.loop import Killed, Process, SimulatedLoop
 
@@ -155,6 +155,7 @@ class Disk:
         self.work = Work()
         self.loop_must_not_wait = False
         self.loop_waits: Counter[str] = Counter()
+        self.may_wait = True
         """Reads of the loop that had to wait for the disk, by path."""
 
     # --- what every operation goes through
@@ -414,7 +415,10 @@ class DiskFile:
         return node
 
     def read(self, offset: int, size: int) -> bytes:
-        return self._disk.read(self._node, self.path, ((offset, size),))
+        ranges = ((offset, size),)
+        if not self._disk.may_wait and not self._disk.is_in_memory(self._node, ranges):
+            raise NotInMemory(self.path, lambda: self.read_apart(ranges))
+        return self._disk.read(self._node, self.path, ranges)
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         return self._disk.read(self._node, self.path, ranges)

@@ -211,6 +211,24 @@ def test_a_read_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert world.cancel(place) is Cancelled.CANCELLED
 
 
+def test_what_is_appended_again_meanwhile_is_newer() -> None:
+    world = TimerWorld()
+    place = world.send(LATER)
+    _, second = world.reschedule(place, LATER + 1000)
+    world.run()
+    world.close()
+    world.open()
+    ids = world.timers.changes.ids
+    world.run()
+    assert ids.look(world.now_ms) is None
+    ids._reached = 0  # as if there were a long log before
+    _, third = world.reschedule(second or 0, LATER + 2000)
+    while not ids.is_complete:
+        ids.look(world.now_ms)
+    assert ids.newest(place) == third
+    assert world.cancel(place) is Cancelled.CANCELLED
+
+
 def test_a_message_with_as_many_properties_as_there_may_be_gets_another_time() -> None:
     world = TimerWorld()
     probe = world.store.message_at(world.send(LATER, b"x"))

@@ -657,7 +657,6 @@ def test_what_is_handed_on_again_and_again_is_found(
 ) -> None:
     monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 100)
     monkeypatch.setattr("scheduler.timer_checkpoint._MAX_TURN_SECONDS", -1)
-    monkeypatch.setattr("scheduler.timer_search._LATE_UNITS", 3)
     place = world.send(START_MS + 500)
     world.pass_time(100)
     slots = world.timers._slots
