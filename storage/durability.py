@@ -427,9 +427,7 @@ class Durability:
             store.checkpoint_path,
             [
                 # Before the marks: it notes units as they were made.
-                store.queue_check.plan(
-                    [(queue, covered[queue]) for queue in dirty if queue in covered], end, store.log.begin
-                ),
+                store.queue_check.plan(dirty, covered, end, store.log.begin),
                 *(queue.plan_marks(covered.get(queue, 0)) for queue in dirty if queue.has_marks),
                 *(part.plan_sync(now, is_last=is_last) for part in self._parts.values()),
             ],
