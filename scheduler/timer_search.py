@@ -13,7 +13,7 @@ import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
 from scheduler.timer_log import APPLIED, NO_MESSAGE, UNIT, seconds_of
-from scheduler.timer_second import NONE, waits_of
+from scheduler.timer_second import NONE, is_among, waits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,7 +132,7 @@ class TimerSearch:
             # Of the current second the unit does not tell.
             kept = ~current | np.isin(waits["physical"], slots.loaded(slots.second).physical())
         if len(slots.start.done):
-            kept &= (seconds >= slots.start.recovered_to) | ~np.isin(waits["physical"], slots.start.done)
+            kept &= (seconds >= slots.start.recovered_to) | ~is_among(waits["physical"], slots.start.done)
         return waits[kept], seconds[kept]
 
     def take_census(self) -> bool:

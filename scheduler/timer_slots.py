@@ -34,7 +34,7 @@ from scheduler.timer_log import (
 )
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import TimerSearch
-from scheduler.timer_second import Second, due_fields, picked, slot_second_of
+from scheduler.timer_second import Second, due_fields, is_among, picked, slot_second_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -195,10 +195,10 @@ class Slots:
         kept = magic & WITHDRAWN == 0
         uncounted = np.zeros(len(waits), bool)
         if second.number < self.start.recovered_to:
-            done = kept & np.isin(waits["physical"], self.start.done)
+            done = kept & is_among(waits["physical"], self.start.done)
             uncounted = done & (magic & DELETE == 0)
             if second.number == self.start.second:
-                uncounted &= ~np.isin(waits["physical"], self.start.counted)
+                uncounted &= ~is_among(waits["physical"], self.start.counted)
             kept &= ~done
             if second.number == self.start.second:
                 kept &= waits["position"] >= self._moved_by(waits["physical"])
@@ -232,8 +232,8 @@ class Slots:
         waits["key"][at] = key_of(message.properties_text) if message is not None else 0
 
     def _moved_by(self, physical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of messages of the second whose turn it was at a crash: where the last unit lies that they got since that turn
-        began, -1 without one."""
+        """Of messages of the second whose turn it was at a crash: where the last unit lies that they got since that
+        turn began, -1 without one."""
         moved = self.start.moved
         if not len(moved):
             return np.full(len(physical), -1)

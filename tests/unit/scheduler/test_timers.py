@@ -723,3 +723,48 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
     assert world.timers.metrics() == {}
     world.pass_time(120_000)
     assert world.bodies() == []
+
+
+def test_what_is_put_into_the_wheel_after_a_start_is_read_in_ranges() -> None:
+    """Of messages that were staged before the start the records tell the topic: thousands in a step, not one by one."""
+    world = TimerWorld(segment_size=1 << 22)
+    for n in range(3000):
+        world.send(START_MS + 60_000 + n % 7, topic=f"topic{n % 3}")
+    world.open()
+    reads, read = 0, world.store.log.read
+
+    def counted(offset: int, size: int) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        return read(offset, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.store.log, "read", counted)
+        world.run()
+    assert world.state().behind_messages == 0
+    assert reads < 10
+    assert world.timers.metrics() == {f"topic{n}": 1000 for n in range(3)}
+    world.pass_time(61_000)
+    assert sorted(world.bodies("topic1")) == sorted(f"m{n + 1}".encode() for n in range(1, 3000, 3))
+
+
+def test_records_of_every_make_are_put_into_the_wheel_after_a_start() -> None:
+    """Usual ones, Apache's, deleting ones, and those of which nothing is left, in any order."""
+    world = TimerWorld()
+    text = "TIMER_DELAY_MS\x0130000\x02UNIQ_KEY\x01R{0}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    bodies = []
+    for n in range(120):
+        if n % 3:
+            world.send(START_MS + 30_000 + n, f"o{n}".encode())
+            bodies.append(f"o{n}".encode())
+        elif n % 2:
+            world.put(text.format(n) + f"\x02TIMER_OUT_MS\x01{START_MS + 29_000}", f"r{n}".encode())
+            bodies.append(f"r{n}".encode())
+        else:
+            place = world.send(START_MS + 30_000, b"gone")
+            assert world.cancel(place) is Cancelled.CANCELLED
+    world.open()
+    world.run()
+    assert world.state().behind_messages == 0
+    world.pass_time(32_000)
+    assert sorted(world.bodies()) == sorted(bodies)
