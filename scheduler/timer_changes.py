@@ -8,7 +8,7 @@ mark, recovery sets it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -271,22 +271,8 @@ class TimerChanges:
 
     # --- after a start
 
-    def withdraw_again(self, physical_offsets: set[int]) -> None:
+    def withdraw_again(self, physical_offsets: Iterable[int]) -> None:
         """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
-        gone = []
-        for physical_offset in physical_offsets:
-            message = self._store.message_at(physical_offset)
-            if message is None:
-                gone.append(physical_offset)
-                continue
-            due_ms = due_of(message) if message.topic == TIMER_TOPIC else None
-            if due_ms is None:
-                continue
-            second, stored = slot_second(due_ms), slot_second(message.store_timestamp)
-            found = self._slots.search.find_unit(physical_offset, second, stored)
-            if found is not None:
-                self._slots.withdraw(self._slots.search.wait_at(*found), found[1])
-        if gone:
-            # Appended once more, whereupon their files went: nobody knows where they waited.
-            for position, second in self._slots.search.find_units(gone):
-                self._slots.withdraw(self._slots.search.wait_at(position, second), second)
+        waits, seconds = self._slots.search.last_units(np.unique(np.array(list(physical_offsets), np.int64)))
+        for at, second in enumerate(seconds.tolist()):
+            self._slots.withdraw(waits[at : at + 1], second)

@@ -109,15 +109,19 @@ class Enqueuer:
             if keys is not None:
                 waits["key"] = keys
             magic = np.full(len(units), NORMAL, np.int32)
+        met = None
         if self.next_offset < self._replayed_to and len(waits):
             magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
-            kept = ~is_among(waits["physical"], self._slots.start.done)
-            waits, magic = waits[kept], magic[kept]
+            done = is_among(waits["physical"], self._slots.start.done)
+            met = waits["physical"][done]
+            waits, magic = waits[~done], magic[~done]
         if len(waits):
             self._slots.put(waits, magic, now_ms)
             is_message = magic == NORMAL
             self._topics.count(waits[is_message], 1)
             self.messages += int(is_message.sum())
+        if met is not None:
+            self._slots.forget([met])
         self.next_offset += count
         self._slots.is_replayed |= self.next_offset >= self._replayed_to
         self._topics.drop_staged(self.next_offset)

@@ -81,15 +81,22 @@ class TimerSearch:
                 found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
         return found
 
-    def find_units(self, physical_offsets: list[int]) -> list[tuple[int, int]]:
-        """Positions and seconds of the units of messages that are not withdrawn nor past, looked for in the whole
-        log."""
-        found: list[tuple[int, int]] = []
-        for position, units in self._log.scan(self._log.begin, self._log.end):
-            waits, seconds = self._waiting_of(position, units)
-            at = np.isin(waits["physical"], physical_offsets)
-            found += zip(waits["position"][at].tolist(), seconds[at].tolist(), strict=True)
-        return found
+    def last_units(self, physical_offsets: NDArray[np.int64]) -> tuple[Waits, NDArray[np.int64]]:
+        """Of some messages, by ascending physical offsets, those that have units: what the last unit of each says, and
+        the second of its slot. One look at all of the log, however many they are."""
+        parts, slots = [NONE], [np.empty(0, np.int64)]
+        if len(physical_offsets):
+            for position, units in self._log.scan(self._log.begin, self._log.end):
+                is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets)
+                at = np.flatnonzero(is_one & (units["due_ms"] != APPLIED))
+                if len(at):
+                    parts.append(waits_of(units[at], position + at * UNIT.itemsize))
+                    slots.append(seconds_of(units[at]))
+        waits, seconds = np.concatenate(parts), np.concatenate(slots)
+        _, last = np.unique(waits["physical"][::-1], return_index=True)
+        waits, seconds = waits[::-1][last], seconds[::-1][last]
+        self._learn(waits, seconds)
+        return waits, seconds
 
     def is_waiting(self, number: int, physical_offset: int) -> bool:
         """Whether a message of a second, whose unit is there, is still to be delivered."""

@@ -132,6 +132,7 @@ class Second:
         "again",
         "deletes",
         "delivered",
+        "found_done",
         "is_loaded",
         "is_touched",
         "loader",
@@ -154,6 +155,8 @@ class Second:
         """Whether all of its messages are here."""
         self.delivered: list[Waits] = []
         """What recovery found delivered of it, as long as the counts of what waits have that."""
+        self.found_done: list[NDArray[np.int64]] = []
+        """Physical offsets of all that recovery found delivered of it, as far as it is loaded."""
         self.is_touched = False
         """Whether a message of this second has been delivered."""
         self._runs: list[_Run] = []
