@@ -26,7 +26,13 @@ _RANGE: Final = "range"
 _LIVE: Final = "live"
 PORTS: Final = (1, 65535)
 _DAY_SECONDS: Final = 86_400
+_MIB: Final = 1024 * 1024
+MAX_QUEUES: Final = 65536
+"""Of a topic, whatever the settings say."""
+MAX_DELAY_LEVELS: Final = 1000
+"""The checkpoint's note takes 28 bytes a level, and each has a queue with its files; nobody needs as many."""
 _TIMER_PRECISION_MS: Final = 1000
+_MAX_REPEATED: Final = 100
 
 
 def _setting(
@@ -155,7 +161,7 @@ class BrokerConfig:
         "defaultTopicQueueNums",
         8,
         "queues of TBW102, the most that an auto-created topic gets",
-        limits=(1, 65536),
+        limits=(1, MAX_QUEUES),
         live=True,
     )
     cluster_topic: bool = _setting("clusterTopicEnable", True, "whether there is a topic named as the cluster")
@@ -274,6 +280,102 @@ class BrokerConfig:
         limits=(1, 10_000_000),
         live=True,
     )
+    max_unfinished_request_bytes: int = _setting(
+        "maxUnfinishedRequestBytes",
+        256 * _MIB,
+        "duemq's own: what may be held of requests that have not come as a whole; beyond it, who has sent most of one "
+        "loses the connection",
+        limits=(32 * _MIB, 1 << 40),
+    )
+    max_waiting_request_bytes: int = _setting(
+        "maxWaitingRequestBytes",
+        256 * _MIB,
+        "duemq's own: what may be held of requests and answers that wait for the disk, such as pulls of old messages; "
+        "beyond it connections are not read on",
+        limits=(8 * _MIB, 1 << 40),
+    )
+    max_unread_response_bytes: int = _setting(
+        "maxUnreadResponseBytes",
+        512 * _MIB,
+        "duemq's own: what may be held of responses that clients do not read; beyond it pulls are SYSTEM_BUSY",
+        limits=(32 * _MIB, 1 << 40),
+    )
+    max_groups_per_connection: int = _setting(
+        "maxGroupsPerConnection",
+        1000,
+        "duemq's own: producer and consumer groups of one connection, counted for each client id",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    max_heartbeat_entries: int = _setting(
+        "maxHeartbeatEntries",
+        200_000,
+        "duemq's own: what heartbeats may tell in all, some 600 bytes each: members of groups, and the groups' "
+        "subscriptions (long expressions count more)",
+        limits=(1000, 100_000_000),
+        live=True,
+    )
+    max_subscriptions: int = _setting(
+        "maxSubscriptionsPerGroup",
+        1000,
+        "duemq's own: topics that a consumer group may subscribe to",
+        limits=(1, 1_000_000),
+        live=True,
+    )
+    max_tags: int = _setting(
+        "maxTagsPerSubscription",
+        1000,
+        "duemq's own: tags in the expression of a subscription or a pull",
+        limits=(1, 30_000),
+        live=True,
+    )
+    max_batch_messages: int = _setting(
+        "maxBatchMessages",
+        32_768,
+        "duemq's own: messages in a batch, which are stored all at once, some 4 us each; others wait meanwhile",
+        limits=(1, 1_000_000),
+        live=True,
+    )
+    max_queue_locks: int = _setting(
+        "maxQueueLocks",
+        200_000,
+        "duemq's own: queues that consumers may have locked, some 300 bytes each",
+        limits=(1, 100_000_000),
+        live=True,
+    )
+    max_groups: int = _setting(
+        "maxSubscriptionGroups",
+        100_000,
+        "duemq's own: consumer groups; further ones are not made",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    max_topics: int = _setting(
+        "maxTopics", 100_000, "duemq's own: topics; further ones are not made", limits=(1, 10_000_000), live=True
+    )
+    max_queues_per_topic: int = _setting(
+        "maxQueuesPerTopic", 4096, "duemq's own: queues of one topic", limits=(1, MAX_QUEUES), live=True
+    )
+    max_queues: int = _setting(
+        "maxQueues", 2_000_000, "duemq's own: queues of all topics", limits=(1, 1_000_000_000), live=True
+    )
+    max_kv_entries: int = _setting(
+        "maxKVConfigEntries",
+        10_000,
+        "duemq's own: key-value configurations that the name server keeps",
+        limits=(0, 10_000_000),
+        live=True,
+    )
+    max_kv_bytes: int = _setting(
+        "maxKVConfigBytes", 4 * _MIB, "duemq's own: size of all of these", limits=(0, 1 << 30), live=True
+    )
+    max_registration_bytes: int = _setting(
+        "maxRegistrationBytes",
+        128 * _MIB,
+        "duemq's own: size of what other brokers have registered at the name server, some 160 bytes a topic",
+        limits=(0, 1 << 40),
+        live=True,
+    )
     idle_seconds: int = _setting(
         "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
     )
@@ -360,12 +462,19 @@ def _sort(values: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """The properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others."""
     for name in values:
         if name not in FIELDS and name not in UNUSED:
-            raise ConfigError(f"there is no property {name}{_nearest(name)}")
+            raise ConfigError(f"there is no property {_short(name)}{_nearest(name)}")
     known = {name: value for name, value in values.items() if name in FIELDS}
     return known, sorted(name for name in values if name not in FIELDS)
 
 
+def _short(text: str) -> str:
+    """A text as an error may repeat it."""
+    return text if len(text) <= _MAX_REPEATED else f"{text[:_MAX_REPEATED]}..."
+
+
 def _nearest(name: str) -> str:
+    if len(name) > _MAX_REPEATED:
+        return ""
     known = {other.lower(): other for other in (*FIELDS, *UNUSED)}
     near = difflib.get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {known[near[0]]}?" if near else ""
@@ -377,20 +486,20 @@ def _parse(name: str, text: str) -> Any:
     kind: type = type(field.default)
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{name}={text}: write true or false")
+            raise ConfigError(f"{name}={_short(text)}: write true or false")
         return text.lower() == "true"
     choices = field.metadata[_CHOICES]
     if choices and text not in choices:
-        raise ConfigError(f"{name}={text}: write one of {', '.join(choices)}")
+        raise ConfigError(f"{name}={_short(text)}: write one of {', '.join(choices)}")
     if kind is str:
         return text
     try:
         value = kind(text)
     except ValueError:
-        raise ConfigError(f"{name}={text}: write a number") from None
+        raise ConfigError(f"{name}={_short(text)}: write a number") from None
     limits = field.metadata[_RANGE]
     if limits and not limits[0] <= value <= limits[1]:
-        raise ConfigError(f"{name}={text}: allowed are {limits[0]} to {limits[1]}")
+        raise ConfigError(f"{name}={_short(text)}: allowed are {limits[0]} to {limits[1]}")
     return value
 
 
@@ -426,10 +535,16 @@ def _check(config: BrokerConfig) -> BrokerConfig:
     ):
         if wanted:
             raise ConfigError(f"{name}=true: duemq has no access control yet and will not start as if it had")
+    levels = len(config.delay_levels.split())
+    if levels > MAX_DELAY_LEVELS:
+        raise ConfigError(
+            f"messageDelayLevel has {levels} levels: at most {MAX_DELAY_LEVELS} are possible. A message with a timer "
+            "may have any delay"
+        )
     try:
         DelayLevels(config.delay_levels)
     except ValueError as error:
-        raise ConfigError(f"messageDelayLevel={config.delay_levels}: {error}") from None
+        raise ConfigError(f"messageDelayLevel={_short(config.delay_levels)}: {_short(str(error))}") from None
     try:
         socket.inet_pton(socket.AF_INET6 if ":" in config.advertised_host else socket.AF_INET, config.advertised_host)
     except OSError:
@@ -446,8 +561,8 @@ def _check(config: BrokerConfig) -> BrokerConfig:
         )
     parse_addresses(config.nameserver_addresses)
     hours = config.delete_when.split(";")
-    if not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
-        raise ConfigError(f"deleteWhen={config.delete_when}: write hours of two digits, such as 04 or 04;16")
+    if len(hours) > 24 or not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
+        raise ConfigError(f"deleteWhen={_short(config.delete_when)}: write hours of two digits, such as 04 or 04;16")
     if config.nameserver_port in (config.listen_port, config.listen_port - 2) and not config.nameserver_addresses:
         raise ConfigError(f"nameserverPort={config.nameserver_port} is also a port of the broker")
     return config

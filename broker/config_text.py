@@ -10,6 +10,7 @@ from typing import Final
 from broker.errors import ConfigError
 
 _COMMENTS: Final = "#!"
+_MAX_REPEATED: Final = 100
 
 
 def parse(text: str, source: str) -> dict[str, str]:
@@ -18,7 +19,7 @@ def parse(text: str, source: str) -> dict[str, str]:
     for number, line in _entries(text.splitlines()):
         name, separator, value = line.partition("=")
         if not separator:
-            raise ConfigError(f"{source}, line {number + 1}: {line.strip()!r} is not NAME=VALUE")
+            raise ConfigError(f"{source}, line {number + 1}: {line.strip()[:_MAX_REPEATED]!r} is not NAME=VALUE")
         values[name.strip()] = value.strip()
     return values
 

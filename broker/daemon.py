@@ -18,9 +18,11 @@ from typing import Final
 
 import structlog
 
+from broker.admission import Admission
 from broker.clients import Clients
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig, Origin, parse_addresses
-from broker.connection import Budget, Connection, OutputBudget
+from broker.connection import Connection, InputBudget, OutputBudget
 from broker.errors import ConfigError
 from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
@@ -33,16 +35,19 @@ from broker.handlers.reset_offset import ResetOffsetHandlers
 from broker.handlers.send import SendHandlers
 from broker.handlers.send_back import SendBackHandlers
 from broker.handlers.settings import SettingsHandlers
+from broker.handlers.slices import Slices
 from broker.handlers.staging import Staging
 from broker.handlers.timers import TimerHandlers
 from broker.held_answers import HeldAnswers
 from broker.housekeeping import Housekeeping
+from broker.limits import Limits
 from broker.live import durability_config, follow, retention_config
 from broker.locks import QueueLocks
 from broker.nameserver import NameServer
 from broker.offsets import ConsumerOffsets
 from broker.persister import Persister
 from broker.registration import Registration
+from broker.request_turns import RequestBudget, RequestTime, RequestTurns
 from broker.router import Router
 from broker.runtime_info import Sources
 from broker.settings import LiveSettings
@@ -51,7 +56,7 @@ from broker.topics import Topics
 from broker.turns import TimeBudget, Turns
 from broker.workers import Background, ThreadWorkers, Workers
 from protocol.headers import BrokerIdentity
-from scheduler import level_queues
+from scheduler import level_queues, timer_files
 from scheduler import timers as timers_module
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
@@ -111,8 +116,10 @@ class Broker:
         files: Files | None = None,
         workers: Callable[[asyncio.AbstractEventLoop], Workers] = ThreadWorkers,
         budget: Callable[[float], SliceBudget] = TimeBudget,
+        request_budget: RequestBudget | None = None,
     ) -> None:
-        """`clock`, `files`, `workers` and `budget`: the machine's unless given, by a simulation."""
+        """`clock`, `files`, `workers`, `budget` and `request_budget`: the machine's unless given, by a simulation."""
+        self._request_budget = request_budget or RequestTime()
         self.config = config
         """The settings at the start."""
         self.settings = LiveSettings(config, origin)
@@ -141,6 +148,7 @@ class Broker:
         self._bind()
         self._workers = self._make_workers(loop)
         self._turns = turns = Turns(loop, self._clock, self._make_budget)
+        self._request_turns = RequestTurns(turns, self._request_budget)
         self._durability_work, self._levels_work, self._timers_work, self._hand_over_work = (
             turns.work(name) for name in ("durability", "levels", "timers", "hand over")
         )
@@ -153,6 +161,9 @@ class Broker:
         )
         try:
             self.store.inspect()
+            since = timer_files.needed_from(self.store.checkpoint.notes)
+            if since is not None:
+                self.store.need(since, "timers that are due, or were just delivered, are known from")
             self._read_tables()
             recovered = self.store.recover()
             log.info(
@@ -212,6 +223,7 @@ class Broker:
         def table(name: str) -> ConfigFile:
             return ConfigFile(self._files, os.path.join(config.store_root, "config", name))
 
+        self._limits = limits = Limits(self.settings)
         self._persister = persister = Persister(self._loop, self._workers)
         self.topics = topics = Topics(
             config,
@@ -219,15 +231,23 @@ class Broker:
             table("topics.json"),
             real_clock,
             persister,
+            limits,
             self._register_soon,
             self._policy_changed,
         )
         self.groups = groups = Groups(
-            table("subscriptionGroup.json"), real_clock, persister, auto_create=config.auto_create_group
+            table("subscriptionGroup.json"), real_clock, persister, limits, auto_create=config.auto_create_group
         )
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
         self.nameserver = nameserver = NameServer(
-            config.cluster_name, config.broker_name, address, topics, table("kvConfig.json"), real_clock, persister
+            config.cluster_name,
+            config.broker_name,
+            address,
+            topics,
+            table("kvConfig.json"),
+            real_clock,
+            persister,
+            limits,
         )
         for loaded in (topics, groups, offsets, nameserver):
             loaded.load()
@@ -237,6 +257,7 @@ class Broker:
 
     def _assemble(self, recovered: Recovered) -> None:
         config, store, clock, real_clock, loop = self.config, self.store, self._clock, self._real_clock, self._loop
+        limits, turns = self._limits, self._request_turns
         topics, groups, offsets, now = self.topics, self.groups, self.offsets, look(clock)
         self.levels = levels = LevelQueues(
             store,
@@ -285,43 +306,68 @@ class Broker:
                 parse_addresses(config.nameserver_addresses),
                 topics,
                 config.register_period_ms / 1000,
-                self._connect,
+                self._connect_to,
             )
         topics.begin()
         groups.begin()
 
-        self.clients = clients = Clients(real_clock, notify=config.notify_consumers)
-        locks = QueueLocks(real_clock)
+        self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
+        locks = QueueLocks(real_clock, limits)
         stats = Stats(store.appender, real_clock)
-        self.router = router = Router(store, clock, held, stats, sync_flush=config.sync_flush)
-        self._budget, self._output = Budget(), OutputBudget()
+        reads = ColdReads(self._files, self._workers, self._turns.share)
+        admission = Admission(loop, config.max_waiting_request_bytes)
+        self.router = router = Router(store, clock, held, stats, admission, reads, sync_flush=config.sync_flush)
+        self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
+        self._output = OutputBudget(config.max_unread_response_bytes)
         self._pulls = PullHandlers(
-            config, store, topics, groups, clients, offsets, stats, router, self._output, loop, self._workers
+            config,
+            store,
+            topics,
+            groups,
+            clients,
+            offsets,
+            stats,
+            router,
+            self._output,
+            loop,
+            turns,
+            limits,
+            self._workers,
         )
         sources = Sources(config, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock)
         staging = Staging(store, topics.table, levels, timers)
         send = SendHandlers(
-            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart
+            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, limits
         )
-        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock)
-        timer_handlers = TimerHandlers(config, store, topics, timers, router)
+        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock, reads)
+        self._slices = slices = Slices(self._turns.share, self._read_apart)
+        timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices)
         pending = Pending(store, timers, levels)
-        self._pending = PendingHandlers(
-            store, timers, pending, timer_handlers, router, clock, self._read_apart, self._turns.share
-        )
+        pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
         admin = AdminHandlers(
-            config, store, topics, groups, offsets, clients, stats, sources, durability, self._register_now
+            config,
+            store,
+            topics,
+            groups,
+            offsets,
+            clients,
+            stats,
+            sources,
+            durability,
+            self._register_now,
+            limits,
+            reads,
         )
         for handlers in (
             send,
             send_back,
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),
-            ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients),
+            ResetOffsetHandlers(config.broker_name, store, topics, offsets, clients, reads),
             ClientHandlers(topics, groups, clients, locks),
             admin,
             timer_handlers,
-            self._pending,
+            pending_handlers,
             SettingsHandlers(self.settings, self._workers),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),
@@ -432,7 +478,11 @@ class Broker:
             await self._workers.run(Background.READS, job.run)
 
     def _connect(self) -> Connection:
-        return Connection(self.router, self._loop, self._budget, self._output)
+        return Connection(self.router, self._loop, self._budget, self._output, self._request_turns)
+
+    async def _connect_to(self, address: tuple[str, int]) -> Connection:
+        _, connection = await self._loop.create_connection(self._connect, *address)
+        return connection
 
     def _register_now(self) -> asyncio.Future[None] | None:
         return self.registration.register_now() if self.registration is not None else None
@@ -443,8 +493,8 @@ class Broker:
 
     # --- stop
 
-    async def stop(self) -> None:
-        """Stop; everything acknowledged is durable when done."""
+    async def stop(self) -> str | None:
+        """Stop; everything acknowledged is durable when done. Otherwise gives why it may not be."""
         for server in self._servers:
             server.close()
         if self.registration is not None:
@@ -452,13 +502,13 @@ class Broker:
         self.housekeeping.stop()
         for connection in list(self.router.connections):
             connection.stop_reading()
-        self._pending.stop()
+        self._slices.stop()
         await self.router.finish(STOP_SECONDS)
         self._pulls.stop()
         self._levels_work.step = self._timers_work.step = None
         await self._save_tables()
         await self._hand_over()
-        await self._stop_store()
+        failure = await self._stop_store()
         for connection in list(self.router.connections):
             connection.close()
         await asyncio.sleep(0)
@@ -467,6 +517,7 @@ class Broker:
         self.store.abandon()
         self.timers.close()
         log.info("stopped")
+        return failure
 
     async def _save_tables(self) -> None:
         try:
@@ -496,13 +547,14 @@ class Broker:
         await done
         self._hand_over_work.step = None
 
-    async def _stop_store(self) -> None:
+    async def _stop_store(self) -> str | None:
         self._stopped_store = self._loop.create_future()
         self.durability.stop()
         self._durability_work.wake()
         error = await self._stopped_store
         if error is not None:
             log.error("not_stopped_cleanly", reason=str(error))
+        return str(error) if error is not None else None
 
     def _close_sockets(self) -> None:
         for bound in self._sockets:

@@ -2,7 +2,8 @@
 
 BrokerError
 ├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
-└── Refused            a request ends with this response code and remark
+├── Refused            a request ends with this response code and remark
+└── NotNow             a request cannot begin now: its connection hands it over again
 """
 
 from __future__ import annotations
@@ -23,3 +24,7 @@ class Refused(BrokerError):
         super().__init__(remark)
         self.code = code
         self.remark = remark
+
+
+class NotNow(BrokerError):
+    """A request cannot begin now, since too much is under way. Its connection is held back, and hands it over again."""

@@ -3,46 +3,62 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
+from broker.errors import Refused
+from broker.limits import Limits
 from protocol.bodies import MessageQueue
+from protocol.codes import ResponseCode
 from storage.clock import Clock
 
 EXPIRE_SECONDS: Final = 60.0
 
 
 class QueueLocks:
-    """All locks, by group and queue."""
+    """All locks."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, limits: Limits) -> None:
         self._clock = clock
-        self._locks: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
+        self._limits = limits
+        self._locks: OrderedDict[tuple[str, MessageQueue], tuple[str, float]] = OrderedDict()
+        """By group and queue, who has it and when it was renewed; the one renewed longest ago first."""
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock queues, or renew; gives those that the client holds now."""
+        """Lock queues, or renew; gives those that the client holds now. Raises Refused where there would be too many
+        locks in all."""
         now = self._clock.monotonic()
-        locks = self._locks.setdefault(group, {})
+        locks = self._locks
+        wanted = [(group, queue) for queue in queues]
+        count = len(locks) + sum(key not in locks for key in wanted)
+        if count > max(len(locks), self._limits.queue_locks):
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]broker busy: {len(locks)} queues are locked, and maxQueueLocks={self._limits.queue_locks}. "
+                "Try again later, or raise that setting",
+            )
         held = []
-        for queue in queues:
-            owner, renewed = locks.get(queue, ("", 0.0))
+        for key in wanted:
+            owner, renewed = locks.get(key, ("", 0.0))
             if owner in ("", client_id) or now - renewed > EXPIRE_SECONDS:
-                locks[queue] = (client_id, now)
-                held.append(queue)
+                locks[key] = (client_id, now)
+                locks.move_to_end(key)
+                held.append(key[1])
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Give up what the client holds of some queues."""
-        locks = self._locks.get(group, {})
         for queue in queues:
-            if queue in locks and locks[queue][0] == client_id:
-                del locks[queue]
+            key = (group, queue)
+            if key in self._locks and self._locks[key][0] == client_id:
+                del self._locks[key]
 
     def expire(self) -> None:
         """Forget locks that nobody renews."""
-        now = self._clock.monotonic()
-        for group, locks in list(self._locks.items()):
-            for queue in [queue for queue, (_, renewed) in locks.items() if now - renewed > EXPIRE_SECONDS]:
-                del locks[queue]
-            if not locks:
-                del self._locks[group]
+        limit = self._clock.monotonic() - EXPIRE_SECONDS
+        while self._locks:
+            key, (_, renewed) = next(iter(self._locks.items()))
+            if renewed >= limit:
+                break
+            del self._locks[key]

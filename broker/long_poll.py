@@ -3,6 +3,9 @@ brought; nothing polls.
 
 A held pull costs about a kilobyte. How many there may be is bounded: beyond that a pull is answered at once. A client
 that does not read its responses gets no messages pushed into its buffer; its pulls stay held until their time is up.
+
+There may be 100,000 of them on one queue, of one second, or of one client that leaves: whatever is to be done for many
+is done in turns (see `request_turns`).
 """
 
 from __future__ import annotations
@@ -13,17 +16,17 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from broker.connection import Connection
+from broker.request_turns import IsOver, RequestTurns
 from protocol.headers import PullMessage, Request
 from storage.consume_queue import ConsumeQueue
 
-SLICE_SECONDS: Final = 0.002
 MAX_HOLD_SECONDS: Final = 60.0
 
 
 class HeldPull:
     """A pull that waits. `offset` is where to look next: messages before it were looked at and not wanted."""
 
-    __slots__ = ("codes", "connection", "deadline", "offset", "queue", "request")
+    __slots__ = ("codes", "connection", "deadline", "is_held", "offset", "queue", "request")
 
     def __init__(
         self,
@@ -40,6 +43,8 @@ class HeldPull:
         self.offset = offset
         self.codes = codes
         self.deadline = deadline
+        self.is_held = False
+        """Whether it waits now."""
 
     @property
     def second(self) -> int:
@@ -54,12 +59,14 @@ class LongPolls:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        turns: RequestTurns,
         capacity: int,
         serve: Callable[[HeldPull], bool],
         expire: Callable[[HeldPull], None],
         fail: Callable[[HeldPull, Exception], None],
     ) -> None:
         self._loop = loop
+        self._turns = turns
         self.capacity = capacity
         """How many may wait; whoever waits already stays."""
         self._serve = serve
@@ -69,9 +76,15 @@ class LongPolls:
         self._by_second: dict[int, dict[HeldPull, None]] = {}
         self._by_connection: dict[Connection, dict[HeldPull, None]] = {}
         self._woken: dict[ConsumeQueue, None] = {}
+        self._to_wake: deque[ConsumeQueue] = deque()
+        """Queues that got messages, taken from `_woken` all at once..."""
         self._to_serve: deque[HeldPull] = deque()
-        """The rest of the pulls of a queue that got messages, for the next slice."""
-        self._is_serving = False
+        """...the pulls of one of them..."""
+        self._to_end: deque[HeldPull] = deque()
+        """...those whose time is up..."""
+        self._to_forget: deque[HeldPull] = deque()
+        """...and those whose clients are gone. Any of these may not be held any more when their turn comes."""
+        self._has_work = False
         self._timer: asyncio.TimerHandle | None = None
         self.count = 0
         """Pulls that wait."""
@@ -81,6 +94,7 @@ class LongPolls:
         if self.count >= self.capacity:
             return False
         self.count += 1
+        pull.is_held = True
         held = self._held.get(pull.queue)
         if held is None:
             self._held[pull.queue] = {pull: None}
@@ -95,8 +109,10 @@ class LongPolls:
 
     def connection_lost(self, connection: Connection) -> None:
         """Whoever waited over a connection is gone."""
-        for pull in list(self._by_connection.get(connection, ())):
-            self._forget(pull)
+        pulls = self._by_connection.pop(connection, None)
+        if pulls is not None:
+            self._to_forget.extend(pulls)
+            self._begin()
 
     def stop(self) -> None:
         """Answer everybody."""
@@ -106,33 +122,41 @@ class LongPolls:
             for pull in list(pulls):
                 self._end(pull)
 
+    def work(self, is_over: IsOver) -> bool:
+        """See `request_turns.Work`: serve, end or forget some pulls."""
+        while True:
+            if self._to_forget:
+                self._forget(self._to_forget.popleft())
+            if self._to_end:
+                self._end(self._to_end.popleft())
+            if self._to_serve:
+                self._serve_one(self._to_serve.popleft())
+            elif self._to_wake:
+                self._to_serve.extend(self._held.get(self._to_wake.popleft(), ()))
+            elif self._woken:
+                self._to_wake.extend(self._woken)
+                self._woken = {}
+            elif not self._to_forget and not self._to_end:
+                self._has_work = False
+                return False
+            if is_over():
+                # Each of those who wait asked for little, however many they are.
+                self._turns.add(self, is_little=True)
+                return False
+
     # ---
+
+    def _begin(self) -> None:
+        if not self._has_work:
+            self._has_work = True
+            self._turns.add(self, is_little=True)
 
     def _arrived(self, queue: ConsumeQueue) -> None:
         self._woken[queue] = None
-        if not self._is_serving:
-            self._is_serving = True
-            self._loop.call_soon(self._serve_woken)
-
-    def _serve_woken(self) -> None:
-        """Answer the pulls of the queues that got messages; what takes longer than a slice goes on in the next turn
-        of the loop."""
-        self._is_serving = False
-        end = self._loop.time() + SLICE_SECONDS
-        while self._to_serve or self._woken:
-            if not self._to_serve:
-                queue = next(iter(self._woken))
-                del self._woken[queue]
-                self._to_serve.extend(self._held.get(queue, ()))
-            while self._to_serve:
-                if self._loop.time() > end:
-                    self._is_serving = True
-                    self._loop.call_soon(self._serve_woken)
-                    return
-                self._serve_one(self._to_serve.popleft())
+        self._begin()
 
     def _serve_one(self, pull: HeldPull) -> None:
-        if pull not in self._held.get(pull.queue, ()):
+        if not pull.is_held:
             return
         try:
             is_served = self._serve(pull)
@@ -143,6 +167,9 @@ class LongPolls:
             self._forget(pull)
 
     def _forget(self, pull: HeldPull) -> None:
+        if not pull.is_held:
+            return
+        pull.is_held = False
         self.count -= 1
         _take_out(self._by_second, pull.second, pull)
         _take_out(self._by_connection, pull.connection, pull)
@@ -150,14 +177,17 @@ class LongPolls:
             pull.queue.unwatch(self._arrived)
 
     def _tick(self) -> None:
-        """Once a second, as long as somebody waits: answer those whose time is up."""
+        """Once a second, as long as somebody waits: those whose time is up are to be answered."""
         now = self._loop.time()
         for second in [second for second in self._by_second if second <= now]:
-            for pull in list(self._by_second[second]):
-                self._end(pull)
+            self._to_end.extend(self._by_second.pop(second))
+        if self._to_end:
+            self._begin()
         self._timer = self._loop.call_later(1.0, self._tick) if self._by_second else None
 
     def _end(self, pull: HeldPull) -> None:
+        if not pull.is_held:
+            return
         self._forget(pull)
         try:
             self._expire(pull)
@@ -169,9 +199,11 @@ K = TypeVar("K")
 
 
 def _take_out(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> bool:
-    """Take a pull out of its group in a table; whether that was the last of its group."""
-    pulls = table[key]
-    del pulls[pull]
+    """Take a pull out of its group in a table, if the group is there; whether it was the last of it."""
+    pulls = table.get(key)
+    if pulls is None:
+        return False
+    pulls.pop(pull, None)
     if pulls:
         return False
     del table[key]

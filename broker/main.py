@@ -32,7 +32,8 @@ def serve(
     log_format: str = "console",
 ) -> int:
     """Run a broker until SIGTERM or SIGINT; gives the exit code: 0 after a clean stop, 2 when it cannot start, 3 when
-    its store took nothing any more, so that a start anew has to find out what the disk holds; with one line on standard
+    its store took nothing any more or could not be stopped cleanly, so that a start anew has to find out what the disk
+    holds; with one line on standard
     error that says why."""
     logs.configure(log_format)
     log = structlog.get_logger("broker")
@@ -55,12 +56,12 @@ def serve(
         return _refuse(ConfigError(f"{error.filename or config.store_root}: {error.strerror or error}"))
     if failure is None:
         return 0
-    print(f"duemq: stopped, for the store takes nothing any more: {failure}", file=sys.stderr)  # noqa: T201
+    print(f"duemq: {failure}", file=sys.stderr)  # noqa: T201
     return EXIT_STORE
 
 
 async def _run(config: BrokerConfig, origin: Origin) -> str | None:
-    """Run a broker; gives why its store failed, None where it was asked to stop."""
+    """Run a broker; gives why its store failed, None where it was asked to stop and did so cleanly."""
     broker = Broker(config, origin=origin)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -74,8 +75,10 @@ async def _run(config: BrokerConfig, origin: Origin) -> str | None:
     asked.cancel()
     failure = broker.failed.result() if broker.failed.done() else None
     notify("STOPPING=1" if failure is None else f"STATUS=the store takes nothing any more: {failure}\nSTOPPING=1")
-    await broker.stop()
-    return failure if failure is not None or not broker.failed.done() else broker.failed.result()
+    unclean = await broker.stop()
+    if broker.failed.done():
+        return f"stopped, for the store takes nothing any more: {broker.failed.result()}"
+    return f"stopped, but not cleanly; the next start recovers: {unclean}" if unclean is not None else None
 
 
 def _refuse(error: Exception) -> int:

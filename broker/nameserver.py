@@ -15,7 +15,8 @@ import structlog
 
 from broker.connection import Connection
 from broker.errors import Refused
-from broker.persister import Persister, SavedTable
+from broker.limits import Limits
+from broker.persister import Persister, SavedTable, Table, Written
 from broker.router import Answer, Router
 from broker.tables import Fields, section
 from broker.topics import Topics
@@ -43,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 EXPIRE_MS: Final = 120_000
+_BROKER_BYTES: Final = 1024
+"""What a registration without topics counts as."""
 PRIMARY: Final = 0
 
 
@@ -56,8 +59,11 @@ class _Broker(msgspec.Struct):
     ha_address: str
     version: DataVersion
     topics: dict[str, TopicConfig]
-    last_update_ms: int
-    connection: Connection | None
+    size: int
+    """Of its registration, in bytes."""
+    last_update: float
+    """Seconds of the monotonic clock."""
+    connection: Connection
 
 
 class NameServer:
@@ -72,21 +78,27 @@ class NameServer:
         kv_file: ConfigFile,
         clock: Clock,
         persister: Persister,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._own = BrokerData({PRIMARY: address}, broker_name, cluster)
         self._topics = topics
         self._clock = clock
         self._kv_file = kv_file
         self._kv: dict[str, dict[str, str]] = {}
-        self._kv_saved = SavedTable(persister, kv_file, lambda: {"configTable": self._kv})
+        self._kv_count = self._kv_size = 0
+        self._kv_saved = SavedTable(persister, kv_file, self._kv_snapshot)
         self._brokers: dict[tuple[str, int], _Broker] = {}
+        self._of_connection: dict[Connection, set[tuple[str, int]]] = {}
+        self._registered = 0
+        """Size of all registrations."""
 
     def load(self) -> None:
         """Read the key-value configuration. Raises StoreFormatError."""
         table = section(self._kv_file, self._kv_file.read(), "configTable", Fields)
-        self._kv = {
-            namespace: {key: str(value) for key, value in entries.items()} for namespace, entries in table.items()
-        }
+        for namespace, entries in table.items():
+            for key, value in entries.items():
+                self._set_value(namespace, key, str(value))
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -192,8 +204,25 @@ class NameServer:
     async def put_value(self, _: Connection, request: Request[KVEntry]) -> Answer:
         """Set a value."""
         header = request.header
-        self._kv.setdefault(header.namespace, {})[header.key] = header.value
-        await self._kv_saved.save()
+        old = self._kv.get(header.namespace, {}).get(header.key)
+        limits = self._limits
+        size = self._kv_size + _size(header.namespace, header.key, header.value)
+        if old is not None:
+            size -= _size(header.namespace, header.key, old)
+        if old is None and self._kv_count >= limits.kv_entries:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"there are {self._kv_count} values, and maxKVConfigEntries={limits.kv_entries}: delete some (mqadmin "
+                "deleteKvConfig), or raise that setting",
+            )
+        if size > max(self._kv_size, limits.kv_bytes):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"all values would have {size} bytes, and maxKVConfigBytes={limits.kv_bytes}: delete some (mqadmin "
+                "deleteKvConfig), or raise that setting",
+            )
+        self._set_value(header.namespace, header.key, header.value)
+        await self._kv_saved.saved()
         return response(ResponseCode.SUCCESS)
 
     def get_value(self, _: Connection, request: Request[KVKey]) -> Answer:
@@ -210,9 +239,30 @@ class NameServer:
 
     async def delete_value(self, _: Connection, request: Request[KVKey]) -> Answer:
         """Remove a value."""
-        if self._kv.get(request.header.namespace, {}).pop(request.header.key, None) is not None:
-            await self._kv_saved.save()
+        if self._remove_value(request.header.namespace, request.header.key):
+            await self._kv_saved.saved()
         return response(ResponseCode.SUCCESS)
+
+    def _set_value(self, namespace: str, key: str, value: str) -> None:
+        self._remove_value(namespace, key)
+        self._kv.setdefault(namespace, {})[key] = value
+        self._kv_count += 1
+        self._kv_size += _size(namespace, key, value)
+
+    def _remove_value(self, namespace: str, key: str) -> bool:
+        """Whether there was one."""
+        values = self._kv.get(namespace, {})
+        value = values.pop(key, None)
+        if value is None:
+            return False
+        self._kv_count -= 1
+        self._kv_size -= _size(namespace, key, value)
+        if not values:
+            del self._kv[namespace]
+        return True
+
+    def _kv_snapshot(self) -> tuple[Table, Written]:
+        return {"configTable": {namespace: dict(values) for namespace, values in self._kv.items()}}, lambda _: None
 
     def list_values(self, _: Connection, request: Request[KVNamespace]) -> Answer:
         """Tell the values of a namespace."""
@@ -232,10 +282,23 @@ class NameServer:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"the broker name {header.broker_name} is that of this name server's broker"
             )
-        version, topics = decode_registration(request.body, compressed=header.compressed)
+        version, topics, size = decode_registration(request.body, compressed=header.compressed)
         key = (header.broker_name, header.broker_id)
-        if key not in self._brokers:
+        old = self._brokers.get(key)
+        size += _BROKER_BYTES + _size(header.broker_name, header.cluster_name, header.broker_addr)
+        more = size - (old.size if old is not None else 0)
+        if more > 0 and self._registered + more > self._limits.registration_bytes:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
+                f"{self._limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
+            )
+        if old is None:
             log.info("broker_registered", broker=header.broker_name, broker_id=header.broker_id, at=header.broker_addr)
+        else:
+            self._of_connection[old.connection].discard(key)
+        self._registered += more
+        self._of_connection.setdefault(connection, set()).add(key)
         self._brokers[key] = _Broker(
             header.cluster_name,
             header.broker_name,
@@ -244,7 +307,8 @@ class NameServer:
             header.ha_server_addr,
             version,
             topics,
-            self._clock.now_ms(),
+            size,
+            self._clock.monotonic(),
             connection,
         )
         answer = response(ResponseCode.SUCCESS)
@@ -263,29 +327,37 @@ class NameServer:
     def query_data_version(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
         """Tell a broker whether its topics changed since it registered them."""
         broker = self._brokers.get((request.header.broker_name, request.header.broker_id))
-        asked = bodies.decode(request.body, DataVersion, strict=True)
+        asked = bodies.decode_request(request.body, DataVersion)
         answer = response(ResponseCode.SUCCESS)
         answer.ext["changed"] = "true"
         if broker is not None:
-            broker.last_update_ms = self._clock.now_ms()
+            broker.last_update = self._clock.monotonic()
             answer.ext["changed"] = "true" if broker.version != asked else "false"
             answer.body = fastjson.dumps(broker.version.to_json())
         return answer
 
     def connection_lost(self, connection: Connection) -> None:
         """A broker that closed its connection is gone."""
-        for key in [key for key, broker in self._brokers.items() if broker.connection is connection]:
+        for key in list(self._of_connection.get(connection, ())):
             self._forget(key)
+        self._of_connection.pop(connection, None)
 
     def expire(self) -> None:
         """Forget brokers that do not register any more."""
-        limit_ms = self._clock.now_ms() - EXPIRE_MS
-        for key in [key for key, broker in self._brokers.items() if broker.last_update_ms < limit_ms]:
+        limit = self._clock.monotonic() - EXPIRE_MS / 1000
+        for key in [key for key, broker in self._brokers.items() if broker.last_update < limit]:
             self._forget(key)
 
     def _forget(self, key: tuple[str, int]) -> None:
-        if self._brokers.pop(key, None) is not None:
+        broker = self._brokers.pop(key, None)
+        if broker is not None:
+            self._registered -= broker.size
+            self._of_connection[broker.connection].discard(key)
             log.info("broker_gone", broker=key[0], broker_id=key[1])
+
+
+def _size(*texts: str) -> int:
+    return sum(len(text.encode()) for text in texts)
 
 
 def _topic_list(names: list[str], address: str | None = None) -> Answer:

@@ -1,7 +1,7 @@
 """Writing the JSON tables in a thread: the event loop never waits for their disk.
 
 A table is saved as it is when its write begins; who asks for a save while one runs is served by one more write, not by
-one each.
+one each. How a write ended is a value, not an exception: many may wait for it, and each raises an error of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from storage.config_file import ConfigFile
 
 log = structlog.get_logger(__name__)
 
+Table = dict[str, Any]
+Outcome = asyncio.Future[OSError | None]
+"""Done when a write has ended: None, or what went wrong."""
+Written = Callable[[OSError | None], None]
+
 
 class Persister:
     """All tables, which are written one at a time."""
@@ -27,66 +32,92 @@ class Persister:
         self.tables: list[SavedTable] = []
         self.is_stopped = False
 
-    def write(self, file: ConfigFile, table: dict[str, Any]) -> asyncio.Future[None]:
+    def write(self, file: ConfigFile, table: Table) -> asyncio.Future[None]:
         """Write a table; the future fails with OSError."""
         return self._workers.run(Background.TABLES, lambda: file.write(table))
 
     async def stop(self) -> None:
-        """Wait for the writes that run, and write what was to be written after them. Raises OSError."""
+        """Wait for the writes that run, and write what was to be written after them. What fails is logged."""
         self.is_stopped = True
         for table in self.tables:
             await table.finish()
 
 
 class SavedTable:
-    """A table that lives in memory and is saved into one file."""
+    """A table that lives in memory and is saved into one file. `snapshot` is called when a write begins; it gives what
+    to write, which nobody changes any more, and what to call with the outcome: None, or what went wrong."""
 
-    def __init__(self, persister: Persister, file: ConfigFile, snapshot: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, persister: Persister, file: ConfigFile, snapshot: Callable[[], tuple[Table, Written]]) -> None:
         self._persister = persister
         self._file = file
         self._snapshot = snapshot
-        self._running: asyncio.Future[None] | None = None
-        self._next: asyncio.Future[None] | None = None
+        self._running: Outcome | None = None
+        self._next: Outcome | None = None
         persister.tables.append(self)
 
-    def save(self) -> asyncio.Future[None]:
-        """Save the table as it is now or later; the future is done when that is durable, and fails with OSError."""
+    def save(self) -> Outcome:
+        """Save the table as it is now or later, without being waited for."""
         if self._running is None and not self._persister.is_stopped:
             return self._start(self._persister.loop.create_future())
         if self._next is None:
             self._next = self._persister.loop.create_future()
         return self._next
 
+    async def saved(self) -> None:
+        """Save the table as it is now or later, and wait until that is durable. Raises OSError."""
+        await _succeeded(self.save())
+
+    async def written(self) -> None:
+        """Wait for the write that runs, if one does. Raises OSError."""
+        if self._running is not None:
+            await _succeeded(self._running)
+
     def save_now(self) -> None:
-        """Save and wait for it; for the end of the broker."""
-        self._file.write(self._snapshot())
+        """Save and wait for it, without the event loop: for the begin and the end of the broker. Raises OSError."""
+        table, written = self._snapshot()
+        self._file.write(table)
+        written(None)
 
     async def finish(self) -> None:
-        """Write what waits for the write that runs; no other is started any more. Raises OSError."""
+        """Write what waits for the write that runs; no other is started any more."""
         if self._running is not None:
             await asyncio.wait([self._running])
-        if self._next is not None:
-            self.save_now()
-            if not self._next.done():
-                self._next.set_result(None)
-            self._next = None
+        done, self._next = self._next, None
+        if done is None:
+            return
+        table, written = self._snapshot()
+        failure = None
+        try:
+            self._file.write(table)
+        except OSError as error:
+            failure = self._failed(error)
+        written(failure)
+        if not done.done():
+            done.set_result(failure)
 
-    def _start(self, done: asyncio.Future[None]) -> asyncio.Future[None]:
+    def _start(self, done: Outcome) -> Outcome:
         self._running = done
-        self._persister.write(self._file, self._snapshot()).add_done_callback(self._written)
+        table, written = self._snapshot()
+        self._persister.write(self._file, table).add_done_callback(lambda work: self._ended(work, written))
         return done
 
-    def _written(self, work: asyncio.Future[None]) -> None:
+    def _ended(self, work: asyncio.Future[None], written: Written) -> None:
         done, self._running = self._running, None
         error = work.exception()
-        if error is not None:
-            log.error("table_not_saved", file=self._file.path, reason=str(error))
-        if done is not None and not done.cancelled():
-            if error is None:
-                done.set_result(None)
-            else:
-                done.set_exception(error)
-                done.exception()  # whoever waits gets it; nobody has to
+        failure = self._failed(error) if error is not None else None
+        written(failure)
+        if done is not None and not done.done():
+            done.set_result(failure)
         if self._next is not None and not self._persister.is_stopped:
             following, self._next = self._next, None
             self._start(following)
+
+    def _failed(self, error: BaseException) -> OSError:
+        log.error("table_not_saved", file=self._file.path, reason=str(error))
+        return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
+
+
+async def _succeeded(outcome: Outcome) -> None:
+    error = await asyncio.shield(outcome)
+    if error is not None:
+        raise OSError(error.errno, error.strerror or str(error), error.filename)

@@ -3,7 +3,7 @@
 A handler is a plain function from connection and request to answer, called for every frame that one read brought in;
 the answers of a read are written in one go. Its answer is a `Command`, or the bytes of a ready frame on the hot path,
 or None: then it has kept the request and answers later with `Router.answer`, or the request wants no answer. A handler
-that has to wait is a coroutine function, and costs a task.
+that has to wait is a coroutine function, and costs a task; how much of that there is is bounded (see `admission`).
 
 Sends are staged by their handler (see `storage.append`) and written here, once for each run of sends in a read. Their
 answers go out after that; with SYNC_FLUSH, after the disk has them.
@@ -14,15 +14,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
 
+from broker.admission import OWN_BYTES, Admission
+from broker.cold_reads import ColdReads
 from broker.connection import Connection
-from broker.errors import Refused
+from broker.errors import NotNow, Refused
 from broker.held_answers import HeldAnswers
+from broker.request_turns import IsOver
 from broker.stats import Stats
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -31,7 +35,7 @@ from protocol.errors import FieldError, FrameError, ProtocolError
 from protocol.frame import JSON, Frame, FrameReader
 from protocol.headers import Header, Request, RequestDecoder, response
 from storage.clock import Clock
-from storage.errors import RecordIllegal, StoreClosed, StoreError, StoreFull
+from storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull
 from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -47,19 +51,27 @@ _UNSENT_BYTES: Final = 16 * 1024
 _MAX_REMARK: Final = 1024
 """Characters; a remark may repeat what a client sent."""
 _MAX_LOGGED_A_SECOND: Final = 50
+_MAX_ENDS_LOGGED_A_SECOND: Final = 1000
+"""Of connections that end, which has cost the client more than the line costs us."""
+_SENDS_A_LOOK: Final = 16
+"""Sends are short: the time is looked at once for so many."""
 
 
 class Route:
-    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log."""
+    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log. `reads`: it
+    looks into files, see `ColdReads`."""
 
-    __slots__ = ("decode_json", "decoder", "handler", "is_async", "stages")
+    __slots__ = ("decode_json", "decoder", "handler", "is_async", "reads", "stages")
 
-    def __init__(self, header_type: type[Header], handler: Handler, *, stages: bool = False) -> None:
+    def __init__(
+        self, header_type: type[Header], handler: Handler, *, stages: bool = False, reads: bool = False
+    ) -> None:
         self.decoder = RequestDecoder(header_type)
         self.decode_json = self.decoder.decode_json
         self.handler = handler
         self.is_async = inspect.iscoroutinefunction(handler)
         self.stages = stages
+        self.reads = reads
 
 
 class Clients(Protocol):
@@ -72,30 +84,59 @@ class Clients(Protocol):
 class Router:
     """Handles the frames of all connections."""
 
-    def __init__(self, store: MessageStore, clock: Clock, held: HeldAnswers, stats: Stats, *, sync_flush: bool) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        held: HeldAnswers,
+        stats: Stats,
+        admission: Admission,
+        reads: ColdReads,
+        *,
+        sync_flush: bool,
+    ) -> None:
         """`clock`: the messages' clock. `sync_flush`: whether the answers to sends are held until the disk has them."""
         self._log = store.log
         self._appender = store.appender
         self._clock = clock
+        self._admission = admission
+        self._reads = reads
+        self._is_under_way = False
         self._stats = stats
         self._held = held
         self._sync_flush = sync_flush
         self._routes: dict[int, Route] = {}
         self._routes_by_start: dict[bytes, Route] = {}
-        """By the first bytes of a JSON header, which tell the code with every client that writes it first."""
+        """By the first bytes of a JSON header. Every client known writes the code first, and these bytes hold it with
+        the comma behind it..."""
+        self._routes_by_long_start: dict[bytes, Route] = {}
+        """...but for a code of more than three digits, whose route is found by all bytes up to that comma."""
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
         self._logged_second = 0
-        self._logged = 0
+        self._logged: Counter[str] = Counter()
+        """Lines of this second, by event..."""
+        self._not_logged: Counter[str] = Counter()
+        """...and those that were left out."""
 
-    def add(self, code: int, header_type: type[Header], handler: Handler, *, stages: bool = False) -> None:
-        """Register the handler of a request code."""
+    def add(
+        self,
+        code: int,
+        header_type: type[Header],
+        handler: Handler,
+        *,
+        stages: bool = False,
+        reads: bool = False,
+    ) -> None:
+        """Register the handler of a request code; see `Route`."""
         assert code not in self._routes, f"request code {code} has a handler"
-        self._routes[code] = Route(header_type, handler, stages=stages)
-        start = b'{"code":%d,"' % code
-        if len(start) >= _START_SIZE:
-            self._routes_by_start[start[:_START_SIZE]] = self._routes[code]
+        self._routes[code] = Route(header_type, handler, stages=stages, reads=reads)
+        start = b'{"code":%d,' % code
+        if len(start) > _START_SIZE:
+            self._routes_by_long_start[start] = self._routes[code]
+        elif len(start + b'"') >= _START_SIZE:
+            self._routes_by_start[(start + b'"')[:_START_SIZE]] = self._routes[code]
 
     def add_clients(self, clients: Clients) -> None:
         """Tell about lost connections."""
@@ -110,23 +151,25 @@ class Router:
     def connection_lost(self, connection: Connection) -> None:
         """A client is gone."""
         self.connections.discard(connection)
+        self._admission.lost(connection)
         for clients in self._clients:
             clients.connection_lost(connection)
 
-    def handle(self, connection: Connection, frames: list[Frame]) -> int:
-        """Handle frames in order, and give how many: fewer when the client does not take its answers."""
-        if connection.is_stalled:
-            return 0
+    def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """See `connection.FrameHandler`."""
+        if not connection.takes_answers:
+            return position
         answers: list[bytes] = []
         run_frames = run_answers = -1
         unsent, end, fault = 0, len(frames), None
         now_ms = self._clock.now_ms()
-        routes = self._routes_by_start
-        for number, frame in enumerate(frames):
+        routes, long_routes = self._routes_by_start, self._routes_by_long_start
+        for number in range(position, len(frames)):
+            frame = frames[number]
             header = frame[1]
             request = answer = route = None
             if frame[0] == JSON:
-                route = routes.get(header[:_START_SIZE])
+                route = routes.get(header[:_START_SIZE]) or long_routes.get(header[: header.find(b",") + 1])
                 if route is not None:
                     try:
                         request = route.decode_json(header)
@@ -148,37 +191,60 @@ class Router:
                 self._commit(connection, number - run_frames, answers, run_answers)
                 run_frames = -1
             if request is not None and route is not None:
-                answer = self._call(connection, route, request)
-            if answer is None:
-                continue
-            answers.append(answer)
-            if len(answer) > _SMALL_ANSWER and run_frames < 0:
-                unsent += len(answer)
-                if unsent > _UNSENT_BYTES:
-                    connection.write_many(answers)
-                    answers, unsent = [], 0
-                    if connection.is_stalled:
-                        return number + 1
+                try:
+                    answer = self._call(connection, route, request)
+                except NotNow:
+                    end = number
+                    break
+            if answer is not None:
+                answers.append(answer)
+                if len(answer) > _SMALL_ANSWER and run_frames < 0:
+                    unsent += len(answer)
+                    if unsent > _UNSENT_BYTES:
+                        connection.write_many(answers)
+                        answers, unsent = [], 0
+                        if not connection.takes_answers:
+                            return number + 1
+            if (run_frames < 0 or number % _SENDS_A_LOOK == 0) and is_over():
+                end = number + 1
+                break
         if run_frames >= 0:
             self._commit(connection, end - run_frames, answers, run_answers)
         if answers:
             connection.write_many(answers)
         if fault is not None:
             connection.refuse(fault)
-        return len(frames)
+            return len(frames)
+        return end
 
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
-        """Let a request be handled; gives the frame of the answer, if it is there already."""
+        """Let a request be handled; gives the frame of the answer, if it is there already. Raises NotNow."""
         if route.is_async:
             self.spawn(connection, request, route.handler(connection, request))  # type: ignore[arg-type]
             return None
         try:
-            answer = route.handler(connection, request)
+            if route.reads:
+                answer = self._reads.at_once(route.handler, connection, request)
+            else:
+                answer = route.handler(connection, request)
             if answer is None or type(answer) is bytes:
                 return answer
             return self.encode(request, answer)  # type: ignore[arg-type]
+        except NotInMemory:
+            self.spawn(connection, request, self._reads.run(self._again, route, connection, request))
+            return None
+        except NotNow:
+            raise
         except Exception as error:  # whatever a request does, the connection and the others go on
             return self.encode(request, self._failed(connection, request, error))
+
+    def _again(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
+        """Let a request be handled that waited for the disk. It is under way already: what its handler begins may."""
+        self._is_under_way = True
+        try:
+            return route.handler(connection, request)  # type: ignore[return-value]
+        finally:
+            self._is_under_way = False
 
     def _slowly(
         self, connection: Connection, frame: Frame, now_ms: int
@@ -193,14 +259,14 @@ class Router:
         route = self._routes.get(command.code)
         if route is None:
             remark = f" request type {command.code} not supported"
-            self._complain(connection, command.code, remark.strip())
+            self.complain("request_refused", connection, remark.strip(), code=command.code)
             return None, None, self._error(command, frame[0], ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         try:
             request = route.decoder.from_command(command, frame[0])
             request.now_ms = now_ms
             return route, request, None
         except FieldError as error:
-            self._complain(connection, command.code, str(error))
+            self.complain("request_refused", connection, str(error), code=command.code)
             return None, None, self._error(command, frame[0], ResponseCode.SYSTEM_ERROR, str(error))
 
     # --- answers
@@ -242,22 +308,29 @@ class Router:
     def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
         """The answer to a request whose handler raised."""
         if isinstance(error, ProtocolError):
-            self._complain(connection, request.code, str(error))
+            self.complain("request_refused", connection, str(error), code=request.code)
         elif not isinstance(error, Refused | StoreError):
             log.exception("request_failed", peer=connection.peer, code=request.code)
         code, remark = outcome_of(error)
         return response(code, remark[:_MAX_REMARK])
 
-    def _complain(self, connection: Connection, code: int, reason: str) -> None:
-        """One log line for a bad request, as long as they are not a flood."""
-        second = int(time.monotonic())
+    def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
+        """Log what a client did wrong: a line each, as long as there are not too many of them in a second."""
+        second = int(self._clock.monotonic())
         if second != self._logged_second:
-            if self._logged > _MAX_LOGGED_A_SECOND:
-                log.warning("requests_refused", not_logged=self._logged - _MAX_LOGGED_A_SECOND)
-            self._logged_second, self._logged = second, 0
-        self._logged += 1
-        if self._logged <= _MAX_LOGGED_A_SECOND:
-            log.warning("request_refused", peer=connection.peer, code=code, reason=reason)
+            for flood, not_logged in self._not_logged.items():
+                log.warning(f"{flood}_often", not_logged=not_logged)
+            self._logged_second = second
+            self._logged.clear()
+            self._not_logged.clear()
+        most = (
+            _MAX_ENDS_LOGGED_A_SECOND if event in ("connection_refused", "connection_broken") else _MAX_LOGGED_A_SECOND
+        )
+        if self._logged[event] < most:
+            self._logged[event] += 1
+            log.warning(event, peer=connection.peer, **fields, reason=reason)
+        else:
+            self._not_logged[event] += 1
 
     # --- appends
 
@@ -281,18 +354,38 @@ class Router:
 
     # --- tasks
 
-    def spawn(self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer]) -> None:
-        """Answer a request with what a coroutine gives."""
+    def spawn(
+        self,
+        connection: Connection,
+        request: Request[Any],
+        work: Coroutine[Any, Any, Answer],
+        *,
+        size: int = 0,
+        at_once: bool = False,
+    ) -> None:
+        """Answer a request with what a coroutine gives. `size`: about how many bytes the answer has, where these are
+        many. Raises NotNow where too much is under way, and the handler must not have done anything yet; unless
+        `at_once`."""
+        size += OWN_BYTES + len(request.body)
+        try:
+            self._admission.begin(connection, size, at_once=at_once or self._is_under_way)
+        except NotNow:
+            work.close()
+            raise
         request.body = bytes(request.body)
-        task = asyncio.get_running_loop().create_task(self._run(connection, request, work))
+        task = asyncio.get_running_loop().create_task(self._run(connection, request, work, size))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer]) -> None:
+    async def _run(
+        self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer], size: int
+    ) -> None:
         try:
             self.answer(connection, request, await work)
         except Exception as error:
             self.fail(connection, request, error)
+        finally:
+            self._admission.end(connection, size)
 
     async def finish(self, timeout: float) -> None:
         """Wait for requests that are being handled."""

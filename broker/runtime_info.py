@@ -4,7 +4,6 @@ without looking whether they are there."""
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import dataclass
 
 from broker.config import BrokerConfig
@@ -15,6 +14,7 @@ from protocol.codes import VERSION, VERSION_NAME
 from scheduler.level_queues import LevelQueues
 from scheduler.timers import Timers
 from storage.clock import Clock
+from storage.files import Files
 from storage.retention import Retention
 from storage.scan import read_record
 from storage.store import MessageStore
@@ -52,7 +52,7 @@ def collect(sources: Sources) -> dict[str, str]:
         "brokerVersion": VERSION,
         "brokerActive": True,
         "bootTimestamp": stats.start_ms,
-        "runtime": _duration(sources.clock.now_ms() - stats.start_ms),
+        "runtime": _duration(stats.running_ms),
         "msgPutTotalYesterdayMorning": yesterday[0],
         "msgPutTotalTodayMorning": today[0],
         "msgPutTotalTodayNow": appender.appended,
@@ -77,7 +77,7 @@ def collect(sources: Sources) -> dict[str, str]:
         "startAcceptSendRequestTimeStamp": 0,
         "remainTransientStoreBufferNumbs": 2**31 - 1,
         "remainHowManyDataToFlush": _size(log.end - log.flushed),
-        "commitLogDirCapacity": _capacity(log.directory),
+        "commitLogDirCapacity": _capacity(store.files, log.directory),
         "commitLogMinOffset": log.begin,
         "commitLogMaxOffset": log.end,
         "commitLogDiskRatio": sources.retention.used_ratio,
@@ -141,6 +141,6 @@ def _size(count: int) -> str:
     return f"{count / 1024:.1f} TiB"
 
 
-def _capacity(directory: str) -> str:
-    disk = os.statvfs(directory)
-    return f"Total : {_size(disk.f_blocks * disk.f_frsize)}, Free : {_size(disk.f_bavail * disk.f_frsize)}."
+def _capacity(files: Files, directory: str) -> str:
+    total, free = files.space(directory)
+    return f"Total : {_size(total)}, Free : {_size(free)}."

@@ -36,24 +36,32 @@ class Stats:
         self._appender = appender
         self._clock = clock
         self.start_ms = clock.now_ms()
+        self._started = clock.monotonic()
         self.found = 0
         """Pulls that found messages."""
         self.missed = 0
         """Pulls that found none."""
         self.transferred = 0
         """Messages given to consumers."""
-        self.by_group: dict[tuple[str, str], int] = {}
-        """Messages given out, by topic and group."""
         self.put_times = [0] * (len(PUT_TIME_LIMITS_MS) + 1)
         """Writes to the commitlog, by bucket of how long they took."""
         self.put_time_max_ms = 0
         self.put_failed = 0
         """Messages refused because writing failed."""
         self._samples: deque[_Sample] = deque(maxlen=_WINDOWS[-1] + 1)
-        self._group_samples: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=7)
+        self._by_group: dict[tuple[str, str], int] = {}
+        """Messages given out in the last ten seconds, by topic and group: what is kept is of those who read now."""
+        self._groups_before: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=6)
+        """The same of the ten seconds before, six times, each with its begin."""
+        self._groups_since = clock.monotonic()
         self._mornings = [(0, 0), (0, 0)]
         self._day = self.start_ms // _DAY_MS
         self.sample()
+
+    @property
+    def running_ms(self) -> int:
+        """How long the broker has been running."""
+        return int((self._clock.monotonic() - self._started) * 1000)
 
     def pulled(self, header: PullMessage, found: Pulled) -> None:
         """Count a pull."""
@@ -63,7 +71,7 @@ class Stats:
         self.found += 1
         self.transferred += found.count
         key = (header.topic, header.consumer_group)
-        self.by_group[key] = self.by_group.get(key, 0) + found.count
+        self._by_group[key] = self._by_group.get(key, 0) + found.count
 
     def wrote(self, seconds: float) -> None:
         """Count a write to the commitlog."""
@@ -87,20 +95,23 @@ class Stats:
         """Take a sample; called every SAMPLE_SECONDS."""
         now = self._clock.monotonic()
         self._samples.append(_Sample(now, self._appender.appended, self.found, self.missed, self.transferred))
-        if not self._group_samples or now - self._group_samples[-1][0] >= _WINDOWS[0]:
-            self._group_samples.append((now, dict(self.by_group)))
+        if now - self._groups_since >= _WINDOWS[0]:
+            self._groups_before.append((self._groups_since, self._by_group))
+            self._by_group, self._groups_since = {}, now
         day = self._clock.now_ms() // _DAY_MS
-        if day != self._day:
+        if day > self._day:
             self._day = day
             self._mornings = [self._mornings[1], (self._appender.appended, self.transferred)]
 
     def group_rate(self, topic: str, group: str) -> float:
         """Messages a second given to a group, over the last minute."""
-        then, counts = self._group_samples[0]
-        elapsed = self._clock.monotonic() - then
+        since = self._groups_before[0][0] if self._groups_before else self._groups_since
+        elapsed = self._clock.monotonic() - since
         if elapsed <= 0:
             return 0.0
-        return (self.by_group.get((topic, group), 0) - counts.get((topic, group), 0)) / elapsed
+        key = (topic, group)
+        before = sum(counts.get(key, 0) for _, counts in self._groups_before)
+        return (before + self._by_group.get(key, 0)) / elapsed
 
     def rates(self, field: str) -> str:
         """The rates of put, found, missed, transferred or total, over the three windows: "a b c"."""

@@ -3,10 +3,11 @@ with less than was there."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from broker.config import MAX_QUEUES
 from storage.config_file import ConfigFile
 from storage.errors import StoreFormatError
 
@@ -26,4 +27,16 @@ def typed(file: ConfigFile, value: object, kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise StoreFormatError(file.path, f"{name}: {error}") from None
+        refuse(file, f"{name}: {error}")
+
+
+def check_queues(file: ConfigFile, name: str, **counts: int) -> None:
+    """Raise StoreFormatError where an entry of a table has a number of queues that there cannot be."""
+    for what, count in counts.items():
+        if not 0 <= count <= MAX_QUEUES:
+            refuse(file, f"{name}: {what} is {count}, allowed are 0 to {MAX_QUEUES}")
+
+
+def refuse(file: ConfigFile, why: str) -> NoReturn:
+    """Raise StoreFormatError for a table with an entry that cannot be."""
+    raise StoreFormatError(file.path, f"{why}. Correct it, or put the edition before it, {file.backup}, in its place")

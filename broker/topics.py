@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +11,10 @@ import structlog
 
 from broker.config import BrokerConfig
 from broker.errors import Refused
-from broker.persister import Persister, SavedTable
-from broker.tables import Fields, section, typed
+from broker.limits import Limits
+from broker.persister import Persister, SavedTable, Table, Written
+from broker.tables import Fields, check_queues, refuse, section, typed
+from protocol import fastjson
 from protocol.bodies import DataVersion, TopicConfig
 from protocol.codes import ResponseCode
 from scheduler.delay_levels import DelayLevels
@@ -34,7 +35,6 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 AUTO_CREATE_TOPIC: Final = "TBW102"
 MAX_TOPIC_LENGTH: Final = 127
-MAX_QUEUES: Final = 65536
 
 _NOT_FOR_CLIENTS: Final = frozenset(
     {
@@ -60,7 +60,17 @@ are among the broker's."""
 class Topic:
     """A topic at run time. `queues` are those for which a message came, by queue id, else None."""
 
-    __slots__ = ("config", "delay_levels", "extra", "is_direct", "is_saved", "queues", "store", "takes_messages")
+    __slots__ = (
+        "config",
+        "delay_levels",
+        "extra",
+        "is_direct",
+        "is_saved",
+        "json",
+        "queues",
+        "store",
+        "takes_messages",
+    )
 
     def __init__(self, store: MessageStore, config: TopicConfig, extra: Fields, *, takes_messages: bool) -> None:
         """`takes_messages`: whether the broker takes any at all."""
@@ -74,7 +84,9 @@ class Topic:
         self.delay_levels: DelayLevels | None = None
         """The topic's own table of levels, where it has one (attribute delay.levels)."""
         self.queues: list[ConsumeQueue | None] = []
-        self.refresh()
+        self.json = msgspec.Raw()
+        """The topic as topics.json has it."""
+        self.change(config)
 
     @property
     def name(self) -> str:
@@ -86,12 +98,18 @@ class Topic:
         """Queue ids are below this."""
         return max(self.config.read_queue_nums, self.config.write_queue_nums)
 
-    def refresh(self) -> None:
-        """Adapt to a changed config."""
-        config = self.config
+    def change(self, config: TopicConfig) -> None:
+        """Take over another config."""
+        self.config = config
+        self.json = msgspec.Raw(fastjson.dumps({**self.extra, **config.to_json()}))
         known = self.store.queues.get(config.topic_name, {})
         self.queues = [known.get(queue_id) for queue_id in range(self.queue_limit)]
         self.delay_levels = delay_levels_of(config)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Work out anew what `is_direct` says."""
+        config = self.config
         self.is_direct = (
             self.is_saved
             and self.takes_messages
@@ -137,16 +155,24 @@ class Topics:
         file: ConfigFile,
         clock: Clock,
         persister: Persister,
+        limits: Limits,
         on_change: Callable[[], None] = lambda: None,
         on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None,
     ) -> None:
         """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's policy for its
         timers may have changed."""
+        self._limits = limits
+        self._queues = 0
+        """Of all topics together."""
         self._config = config
         self._store = store
         self._clock = clock
         self._file = file
-        self._saved = SavedTable(persister, file, self.to_json)
+        self._saved = SavedTable(persister, file, self._snapshot)
+        self._unsaved: list[Topic] = []
+        """Topics that no write of the table has begun with yet..."""
+        self._in_write: set[Topic] = set()
+        """...and those that the one which runs is the first to have."""
         self._extra: Fields = {}
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
@@ -162,18 +188,21 @@ class Topics:
         known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
         for name, fields in section(self._file, data, "topicConfigTable", Fields).items():
             config = typed(self._file, {**fields, "topicName": name}, TopicConfig, f"topic {name}")
+            if "/" in name or "\0" in name or name in ("", ".", ".."):
+                refuse(self._file, f"{name!r} cannot be a topic: its messages are in a directory of its name")
+            queues = {"readQueueNums": config.read_queue_nums, "writeQueueNums": config.write_queue_nums}
+            check_queues(self._file, f"topic {name}", **queues)
             extra = {key: value for key, value in fields.items() if key not in known}
-            self.table[name] = self._topic(config, extra)
+            self._add(config, extra)
         self._extra = data
 
     def begin(self) -> None:
         """Add RocketMQ's own topics that are missing, and let all take messages; the store is open. Raises OSError."""
         for config in self._own_topics():
             if config.topic_name not in self.table:
-                self.table[config.topic_name] = self._topic(config, {})
+                self._add(config, {})
                 self._next_version()
         self._saved.save_now()
-        self._mark_saved(self.table.values())
         for topic in self.table.values():
             policy = timer_policy_of(topic.config)
             if policy is not None:
@@ -232,33 +261,39 @@ class Topics:
 
     def create_for_send(self, name: str, default_topic: str, queues: int, sys_flag: int) -> Topic | None:
         """Make a topic because a message was sent to it, after the example of a default topic that allows it; None
-        where that is not allowed. It takes messages when `save` is done."""
+        where that is not allowed. It takes messages when `save` is done. Raises Refused where there are too many."""
         default = self.table.get(default_topic)
         if default is None or not default.config.perm & PERM_INHERIT:
             return None
         if default_topic == AUTO_CREATE_TOPIC and not self._config.auto_create_topic:
             return None
-        queues = max(0, min(queues, default.config.write_queue_nums))
+        queues = max(0, min(queues, default.config.write_queue_nums, self._limits.queues_per_topic))
+        self._check_room(None, queues, ResponseCode.TOPIC_NOT_EXIST)
         perm = default.config.perm & ~PERM_INHERIT
         kind = default.config.topic_filter_type
         return self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
 
     def create_for_group(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
-        """Make the retry or dead-letter topic of a group, or give the one there is."""
+        """Make the retry or dead-letter topic of a group, or give the one there is. Raises Refused where there are too
+        many."""
         topic = self.table.get(name)
         if topic is not None:
             return topic
         return self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
 
     def put(self, config: TopicConfig) -> Topic:
-        """Add or change a topic. It is not durable before `save`."""
+        """Add or change a topic. It is not durable before `save`. Raises Refused where there are too many topics or
+        queues."""
         topic = self.table.get(config.topic_name)
+        if not self.is_own(config.topic_name):
+            self._check_room(topic, max(config.read_queue_nums, config.write_queue_nums), ResponseCode.SYSTEM_ERROR)
         if topic is None:
-            topic = self.table[config.topic_name] = self._topic(config, {})
+            topic = self._add(config, {})
             log.info("topic_created", topic=config.topic_name, queues=config.write_queue_nums)
         else:
-            topic.config = config
-            topic.refresh()
+            self._queues -= topic.queue_limit
+            topic.change(config)
+            self._queues += topic.queue_limit
             log.info("topic_changed", topic=config.topic_name)
         self._on_policy(config.topic_name, timer_policy_of(config))
         self._next_version()
@@ -267,8 +302,10 @@ class Topics:
 
     def remove(self, name: str) -> bool:
         """Remove a topic; its queues are the caller's to remove. Not durable before `save`."""
-        if self.table.pop(name, None) is None:
+        topic = self.table.pop(name, None)
+        if topic is None:
             return False
+        self._queues -= topic.queue_limit
         log.info("topic_deleted", topic=name)
         self._on_policy(name, None)
         self._next_version()
@@ -277,23 +314,23 @@ class Topics:
 
     async def save(self) -> None:
         """Make the table durable. Raises OSError."""
-        unsaved = [topic for topic in self.table.values() if not topic.is_saved]
-        await asyncio.shield(self._saved.save())
-        self._mark_saved(unsaved)
+        await self._saved.saved()
+
+    async def saved(self, topic: Topic) -> None:
+        """Wait until a topic is durable: by the write that runs, if it is in that. Raises OSError."""
+        if not topic.is_saved:
+            await (self._saved.written() if topic in self._in_write else self._saved.saved())
 
     def save_later(self) -> None:
         """Make the table durable in the background."""
-        unsaved = [topic for topic in self.table.values() if not topic.is_saved]
-        self._saved.save().add_done_callback(
-            lambda done: self._mark_saved(unsaved) if done.exception() is None else None
-        )
+        self._saved.save()
 
     def to_json(self) -> dict[str, Any]:
-        """The table as topics.json and GET_ALL_TOPIC_CONFIG have it."""
+        """The table as topics.json and GET_ALL_TOPIC_CONFIG have it; topics as JSON already."""
         return {
             **self._extra,
             "dataVersion": self.version.to_json(),
-            "topicConfigTable": {name: {**topic.extra, **topic.config.to_json()} for name, topic in self.table.items()},
+            "topicConfigTable": {name: topic.json for name, topic in self.table.items()},
         }
 
     def announced(self, topic: Topic) -> TopicConfig:
@@ -306,6 +343,8 @@ class Topics:
 
     def announcement(self) -> dict[str, Any]:
         """The table as name servers are told of it."""
+        if self._config.broker_permission & PERM_READ and self._config.broker_permission & PERM_WRITE:
+            return self.to_json()
         return {
             **self.to_json(),
             "topicConfigTable": {
@@ -313,14 +352,42 @@ class Topics:
             },
         }
 
-    def _topic(self, config: TopicConfig, extra: Fields) -> Topic:
-        return Topic(self._store, config, extra, takes_messages=bool(self._config.broker_permission & PERM_WRITE))
+    def _add(self, config: TopicConfig, extra: Fields) -> Topic:
+        takes_messages = bool(self._config.broker_permission & PERM_WRITE)
+        topic = self.table[config.topic_name] = Topic(self._store, config, extra, takes_messages=takes_messages)
+        self._queues += topic.queue_limit
+        self._unsaved.append(topic)
+        return topic
 
-    def _mark_saved(self, topics: Iterable[Topic]) -> None:
-        """Let topics take messages. Those that came after the write began are left for the next one."""
-        for topic in topics:
-            topic.is_saved = True
-            topic.refresh()
+    def _check_room(self, topic: Topic | None, queues: int, code: int) -> None:
+        """Raise Refused where a topic cannot be made, or cannot have so many queues: None stands for a new one."""
+        limits = self._limits
+        had = topic.queue_limit if topic is not None else 0
+        if topic is None and len(self.table) >= limits.topics:
+            why = f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
+        elif queues > max(had, limits.queues_per_topic):
+            why = f"{queues} queues, and maxQueuesPerTopic={limits.queues_per_topic}: use fewer"
+        elif queues > had and self._queues + queues - had > limits.queues:
+            why = f"{queues} more queues than the {self._queues} there are, and maxQueues={limits.queues}: use fewer"
+        else:
+            return
+        raise Refused(code, f"{why}, or raise that setting")
+
+    def _snapshot(self) -> tuple[Table, Written]:
+        """The table for a write, and what lets topics take messages when it is durable: those that it has."""
+        unsaved, self._unsaved = self._unsaved, []
+        self._in_write.update(unsaved)
+
+        def written(failure: OSError | None) -> None:
+            self._in_write.difference_update(unsaved)
+            if failure is not None:
+                self._unsaved += unsaved
+                return
+            for topic in unsaved:
+                topic.is_saved = True
+                topic.refresh()
+
+        return self.to_json(), written
 
     def _next_version(self) -> None:
         self.version.timestamp = self._clock.now_ms()

@@ -103,6 +103,8 @@ class Turns:
         self._ready: dict[Work, None] = {}
         self._is_called = False
         self._is_running = False
+        self._end: float | None = None
+        """When the turn that is open is over."""
         self._sharing: list[asyncio.Future[Budget]] = []
         self._shares = self.work("coroutines")
         self._shares.step = self._share_out
@@ -125,6 +127,10 @@ class Turns:
         for waiting in sharing:
             if not waiting.done():
                 waiting.set_result(self._budget(SHARE_SECONDS) if len(sharing) > 1 else budget)
+
+    def open(self) -> None:
+        """A turn begins with what just arrived: what that takes is not there for the turn's other work."""
+        self._end = time.perf_counter() + TURN_SECONDS
 
     def start(self) -> None:
         """Begin, with a step of each kind."""
@@ -157,7 +163,8 @@ class Turns:
         ready = [work for work in self._all if work in self._ready]
         self._ready = {}
         now, left = look(self._clock), len(ready)
-        end = time.perf_counter() + TURN_SECONDS
+        end = self._end or time.perf_counter() + TURN_SECONDS
+        self._end = None
         for work in ready:
             share = max(SHARE_SECONDS, (end - time.perf_counter()) / left)
             left -= 1

@@ -6,21 +6,20 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Literal, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from duemq import _checks
 from duemq._client import Client, typed_body
 from duemq._connection import Codec
 from duemq._message import ChangedMessage, ChangeResult, Changes, DueCurve, PendingMessage
 from duemq._settings import Rhythm
-from duemq._times import Clock, Span, Time, now_ms, span_ms, time_ms
+from duemq._times import Span, Time, span_ms, time_ms
 from duemq.errors import ArgumentError, ClosedError, NotSupportedError, PeerError
 from protocol import bodies, headers
 from protocol.bodies import HeartbeatData
 from protocol.codes import RequestCode
 
 T = TypeVar("T")
-Action = Literal["cancel", "reschedule", "deliver"]
 
 PAGE: Final = 1000
 """Messages asked for at once; the most that a broker gives."""
@@ -56,10 +55,8 @@ class Admin:
         codec: Codec = "auto",
         timeout: float = 30.0,
         _rhythm: Rhythm | None = None,
-        _clock: Clock = now_ms,
     ) -> None:
         self._timeout = timeout
-        self._clock = _clock
         self._client = Client(nameserver, codec=codec, heartbeat=_heartbeat, rhythm=_rhythm)
         self._is_open = False
 
@@ -135,18 +132,32 @@ class Admin:
         if step_ms < LEAST_STEP_MS or not 1 <= steps <= MOST_STEPS:
             raise ArgumentError(f"a curve has 1 to {MOST_STEPS} steps of 1s or more, not {steps} of {step!r}")
         begin_ms, _ = _range_ms(topic, None, begin, None)
-        header = headers.DueCurve(step_ms, steps, topic, self._clock() // 1000 * 1000 if begin_ms is None else begin_ms)
+        header = headers.DueCurve(step_ms, steps, topic, begin_ms)
 
         async def ask(address: str) -> Sequence[int]:
             answer = await self._client.call(address, RequestCode.DUE_CURVE, header, timeout=self._timeout)
-            counts = typed_body(answer, bodies.DueCounts, address).counts
-            if len(counts) != steps:
-                raise PeerError(address, f"a curve of {len(counts)} steps instead of {steps}")
-            return counts
+            found = typed_body(answer, bodies.DueCounts, address)
+            if len(found.counts) != steps:
+                raise PeerError(address, f"a curve of {len(found.counts)} steps instead of {steps}")
+            return found.counts
 
+        if header.begin_ms is None:
+            header.begin_ms = await self._now(header)
         curves, errors = await self._of_all(ask)
         _raise_first(errors)
-        return DueCurve(header.begin_ms or 0, step_ms, tuple(map(sum, zip(*curves, strict=True))))
+        return DueCurve(header.begin_ms, step_ms, tuple(map(sum, zip(*curves, strict=True))))
+
+    async def _now(self, header: headers.DueCurve) -> int:
+        """The time by the clock of the first broker that has one, ms since the epoch."""
+        addresses = await self._addresses()
+        for address in addresses:
+            try:
+                answer = await self._client.call(address, RequestCode.DUE_CURVE, header, timeout=self._timeout)
+                return typed_body(answer, bodies.DueCounts, address).begin_ms
+            except NotSupportedError:
+                if address == addresses[-1]:
+                    raise
+        raise AssertionError("no brokers")
 
     # --- changing
 
@@ -162,21 +173,30 @@ class Admin:
         """Cancel messages that wait: those with the ids that their broker gave them
         (`SendResult.offset_message_id`), or those of a topic with a key or for a time. Where a selection fails at one
         broker, it may have been carried out at others."""
-        return await self._change("cancel", None, offset_message_ids, topic, key, begin, end)
+        return await self._change(headers.ChangePending("cancel"), offset_message_ids, topic, key, begin, end)
 
     async def reschedule(
         self,
         offset_message_ids: Iterable[str] | None = None,
         *,
-        deliver_at: Time,
+        deliver_at: Time | None = None,
+        delay: Span | None = None,
         topic: str | None = None,
         key: str | None = None,
         begin: Time | None = None,
         end: Time | None = None,
     ) -> Changes:
-        """Give messages that wait another time; each then has another `offset_message_id`. A time that has passed means
-        at once. Which messages: as of `cancel`."""
-        return await self._change("reschedule", time_ms(deliver_at), offset_message_ids, topic, key, begin, end)
+        """Give messages that wait another time, with one of `deliver_at` and `delay`; their ids stay. A time that
+        has passed means at once; a delay counts from when the broker is asked, by its clock. Which messages: as of
+        `cancel`."""
+        if (deliver_at is None) == (delay is None):
+            raise ArgumentError("give one of deliver_at and delay")
+        header = headers.ChangePending(
+            "reschedule",
+            None if deliver_at is None else time_ms(deliver_at),
+            delay_ms=None if delay is None else span_ms(delay),
+        )
+        return await self._change(header, offset_message_ids, topic, key, begin, end)
 
     async def deliver_now(
         self,
@@ -188,19 +208,19 @@ class Admin:
         end: Time | None = None,
     ) -> Changes:
         """Deliver messages that wait at once. Which messages: as of `cancel`."""
-        return await self._change("deliver", None, offset_message_ids, topic, key, begin, end)
+        return await self._change(headers.ChangePending("deliver"), offset_message_ids, topic, key, begin, end)
 
     async def _change(
         self,
-        action: Action,
-        deliver_ms: int | None,
+        header: headers.ChangePending,
         offset_message_ids: Iterable[str] | None,
         topic: str | None,
         key: str | None,
         begin: Time | None,
         end: Time | None,
     ) -> Changes:
-        header = headers.ChangePending(action, deliver_ms, None, topic, key, *_range_ms(topic, key, begin, end))
+        header.topic, header.key = topic, key
+        header.begin_ms, header.end_ms = _range_ms(topic, key, begin, end)
         is_selection = (key, begin, end) != (None, None, None)
         if offset_message_ids is None:
             if topic is None or not is_selection:
@@ -236,8 +256,10 @@ class Admin:
     ) -> list[bodies.ChangedMessage]:
         told = []
         for first in range(0, len(ids), MOST_IDS):
-            part = ",".join(ids[first : first + MOST_IDS])
-            answer = await self._change_at(address, headers.ChangePending(header.action, header.deliver_ms, part))
+            part = headers.ChangePending(
+                header.action, header.deliver_ms, ",".join(ids[first : first + MOST_IDS]), delay_ms=header.delay_ms
+            )
+            answer = await self._change_at(address, part)
             told += answer.messages
         return told
 
@@ -280,7 +302,7 @@ def _range_ms(
 
 
 def _changed(message: bodies.ChangedMessage) -> ChangedMessage:
-    return ChangedMessage(message.msg_id, ChangeResult(message.result), message.new_msg_id)
+    return ChangedMessage(message.msg_id, ChangeResult(message.result))
 
 
 def _pending(message: bodies.PendingMessage, address: str) -> PendingMessage:

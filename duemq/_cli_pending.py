@@ -16,7 +16,6 @@ from duemq._admin import LEAST_STEP_MS, MOST_STEPS, Admin
 from duemq._cli_shared import client_options, duration, moment, one_line_errors, print_line, run
 from duemq._connection import Codec
 from duemq._message import ChangeResult, Changes
-from duemq._times import now_ms
 
 
 @click.group(short_help="Look at messages that wait, and change them.")
@@ -116,10 +115,10 @@ def curve(
     duemq pending curve --step 1h --steps 24
     duemq pending curve --topic reminders --from 2031-01-01T00:00 --to 2031-01-02T00:00 --step 30m
     """
-    begin = begin or datetime.now().astimezone()
     if step < LEAST_STEP_MS:
         raise click.UsageError("a span is 1s or longer")
     if end is not None:
+        begin = begin or datetime.now().astimezone()
         if steps is not None or end <= begin:
             raise click.UsageError("--to is a time after --from, and goes without --steps")
         steps = -((begin - end) // timedelta(milliseconds=step))
@@ -158,16 +157,16 @@ def cancel_pending(**options: Any) -> None:
 )
 @change_options
 def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
-    """Give messages that wait another time, with --in or --at. Each has another ID then. Which messages, and what is
-    printed: as for `duemq pending cancel`. The exit code is 1 if some have no other time.
+    """Give messages that wait another time, with --in or --at. Their IDs stay. Which messages, and what is printed: as
+    for `duemq pending cancel`. The exit code is 1 if some have no other time.
 
     \b
     duemq pending reschedule --topic reminders --key 4711 --in 2h
     """
     if (delay is None) == (at is None):
         raise click.UsageError("give one of --in and --at")
-    time = at if at is not None else (now_ms() + (delay or 0)) / 1000
-    _change(functools.partial(Admin.reschedule, deliver_at=time), {ChangeResult.RESCHEDULED}, **options)
+    span = None if delay is None else timedelta(milliseconds=delay)
+    _change(functools.partial(Admin.reschedule, deliver_at=at, delay=span), {ChangeResult.RESCHEDULED}, **options)
 
 
 @pending.command(short_help="Deliver them now.")

@@ -71,6 +71,8 @@ class PushConsumer:
         young queue from its beginning, too, whatever this says.
     `max_reconsume_times`: after so many retries a message goes to the dead-letter topic, %DLQ% and the group's name.
     `max_cached_messages`, `max_cached_bytes`: so much may be read and unfinished; then reading waits.
+    `max_ahead`: so many messages of a queue may be finished beyond one that is not; then reading of that queue waits
+        for it. After a crash they would be delivered again.
     `close_timeout`: how long `close` waits for handlers, in seconds.
     `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
 
@@ -89,6 +91,7 @@ class PushConsumer:
         concurrency: int = 20,
         max_cached_messages: int = 1000,
         max_cached_bytes: int = 64 * 1024 * 1024,
+        max_ahead: int = 2000,
         offset_file: Path | str | None = None,
         close_timeout: float = 30.0,
         codec: Codec = "auto",
@@ -96,6 +99,8 @@ class PushConsumer:
         _clock: Clock = now_ms,
     ) -> None:
         _check_options(group, on_message, model, concurrency, offset_file)
+        if max_ahead < 1:
+            raise ArgumentError(f"max_ahead={max_ahead}: allowed are numbers from 1 on")
         self.group = group
         self._on_message = on_message
         self._concurrency = concurrency
@@ -107,6 +112,7 @@ class PushConsumer:
             codec=codec,
             start=_read_start(from_),
             max_reconsume_times=max_reconsume_times,
+            max_ahead=max_ahead,
             local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
             rhythm=_rhythm or Rhythm(),
             clock=_clock,

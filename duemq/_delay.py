@@ -4,6 +4,8 @@ RocketMQ has delay levels, a short table of spans, and since 5.0 timers with any
 and delivers at once, and any broker takes a level beyond its table for the last one. At a duemq broker a topic may
 have a table of its own, by which its levels are read. So the client asks each broker what it has, for each connection
 and again from time to time, and refuses what would be delivered early.
+
+A delay is told as a delay, and counts by the broker's clock: this machine's may be slow or fast.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from duemq._durations import format_duration, parse_duration
-from duemq._message import DUE_MS
 from duemq._times import Span, Time, span_ms, time_ms
 from duemq.errors import ArgumentError, DelayError, NotSupportedError
 from protocol import properties
@@ -108,15 +109,16 @@ class Wish:
 
     level: int | None = None
     delay_ms: int | None = None
+    """Counted from the call."""
     time_ms: int | None = None
-    """The due time in ms since the epoch; for a delay as well, then counted from the call."""
+    """In ms since the epoch."""
     replaces: bool = False
     """Whether it is to take the place of the message that waits for its topic and key."""
 
     @property
     def at_once(self) -> bool:
         """Whether it is to be delivered without a delay."""
-        return self.level is None and self.time_ms is None
+        return self.level is None and self.delay_ms is None and self.time_ms is None
 
     @property
     def is_plain(self) -> bool:
@@ -126,12 +128,10 @@ class Wish:
     @property
     def needs_timer(self) -> bool:
         """Whether no level can fulfil it: a time of delivery is no delay."""
-        return self.time_ms is not None and self.delay_ms is None
+        return self.time_ms is not None
 
 
-def read_wish(
-    level: int | None, delay: Span | None, deliver_at: Time | None, now_ms: int, *, replaces: bool = False
-) -> Wish:
+def read_wish(level: int | None, delay: Span | None, deliver_at: Time | None, *, replaces: bool = False) -> Wish:
     """Check the arguments of a send. Raises ArgumentError."""
     arguments = {"level": level, "delay": delay, "deliver_at": deliver_at}
     given = [name for name, value in arguments.items() if value is not None]
@@ -140,24 +140,22 @@ def read_wish(
     if level is not None and (not isinstance(level, int) or isinstance(level, bool) or level < 1):
         raise ArgumentError(f"the delay level {level!r}; the first level is 1")
     if delay is not None:
-        milliseconds = span_ms(delay)
-        if not milliseconds:
-            return Wish(replaces=replaces)
-        return Wish(delay_ms=milliseconds, time_ms=now_ms + milliseconds, replaces=replaces)
+        return Wish(delay_ms=span_ms(delay) or None, replaces=replaces)
     return Wish(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The properties that delay a message at one broker, and when it is due, ms since the epoch."""
+    """The properties that delay a message at one broker, and when it is due, ms since the epoch; where that depends on
+    when the broker gets it, by this machine's clock."""
 
     properties: dict[str, str]
     due_time_ms: int | None = None
 
 
-def make_plan(wish: Wish, delays: Delays, now_ms: int, address: str) -> Plan:
-    """How to fulfil a wish at the broker at `address`. Raises DelayError where it cannot, NotSupportedError where it
-    would not replace anything."""
+def make_plan(wish: Wish, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> Plan:
+    """How to fulfil a wish at the broker at `address`, so long after the call. Raises DelayError where it cannot,
+    NotSupportedError where it would not replace anything."""
     if wish.replaces:
         if not delays.replaces:
             raise NotSupportedError(
@@ -165,21 +163,25 @@ def make_plan(wish: Wish, delays: Delays, now_ms: int, address: str) -> Plan:
                 "only a duemq broker replaces a message that waits; this one would deliver both",
                 address,
             )
-        plan = make_plan(replace(wish, replaces=False), delays, now_ms, address)
+        plan = make_plan(replace(wish, replaces=False), delays, now_ms, address, elapsed_ms)
         return Plan({**plan.properties, properties.TIMER_REPLACE: "true"}, plan.due_time_ms)
     if wish.at_once:
         return Plan({})
     if wish.level is not None:
         return _plan_level(wish.level, delays, now_ms, address)
-    due = wish.time_ms
-    assert due is not None
-    if due <= now_ms and wish.delay_ms is None:
-        return Plan({DUE_MS: str(due)}, due)
     levels = delays.valid_levels_ms
-    if wish.delay_ms in levels:
-        return Plan({properties.DELAY: str(levels.index(wish.delay_ms) + 1), DUE_MS: str(due)}, due)
-    if delays.timers:
-        return Plan({properties.TIMER_DELIVER_MS: str(due)}, due)
+    if wish.delay_ms is not None:
+        if wish.delay_ms in levels:
+            return _plan_level(levels.index(wish.delay_ms) + 1, delays, now_ms, address)
+        if delays.timers:
+            # A message that was to wait does so for a moment at least: the broker says then when it was due.
+            rest = max(1, wish.delay_ms - elapsed_ms)
+            return Plan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest)
+    elif wish.time_ms is not None:
+        if delays.timers:
+            return Plan({properties.TIMER_DELIVER_MS: str(wish.time_ms)}, wish.time_ms)
+        if wish.time_ms <= now_ms:
+            return Plan({properties.DUE_MS: str(wish.time_ms)}, wish.time_ms)
     what = "a time of delivery" if wish.delay_ms is None else f"a delay of {format_duration(wish.delay_ms)}"
     has = f"the delay levels {delays}"
     if delays.own is not None:
@@ -202,4 +204,4 @@ def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> Plan:
             levels,
         )
     due = now_ms + levels[level - 1]
-    return Plan({properties.DELAY: str(level), DUE_MS: str(due)}, due)
+    return Plan({properties.DELAY: str(level), properties.DUE_MS: str(due)}, due)

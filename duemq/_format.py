@@ -25,6 +25,7 @@ _CANCELLED: Final = {
     CancelResult.CANCELLED: "is cancelled",
     CancelResult.ALREADY_CANCELLED: "was cancelled before",
     CancelResult.ALREADY_DELIVERED: "is delivered already",
+    CancelResult.NO_LONGER_WAITS: "was delivered or cancelled, long ago",
     CancelResult.NEVER_EXISTED: "is no message that waits or waited here",
 }
 
@@ -34,6 +35,7 @@ _CHANGED: Final = {
     ChangeResult.DELIVERED_NOW: ("is delivered now", "are delivered now"),
     ChangeResult.ALREADY_DELIVERED: ("is delivered already", "are delivered already"),
     ChangeResult.ALREADY_CANCELLED: ("was cancelled before", "were cancelled before"),
+    ChangeResult.NO_LONGER_WAITS: ("was delivered or cancelled, long ago", "were delivered or cancelled, long ago"),
     ChangeResult.NEVER_EXISTED: ("is no message that waits or waited here", "are no messages that wait or waited here"),
 }
 _BAR: Final = 50
@@ -114,8 +116,7 @@ def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
     """What became of messages: a line for each, or one for all with the same result."""
     if by_id:
         for message in changes.messages:
-            new = f", its id is {message.new_offset_message_id} now" if message.new_offset_message_id else ""
-            yield f"{printable(message.offset_message_id)} {_CHANGED[message.result][0]}{printable(new)}"
+            yield f"{printable(message.offset_message_id)} {_CHANGED[message.result][0]}"
         return
     for result, count in changes.counts.items():
         yield f"{count} message{'s' if count != 1 else ''} {_CHANGED[result][count != 1]}"

@@ -49,6 +49,7 @@ class MemberConfig:
     codec: Codec
     start: Start
     max_reconsume_times: int
+    max_ahead: int
     local_offsets: OffsetStore | None
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
     rhythm: Rhythm = field(default_factory=Rhythm)
@@ -94,7 +95,10 @@ class Member:
 
     def subscribe(self, topic: str, tags: str) -> None:
         """Read a topic. Raises ArgumentError."""
-        self._subscriptions[topic] = make_subscription(topic, tags, self._config.clock())
+        known = self._subscriptions.get(topic)
+        # Brokers take what is newer for the group: a clock that was set back must not make this older.
+        version = max(self._config.clock(), known.version + 1 if known is not None else 0)
+        self._subscriptions[topic] = make_subscription(topic, tags, version)
         self._allocated.discard(topic)
         self._announce = True
         self._change.set()
@@ -223,6 +227,7 @@ class Member:
             clock=self._config.clock,
             progressed=self._progress.set,
             complaints=self._complaints,
+            max_ahead=self._config.max_ahead,
         )
         self._readers[queue] = reader, self._tasks.start(reader.run(), f"duemq reader {queue}")
 

@@ -11,11 +11,6 @@ from duemq._compression import unpack
 from protocol import message_id, properties
 from protocol.record import StoredMessage
 
-DUE_MS: Final = "DUE_MS"
-"""Property of ours: when a message delayed by level is due, ms since the epoch by the sender's clock. RocketMQ does not
-record that: the delivered message only has its level, and times that say nothing about when it was to be delivered."""
-
-TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 RETRY_PREFIX: Final = "%RETRY%"
 """A group's retry topic is this and the group's name."""
 SHARDING_KEY: Final = "__SHARDINGKEY"
@@ -50,8 +45,10 @@ class CancelResult(StrEnum):
     CANCELLED = "CANCELLED"
     ALREADY_CANCELLED = "ALREADY_CANCELLED"
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    NO_LONGER_WAITS = "NO_LONGER_WAITS"
+    """Delivered or cancelled: so long ago that its broker does not know which any more."""
     NEVER_EXISTED = "NEVER_EXISTED"
-    """No broker has such a message that waits or waited."""
+    """No broker has such a message, or had one."""
 
 
 class ChangeResult(StrEnum):
@@ -62,9 +59,10 @@ class ChangeResult(StrEnum):
     DELIVERED_NOW = "DELIVERED_NOW"
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
     ALREADY_CANCELLED = "ALREADY_CANCELLED"
-    """Also of one that was given another time, which has another id since."""
+    NO_LONGER_WAITS = "NO_LONGER_WAITS"
+    """Delivered or cancelled: so long ago that its broker does not know which any more."""
     NEVER_EXISTED = "NEVER_EXISTED"
-    """No broker has such a message that waits or waited."""
+    """No broker has such a message, or had one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,6 @@ class ChangedMessage:
 
     offset_message_id: str
     result: ChangeResult
-    new_offset_message_id: str | None = None
-    """The broker's id for it from now on, where it has another time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +264,12 @@ class ReceivedMessage:
     def due_time_ms(self) -> int | None:
         """When it was due, ms since the epoch. None for a message that was not delayed, or does not say.
 
-        It is what the sender asked for (TIMER_DELIVER_MS, or DUE_MS which duemq's producer adds to a level), else the
-        broker's own reckoning of a relative timer, which is rounded down to the broker's precision (TIMER_OUT_MS). A
-        level set by another client leaves no trace of when the message was due. A retry keeps the first due time.
+        For a time of delivery it is what the sender asked for. For a delay it is by the clock of a duemq broker, exact
+        with a timer (TIMER_DELIVER_MS), and with a level where duemq's producer sent it (DUE_MS). With RocketMQ's
+        brokers, a timer's is rounded down to their precision (TIMER_OUT_MS), and a level's is by the sender's clock. A
+        level that another client set leaves no trace of when the message was due. A retry keeps the first due time.
         """
-        for name in (properties.TIMER_DELIVER_MS, DUE_MS, TIMER_OUT_MS):
+        for name in (properties.TIMER_DELIVER_MS, properties.DUE_MS, properties.TIMER_OUT_MS):
             number = self._number(name)
             if number is not None:
                 return number
@@ -282,7 +279,7 @@ class ReceivedMessage:
     def lateness_ms(self) -> int | None:
         """How long after its due time it was received, in ms, or None where the due time is not known.
 
-        Compares clocks of two machines, or of three: a negative number means that they differ.
+        Compares this machine's clock with the broker's, or the sender's: a negative number means that they differ.
         """
         due = self.due_time_ms
         return None if due is None else self.receive_time_ms - due

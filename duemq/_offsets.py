@@ -19,7 +19,7 @@ class OffsetTracker:
     """One queue: what was read and is not finished, and the offset that may be committed.
 
     Invariant: `committable` never passes an unfinished message, so that after a crash nothing is missed; what was
-    finished beyond it is delivered once more.
+    finished beyond it is delivered once more. How much that is, `ahead`, the reader has to bound.
     """
 
     def __init__(self, next_offset: int) -> None:
@@ -32,6 +32,11 @@ class OffsetTracker:
     def __len__(self) -> int:
         """How many messages are unfinished."""
         return len(self._unfinished)
+
+    @property
+    def ahead(self) -> int:
+        """How many messages are finished beyond one that is not."""
+        return len(self._order) - len(self._unfinished)
 
     @property
     def committable(self) -> int:

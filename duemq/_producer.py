@@ -166,7 +166,8 @@ class Producer:
         When it is delivered: at once, or with one of
         `level`: after the delay of that level of the topic, or of the broker where the topic has no levels of its own
         (1: 1 s, 2: 5 s, 3: 10 s ... by default);
-        `delay`: after so long: seconds, a timedelta, or text such as "1h30m". To the millisecond;
+        `delay`: so long after the call: seconds, a timedelta, or text such as "1h30m". To the millisecond, by the
+        broker's clock, whatever this machine's says;
         `deliver_at`: at that time: a datetime with a time zone, or seconds since the epoch. To the millisecond, by the
         broker's clock; a time that has passed means at once.
         The broker is asked what delays it has, and whether the topic has its own. A delay that equals a level is sent
@@ -187,14 +188,15 @@ class Producer:
         for `replace` at a broker that is no duemq; the last try's BrokerError, ConnectError, ConnectionLostError or
         RequestTimeoutError.
         """
-        wish = read_wish(level, delay, deliver_at, self._clock(), replaces=replace)
+        begun = asyncio.get_running_loop().time()
+        wish = read_wish(level, delay, deliver_at, replaces=replace)
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
         limit = timeout or self._timeout
 
         async def attempt(route: Route, chosen: MessageQueue) -> SendResult:
-            address, plan = await self._plan(route, chosen, wish)
+            address, plan = await self._plan(route, chosen, wish, begun)
             answer = await self._client.call(
                 address,
                 RequestCode.SEND_MESSAGE_V2,
@@ -227,14 +229,15 @@ class Producer:
 
         Arguments and errors as of `send`; there is one try only.
         """
-        wish = read_wish(level, delay, deliver_at, self._clock(), replaces=replace)
+        begun = asyncio.get_running_loop().time()
+        wish = read_wish(level, delay, deliver_at, replaces=replace)
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
         limit = timeout or self._timeout
 
         async def attempt(route: Route, chosen: MessageQueue) -> str:
-            address, plan = await self._plan(route, chosen, wish)
+            address, plan = await self._plan(route, chosen, wish, begun)
             connection = await self._client.broker(address)
             header = self._header(message, chosen, plan)
             await connection.send_oneway(RequestCode.SEND_MESSAGE_V2, header, message.body, timeout=limit)
@@ -417,12 +420,14 @@ class Producer:
         turn = self._round_robin.setdefault(topic, RoundRobin())
         return lambda route, failed: turn.choose(route.write_queues, failed)
 
-    async def _plan(self, route: Route, queue: MessageQueue, wish: Wish) -> tuple[str, Plan]:
+    async def _plan(self, route: Route, queue: MessageQueue, wish: Wish, begun: float) -> tuple[str, Plan]:
+        """`begun`: when the send was called, by the loop's clock."""
         address = _primary(route, queue)
         if wish.is_plain:
             return address, Plan({})
         delays = await self._delay_tables.find(address, queue.topic, wish)
-        return address, make_plan(wish, delays, self._clock(), address)
+        elapsed_ms = int((asyncio.get_running_loop().time() - begun) * 1000)
+        return address, make_plan(wish, delays, self._clock(), address, elapsed_ms)
 
     def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> SendMessageV2:
         return SendMessageV2(
@@ -459,9 +464,18 @@ def _result(answer: Command, address: str, queue: MessageQueue, message_id: str,
         offset_message_id=header.msg_id,
         queue=queue._replace(queue_id=header.queue_id),
         queue_offset=header.queue_offset,
-        due_time_ms=plan.due_time_ms,
+        due_time_ms=_due_time(header.recall_handle) or plan.due_time_ms,
         recall_handle=header.recall_handle,
     )
+
+
+def _due_time(handle: str | None) -> int | None:
+    """When a message is due by the clock of a duemq broker, which its recall handle tells."""
+    try:
+        place = recall_handles.decode(handle).place if handle is not None else None
+    except RemoteProtocolError:
+        return None
+    return place[1] if place is not None else None
 
 
 def _batch_results(answer: Command, address: str, queue: MessageQueue, sent: list[Outgoing]) -> list[SendResult]:

@@ -47,7 +47,10 @@ class QueueReader:
         clock: Clock,
         progressed: Callable[[], None],
         complaints: Complaints,
+        max_ahead: int,
     ) -> None:
+        self._max_ahead = max_ahead
+        self._not_too_far_ahead = asyncio.Event()
         self.queue = queue
         self.dropped = False
         """Whether another member has the queue now: what was read of it is neither handled nor committed any more."""
@@ -109,6 +112,8 @@ class QueueReader:
         self._inbox.release(message)
         if self._tracker is not None and not self.dropped:
             self._tracker.finish(message.queue_offset)
+            if self._tracker.ahead < self._max_ahead:
+                self._not_too_far_ahead.set()
             self._progressed()
 
     async def run(self) -> None:
@@ -121,6 +126,7 @@ class QueueReader:
                 self._complaints.raise_(who, str(error))
             except asyncio.CancelledError:
                 self._complaints.forget(who)
+                self._complaints.forget(f"waiting for a message of {self.queue}")
                 raise
             except Exception:
                 # Whatever it is, the other queues go on, and this one tries again.
@@ -138,8 +144,22 @@ class QueueReader:
             offset = await self._find_start()
             log.debug("reading %s from offset %d on", self.queue, offset)
             self._tracker = OffsetTracker(offset)
+        await self._wait_for_the_slowest(self._tracker)
         await self._inbox.wait_for_room()
         await self._pull(self._tracker)
+
+    async def _wait_for_the_slowest(self, tracker: OffsetTracker) -> None:
+        """Wait while too much is finished beyond a message that is not."""
+        who = f"waiting for a message of {self.queue}"
+        while tracker.ahead >= self._max_ahead:
+            self._complaints.raise_(
+                who,
+                f"the one at offset {tracker.committable} is not finished, but {tracker.ahead} behind it are. Nothing "
+                "more of that queue is read until it is",
+            )
+            self._not_too_far_ahead.clear()
+            await self._not_too_far_ahead.wait()
+        self._complaints.settle(who)
 
     async def _pull(self, tracker: OffsetTracker) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ Mirrors apache/rocketmq common/message/MessageDecoder.java, encodeMessage (4.9.7
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable
 from typing import Final
 
@@ -21,11 +22,11 @@ Part = tuple[int, bytes, str]
 """Flag, body, property text."""
 
 
-def decode(data: bytes | memoryview) -> list[Part]:
-    """The messages of a batch. Raises BodyError naming the part that is broken."""
+def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[Part]:
+    """The messages of a batch, the first so many. Raises BodyError naming the part that is broken."""
     parts: list[Part] = []
     position, end = 0, len(data)
-    while position < end:
+    while position < end and len(parts) < most:
         number = len(parts)
         if end - position < _HEAD.size + 2:
             raise BodyError(f"part {number} of the batch: {end - position} bytes are too few")

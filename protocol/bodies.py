@@ -229,7 +229,7 @@ class DataVersion(msgspec.Struct, rename="camel", gc=False):
         return {**fields, "stateVersion": self.state_version} if self.state_version else fields
 
 
-CancelOutcome = Literal["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"]
+CancelOutcome = Literal["CANCELLED", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NO_LONGER_WAITS", "NEVER_EXISTED"]
 
 
 class CancelledMessage(msgspec.Struct, rename="camel", gc=False):
@@ -274,16 +274,21 @@ class DueCounts(msgspec.Struct, rename="camel", gc=False):
 
 
 ChangeOutcome = Literal[
-    "CANCELLED", "RESCHEDULED", "DELIVERED_NOW", "ALREADY_DELIVERED", "ALREADY_CANCELLED", "NEVER_EXISTED"
+    "CANCELLED",
+    "RESCHEDULED",
+    "DELIVERED_NOW",
+    "ALREADY_DELIVERED",
+    "ALREADY_CANCELLED",
+    "NO_LONGER_WAITS",
+    "NEVER_EXISTED",
 ]
 
 
-class ChangedMessage(msgspec.Struct, rename="camel", gc=False, omit_defaults=True):
-    """What became of one message of a CHANGE_PENDING. `new_msg_id`: the id it has from now on, where it has another."""
+class ChangedMessage(msgspec.Struct, rename="camel", gc=False):
+    """What became of one message of a CHANGE_PENDING."""
 
     msg_id: str
     result: ChangeOutcome
-    new_msg_id: str | None = None
 
 
 class ChangedMessages(msgspec.Struct, rename="camel", gc=False):
@@ -294,9 +299,9 @@ class ChangedMessages(msgspec.Struct, rename="camel", gc=False):
 
 
 class TopicConfig(msgspec.Struct, rename="camel", gc=False):
-    """A topic as a broker declares it. `attributes` are 5.x's."""
+    """A topic as a broker declares it. `attributes` are 5.x's. In a table its key is its name, whatever it says."""
 
-    topic_name: str
+    topic_name: str = ""
     read_queue_nums: Int32 = 16
     write_queue_nums: Int32 = 16
     perm: Int32 = 6
@@ -336,6 +341,8 @@ class SubscriptionGroupConfig(msgspec.Struct, rename="camel", gc=False):
 # --- reading and writing -----------------------------------------------------------------------------------------
 
 
+MAX_REQUEST_BYTES: Final = 1024 * 1024
+"""Largest JSON body of a request; a heartbeat of a thousand groups has a tenth of it."""
 LOOSE_LIMIT = 1024 * 1024
 """Most bytes of a body that are read as fastjson's JSON; such a reading takes about a second a megabyte."""
 
@@ -353,6 +360,18 @@ def decode(
         return msgspec.convert(fastjson.loads(body, loose_limit=loose_limit), body_type, strict=False)
     except msgspec.ValidationError as error:
         raise BodyError(f"a {body_type.__name__} body: {error}") from None
+
+
+def decode_request(body: bytes | bytearray | memoryview, body_type: type[T]) -> T:
+    """Type the JSON body of a request, which is strict JSON of at most MAX_REQUEST_BYTES. Raises BodyError."""
+    check_size(body, body_type.__name__)
+    return decode(body, body_type, strict=True)
+
+
+def check_size(body: bytes | bytearray | memoryview, what: str) -> None:
+    """Raise BodyError for a request's body that is larger than MAX_REQUEST_BYTES."""
+    if len(body) > MAX_REQUEST_BYTES:
+        raise BodyError(f"a {what} body of {len(body)} bytes: at most {MAX_REQUEST_BYTES} are taken")
 
 
 def decompress(body: bytes | bytearray | memoryview, limit: int) -> bytes:

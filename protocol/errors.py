@@ -6,7 +6,8 @@ ProtocolError
     ├── FrameError            the stream can no longer be cut into frames: close this connection
     ├── FieldError            a header field is missing or absurd: answer with an error, the connection lives
     ├── BodyError             a body does not parse: answer with an error, the connection lives
-    └── RecordError           a stored message does not parse
+    ├── RecordError           a stored message does not parse
+    └── TimerIllegal          a message's properties ask for no time that there is: refuse the message
 """
 
 from __future__ import annotations
@@ -54,3 +55,7 @@ class RecordError(RemoteProtocolError):
         super().__init__(f"record at byte {offset}: {why}")
         self.offset = offset
         self.why = why
+
+
+class TimerIllegal(RemoteProtocolError):
+    """A property of a message that asks for a time is no number, or no time, or contradicts another."""

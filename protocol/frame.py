@@ -26,9 +26,9 @@ BINARY: Final = 1
 MSGPACK: Final = 2
 CODECS: Final = (JSON, BINARY, MSGPACK)
 
-_MAX_PIECES: Final = 256
-"""So many pieces of an unfinished frame are made one: a client that sends two bytes at a time must not cost an object
-for each two bytes."""
+_BLOCK_BYTES: Final = 64 * 1024
+"""An unfinished frame is held in blocks of this size, however its bytes came: two at a time they must not cost an
+object each, and what many clients begin and give up must leave no holes in memory that nothing fits into."""
 
 Frame = tuple[int, bytes, memoryview]
 """Codec of the header, header, body. The body is a view of the bytes that were received: it stays valid as long as it
@@ -48,35 +48,39 @@ class FrameReader:
     After a `FrameError` (kept in `error`) it ignores its input: the connection has to be closed.
     """
 
-    __slots__ = ("_chunks", "_joined", "_max_length", "_need", "buffered", "error")
+    __slots__ = ("_blocks", "_max_length", "_need", "_rest", "buffered", "error")
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._max_length = max_frame_bytes - 4
-        self._chunks: list[bytes] = []
-        self._joined = 0
+        self._blocks: list[bytes] = []
+        self._rest: bytes | bytearray = b""
+        """What is behind the blocks."""
         self._need = 0
         self.buffered = 0
         """Bytes held of a frame that is not whole yet."""
         self.error: FrameError | None = None
 
     @property
+    def announced(self) -> int:
+        """Size of the frame that is not whole yet, in bytes, as far as it is known; 0 where there is none."""
+        return self._need if self.buffered else 0
+
+    @property
     def pieces(self) -> int:
-        """Objects that hold the unfinished frame."""
-        return len(self._chunks)
+        """Objects that hold that frame."""
+        return len(self._blocks) + bool(self._rest)
 
     def receive_data(self, data: bytes) -> list[Frame]:
         """Take the next bytes, give the frames they complete. On a broken stream the frames before the fault are
         given and `error` is set."""
-        if self._chunks:
-            self._chunks.append(data)
-            self.buffered += len(data)
-            if self.buffered < self._need:
-                if len(self._chunks) - self._joined >= _MAX_PIECES:
-                    self._join()
+        if self.buffered:
+            if self.buffered + len(data) < self._need:
+                self._keep(data)
                 return []
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-            self._joined = self.buffered = 0
+            data = b"".join((*self._blocks, self._rest, data))
+            if self._blocks:
+                self._blocks.clear()
+            self._rest, self.buffered = b"", 0
         frames: list[Frame] = []
         if self.error is not None:
             return frames
@@ -106,7 +110,7 @@ class FrameReader:
                 if not 4 <= length <= max_length:
                     self.error = self._bad_length(length)
                     return frames
-            self._chunks.append(data[position:] if position else data)
+            self._rest = data[position:] if position else data
             self.buffered = end - position
             self._need = need
         return frames
@@ -119,13 +123,20 @@ class FrameReader:
     def close(self) -> None:
         """Let go of what is held, and ignore what still comes."""
         self.error = self.error or FrameError("closed")
-        self._chunks.clear()
-        self._joined = self.buffered = 0
+        self._blocks.clear()
+        self._rest, self.buffered = b"", 0
 
-    def _join(self) -> None:
-        """Make the pieces that came since the last time one."""
-        self._chunks[self._joined :] = [b"".join(self._chunks[self._joined :])]
-        self._joined += 1
+    def _keep(self, data: bytes) -> None:
+        """Hold more of a frame that is not whole yet."""
+        self.buffered += len(data)
+        rest = self._rest
+        if isinstance(rest, bytes):
+            rest = self._rest = bytearray(rest)
+        rest += data
+        while len(rest) >= _BLOCK_BYTES:
+            with memoryview(rest) as view:
+                self._blocks.append(bytes(view[:_BLOCK_BYTES]))
+            del rest[:_BLOCK_BYTES]
 
     def _bad_length(self, length: int) -> FrameError:
         return FrameError(f"a frame of length {length}; allowed are 4 to {self._max_length}")

@@ -148,8 +148,9 @@ class DueCurve(Header):
 
 
 class ChangePending(Header):
-    """CHANGE_PENDING (30005, duemq's own). `action`: cancel, reschedule or deliver; `deliver_ms`: the new time, for
-    reschedule. Which messages: `msg_id`, offset message ids joined by commas, or the others, as in ListPending."""
+    """CHANGE_PENDING (30005, duemq's own). `action`: cancel, reschedule or deliver; for reschedule, `deliver_ms`: the
+    new time, or `delay_ms`: from when the broker gets this on. Which messages: `msg_id`, offset message ids joined by
+    commas, or the others, as in ListPending."""
 
     action: str
     deliver_ms: Int64 | None = None
@@ -158,6 +159,7 @@ class ChangePending(Header):
     key: str | None = None
     begin_ms: Int64 | None = None
     end_ms: Int64 | None = None
+    delay_ms: Int64 | None = None
 
 
 # --- receiving ---------------------------------------------------------------------------------------------------

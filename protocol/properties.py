@@ -41,10 +41,14 @@ TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
 TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 TIMER_REPLACE: Final = "TIMER_REPLACE"
-"""duemq's own: see `timer_properties`."""
+TIMER_FIRST_ID: Final = "TIMER_FIRST_ID"
+"""These two are duemq's own: see `timer_properties`."""
+DUE_MS: Final = "DUE_MS"
+"""duemq's own: when a message with a level is due, ms since the epoch, which its record does not tell otherwise. Our
+producer adds it by its own clock, our broker puts it right by its."""
 TIMERS: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """Each asks for a time; the first of them that a message has counts."""
-TIMER_STATE: Final = (TIMER_OUT_MS, TIMER_ROLL_TIMES, TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS)
+TIMER_STATE: Final = (TIMER_OUT_MS, TIMER_ROLL_TIMES, TIMER_FIRST_ID, TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS)
 """What a broker has added to a message that waited for its time."""
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -30,7 +30,7 @@ _MAX_BYTES: Final = 16 * 1024 * 1024
 
 class _TopicTable(msgspec.Struct, rename="camel"):
     data_version: DataVersion | None = None
-    topic_config_table: dict[str, dict[str, Any]] | None = None
+    topic_config_table: dict[str, TopicConfig] | None = None
 
 
 class _Plain(msgspec.Struct, rename="camel"):
@@ -42,17 +42,26 @@ def encode_registration(topic_table: Mapping[str, Any]) -> bytes:
     return fastjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": topic_table})
 
 
-def decode_registration(body: Body, *, compressed: bool) -> tuple[DataVersion, dict[str, TopicConfig]]:
-    """The edition of a broker's topic table, and the topics. Raises BodyError."""
+class Registration(NamedTuple):
+    """What a broker has registered. `version`: the edition of its topic table; `size`: of the plain body in bytes."""
+
+    version: DataVersion
+    topics: dict[str, TopicConfig]
+    size: int
+
+
+def decode_registration(body: Body, *, compressed: bool) -> Registration:
+    """The registration in a body. Raises BodyError."""
     if compressed:
         return _decode_compressed(bodies.decompress(body, _MAX_BYTES))
     table = bodies.decode(body, _Plain).topic_config_serialize_wrapper or _TopicTable()
-    return table.data_version or DataVersion(), {
-        name: _topic({**fields, "topicName": name}) for name, fields in (table.topic_config_table or {}).items()
-    }
+    topics = table.topic_config_table or {}
+    for name, config in topics.items():
+        config.topic_name = name
+    return Registration(table.data_version or DataVersion(), topics, len(body))
 
 
-def _decode_compressed(data: bytes) -> tuple[DataVersion, dict[str, TopicConfig]]:
+def _decode_compressed(data: bytes) -> Registration:
     try:
         text, position = _text(data, 0)
         version = bodies.decode(text, DataVersion)
@@ -62,18 +71,17 @@ def _decode_compressed(data: bytes) -> tuple[DataVersion, dict[str, TopicConfig]
         for _ in range(count):
             text, position = _text(data, position)
             name, read, write, perm, kind, *_ = text.decode().split(" ", 5)
-            numbers = {"readQueueNums": read, "writeQueueNums": write, "perm": perm}
-            topics[name] = _topic({**numbers, "topicName": name, "topicFilterType": kind})
+            topics[name] = TopicConfig(name, _int32(read), _int32(write), _int32(perm), kind)
     except (struct.error, ValueError) as error:
         raise BodyError(f"a registration of topics that does not parse: {error}") from None
-    return version, topics
+    return Registration(version, topics, len(data))
 
 
-def _topic(fields: dict[str, Any]) -> TopicConfig:
-    try:
-        return msgspec.convert(fields, TopicConfig, strict=False)
-    except msgspec.ValidationError as error:
-        raise BodyError(f"a registration of the topic {fields['topicName']}: {error}") from None
+def _int32(text: str) -> int:
+    number = int(text)
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ValueError(f"{text} has more than 32 bits")
+    return number
 
 
 def _text(data: bytes, position: int) -> tuple[bytes, int]:

@@ -5,6 +5,9 @@
     TIMER_REPLACE                     duemq's own: `true` for a message that takes the place of the one that waits with
                                       this property for the same topic and key. KEYS has exactly one key then
     TIMER_OUT_MS                      set by the broker: the start of the second in whose slot the message waits
+    TIMER_FIRST_ID                    duemq's own, set by the broker in a record that was appended again: the id that
+                                      the sender of the message was given, which names its first record; a hyphen, and
+                                      the physical offset of the record before this one
 
 Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message due at a whole
 second waits in the slot before. TIMER_OUT_MS = D - 1000 for a whole second D, else D rounded down to one; either way
@@ -14,6 +17,10 @@ Our own records of the timer topic have the exact time in the prepared-transacti
 there, as records with a delay level do. A record that was appended again (rolled, or given another time), or that takes
 the place of another message, has its origin in that field instead, and TIMER_ROLL_TIMES says so.
 
+TIMER_FIRST_ID holds where its second part is the record's origin. Where a store was written anew (`duemq spark
+compact`) records lie in other places, and so do origins, but ids in properties are what they were: they name nothing
+there.
+
 Rules after apache/rocketmq broker/util/HookUtils.java and store/timer/TimerMessageStore.java (5.3.3).
 """
 
@@ -22,6 +29,7 @@ from __future__ import annotations
 from typing import Final
 
 from protocol import properties
+from protocol.errors import TimerIllegal
 
 PRECISION_MS: Final = 1000
 """RocketMQ's timerPrecisionMs, the width of a slot. Times of delivery are exact to the millisecond all the same."""
@@ -31,10 +39,6 @@ MAX_HASH: Final = 2**32
 """Tags codes in the timer topic's queue up to here are hashes, beyond they are deliver times."""
 _MAX_MS: Final = 2**53
 """No number of ms beyond this is a time."""
-
-
-class TimerIllegal(Exception):
-    """A property that asks for a time is no number, or no time."""
 
 
 def deliver_time(text: str, now_ms: int) -> int | None:
@@ -112,6 +116,21 @@ def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) ->
     if asked is not None and latest - PRECISION_MS < asked <= latest:
         return asked
     return latest
+
+
+def first_id(text: str, prepared_transaction_offset: int) -> str | None:
+    """The id of a message's first record, by the properties of a record that was appended again; None where there is
+    none that holds."""
+    value = properties.get(text, properties.TIMER_FIRST_ID)
+    if value is None or properties.get(text, properties.TIMER_ROLL_TIMES) is None:
+        return None
+    found, _, origin = value.partition("-")
+    return found if origin == str(max(prepared_transaction_offset, 0)) else None
+
+
+def first_id_value(first: str, origin: int) -> str:
+    """TIMER_FIRST_ID for a record that takes the place of the one at a physical offset."""
+    return f"{first}-{origin}"
 
 
 def queue_code(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:

@@ -390,11 +390,11 @@ class LevelQueues:
         is_due = is_last or now.monotonic - self._saved_at >= self.delivery.config.save_interval
         if table == self._saved_table or not is_due:
             return lambda: None
-        self._saved_at = now.monotonic
+        at = now.monotonic
 
         def save() -> None:
             self._file.write(table)
-            self._saved_table = table
+            self._saved_table, self._saved_at = table, at
 
         return save
 

@@ -254,10 +254,10 @@ class Pending:
 
     # --- changing
 
-    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled:
+    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled | None:
         """See `TimerChanges.cancel`."""
         return self._timers.changes.cancel(physical_offset, now_ms)
 
-    def reschedule(self, physical_offset: int, due_ms: int, now_ms: int) -> tuple[Cancelled, int | None]:
+    def reschedule(self, physical_offset: int, due_ms: int, now_ms: int) -> Cancelled | None:
         """See `TimerChanges.reschedule`."""
         return self._timers.changes.reschedule(physical_offset, due_ms, now_ms)

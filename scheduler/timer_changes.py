@@ -21,6 +21,7 @@ from scheduler.level_queues import LevelQueues
 from scheduler.timer_catch_up import CatchUp
 from scheduler.timer_config import Cancelled
 from scheduler.timer_enqueuer import Enqueuer
+from scheduler.timer_ids import TimerIds, first_place
 from scheduler.timer_keys import key_hash, tag_of
 from scheduler.timer_log import MAX_DUE_MS, NO_MESSAGE, UNIT, WITHDRAWN, seconds_of
 from scheduler.timer_records import TimerRecords
@@ -48,7 +49,10 @@ class _Place(NamedTuple):
 
 class TimerChanges:
     """Changes what waits in the wheel, and in the levels where there are any. The caller holds his answer until what
-    was appended is durable enough, as for a send."""
+    was appended is durable enough, as for a send.
+
+    A message is named by the physical offset of its first record, whose id its sender was given, or by that of the
+    record by which it waits now."""
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class TimerChanges:
         slots: Slots,
         topics: TimerTopics,
         records: TimerRecords,
+        ids: TimerIds,
         catch_up: CatchUp,
         expect: Callable[[int], None],
         levels: LevelQueues | None,
@@ -67,6 +72,8 @@ class TimerChanges:
         self._slots = slots
         self._topics = topics
         self._records = records
+        self.ids = ids
+        """Leads from a message's first record to the one by which it waits."""
         self._catch_up = catch_up
         self._expect = expect
         self.levels = levels
@@ -77,70 +84,94 @@ class TimerChanges:
 
     # --- one message, by its place
 
-    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled:
-        """Cancel a message that waits, with a timer or a level. Raises StoreError, OSError."""
+    def cancel(self, physical_offset: int, now_ms: int) -> Cancelled | None:
+        """Cancel a message that waits, with a timer or a level; None where `ids` have to be complete to tell what
+        became of it: nothing was done then. Raises StoreError, OSError."""
         return self._take_out(
             physical_offset, now_ms, lambda message, due_ms: self._records.delete(message, due_ms, now_ms)
         )
 
-    def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> tuple[Cancelled, int | None]:
-        """Give a message that waits, with a timer or a level, another time; one that is past for "at once". It is
-        another record then: CANCELLED says so, and at which physical offset. Raises StoreError, OSError."""
+    def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> Cancelled | None:
+        """Give a message that waits, with a timer or a level, another time, one that is past for "at once": CANCELLED
+        says that it was done. None as of `cancel`. Raises StoreError, OSError."""
         due_ms = max(deliver_ms, now_ms)
-        places: list[int] = []
-        result = self._take_out(
-            physical_offset, now_ms, lambda message, _: places.append(self._again(message, due_ms, now_ms))
-        )
-        return result, places[0] if places else None
+        return self._take_out(physical_offset, now_ms, lambda message, _: self._again(message, due_ms, now_ms))
 
-    def _take_out(self, physical_offset: int, now_ms: int, append: Callable[[StoredMessage, int], None]) -> Cancelled:
-        """Withdraw a message that waits, after `append` has put down what becomes of it."""
+    def record_of(self, physical_offset: int) -> StoredMessage | None:
+        """The newest record of a message that is there still, as far as `ids` know it; None without one."""
         message = self._store.message_at(physical_offset)
-        if message is not None and message.topic == SCHEDULE_TOPIC:
-            return self._take_out_of_level(message, now_ms, append)
-        place = self._place_of(message, now_ms)
-        if isinstance(place, Cancelled):
-            return place
-        append(place.message, place.due_ms)
-        self._slots.withdraw(place.waits, place.second)
-        return Cancelled.CANCELLED
+        newest = self.ids.newest(physical_offset) if message is None else None
+        return self._store.message_at(newest) if newest is not None else message
 
-    def _take_out_of_level(
-        self, message: StoredMessage, now_ms: int, append: Callable[[StoredMessage, int], None]
-    ) -> Cancelled:
-        is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
-        if is_waiting is None:
-            return Cancelled.CANCELLED_BEFORE
-        if self.levels is None or not is_waiting:
+    def _take_out(
+        self, physical_offset: int, now_ms: int, append: Callable[[StoredMessage, int], object]
+    ) -> Cancelled | None:
+        """Withdraw a message that waits, after `append` has put down what becomes of it."""
+        while True:
+            message = self._store.message_at(physical_offset)
+            place = self._place_of(message, physical_offset, now_ms)
+            if isinstance(place, _Place):
+                append(place.message, place.due_ms)
+                self._slots.withdraw(place.waits, place.second)
+                return Cancelled.CANCELLED
+            if isinstance(place, StoredMessage):
+                assert self.levels is not None
+                append(place, now_ms)
+                self.levels.withdraw(place)
+                return Cancelled.CANCELLED
+            if place not in (Cancelled.CANCELLED_BEFORE, Cancelled.NO_LONGER_WAITS):
+                return place
+            if not self.ids.is_complete:
+                return None
+            newest = self.ids.newest(first_place(message) if message is not None else physical_offset)
+            if newest is None or newest <= physical_offset:
+                return place
+            physical_offset = newest
+
+    def _place_of(
+        self, message: StoredMessage | None, physical_offset: int, now_ms: int
+    ) -> _Place | StoredMessage | Cancelled:
+        """Where a message waits by the record at a physical offset, in the wheel, or (the message itself) in a level;
+        else what became of it, unless it was appended again: then CANCELLED_BEFORE, or NO_LONGER_WAITS where there is
+        nothing left to tell. Raises OSError."""
+        if message is None:
+            return Cancelled.NO_LONGER_WAITS if physical_offset < self._store.log.begin else Cancelled.UNKNOWN
+        if message.topic == SCHEDULE_TOPIC:
+            return self._place_in_level(message)
+        if message.topic != TIMER_TOPIC:
             return Cancelled.DELIVERED
-        append(message, now_ms)
-        self.levels.withdraw(message)
-        return Cancelled.CANCELLED
+        return self._place_in_wheel(message, now_ms)
 
-    def _place_of(self, message: StoredMessage | None, now_ms: int) -> _Place | Cancelled:
-        """Where a message waits in the wheel; else what became of it. Raises OSError."""
-        if message is None or message.topic != TIMER_TOPIC:
-            return Cancelled.UNKNOWN
+    def _place_in_level(self, message: StoredMessage) -> StoredMessage | Cancelled:
+        is_waiting = self.levels.is_waiting(message) if self.levels is not None else False
+        if is_waiting:
+            return message
+        if is_waiting is False:
+            return Cancelled.DELIVERED
+        # Were it appended again, that would have a unit in the timer log behind this place.
+        timer_log = self._slots.log
+        is_whole = timer_log.begin == 0 or timer_log.written_since(message.store_timestamp) > timer_log.begin
+        return Cancelled.CANCELLED_BEFORE if is_whole else Cancelled.NO_LONGER_WAITS
+
+    def _place_in_wheel(self, message: StoredMessage, now_ms: int) -> _Place | Cancelled:
         physical_offset, due_ms = message.physical_offset, due_of(message)
         is_mark = properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY) is not None
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
         self._enqueuer.through(message.queue_offset, now_ms)
-        found = self._slots.search.find_unit(physical_offset, slot_second(due_ms), slot_second(message.store_timestamp))
+        found = self._slots.places.find(physical_offset)
         if found is None:
-            return Cancelled.DELIVERED
-        position, second = found
-        if int(self._slots.log.read(position, 1)["magic"][0]) & WITHDRAWN:
+            return Cancelled.NO_LONGER_WAITS
+        position, unit = found
+        if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
-        if not self._waits(physical_offset, second):
+        second = int(seconds_of(unit)[0])
+        if second < self._slots.second:
             return Cancelled.DELIVERED
-        return _Place(message, due_ms, self._slots.search.wait_at(position, second), second)
-
-    def _waits(self, physical_offset: int, second: int) -> bool:
-        """Whether a message whose unit is in a second's slot is not delivered yet."""
-        slots = self._slots
-        is_delivered = second < slots.second or (slots.start.done == physical_offset).any()
-        return not is_delivered and slots.search.is_waiting(second, physical_offset)
+        waits = self._slots.search.wait_at(position, second)
+        if not self._slots.search.is_waiting(waits, second):
+            return Cancelled.DELIVERED
+        return _Place(message, due_ms, waits, second)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
         """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
@@ -212,11 +243,10 @@ class TimerChanges:
         second = int(seconds_of(units)[0])
         message = self._store.message_at(physical_offset, size)
         due_ms = due_of(message) if message is not None else None
-        if message is None or due_ms is None or units["magic"][0] & WITHDRAWN:
+        if message is None or due_ms is None or second < self._slots.second:
             return None
-        if not self._waits(physical_offset, second):
-            return None
-        return _Place(message, due_ms, self._slots.search.wait_at(position, second), second)
+        waits = self._slots.search.wait_at(position, second)
+        return _Place(message, due_ms, waits, second) if self._slots.search.is_waiting(waits, second) else None
 
     # --- messages whose commitlog files expire
 
@@ -246,9 +276,9 @@ class TimerChanges:
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
                 if message is None or second < slots.second:
                     continue
-                if not slots.search.is_waiting(second, message.physical_offset):
-                    continue
                 waits = slots.search.wait_at(position + at * UNIT.itemsize, second)
+                if not slots.search.is_waiting(waits, second):
+                    continue
                 again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS, self._now_ms)
                 slots.withdraw(waits, second)
                 self._catch_up.repeated(message.physical_offset, again)
@@ -267,12 +297,16 @@ class TimerChanges:
 
     def _again(self, message: StoredMessage, due_ms: int, now_ms: int) -> int:
         self._expect(due_ms)
-        return self._records.again(message, due_ms, now_ms)
+        again = self._records.again(message, due_ms, now_ms)
+        self.ids.appended(message, again)
+        return again
 
     # --- after a start
 
     def withdraw_again(self, physical_offsets: Iterable[int]) -> None:
         """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
-        waits, seconds = self._slots.search.last_units(np.unique(np.array(list(physical_offsets), np.int64)))
-        for at, second in enumerate(seconds.tolist()):
-            self._slots.withdraw(waits[at : at + 1], second)
+        for physical_offset in physical_offsets:
+            found = self._slots.places.find(physical_offset)
+            if found is not None:
+                second = int(seconds_of(found[1])[0])
+                self._slots.withdraw(self._slots.search.wait_at(found[0], second), second)

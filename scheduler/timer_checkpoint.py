@@ -136,6 +136,7 @@ class TimerCheckpoint:
     def begin_write(self) -> None:
         """See `storage.durability.Part`."""
         self._is_bound = False
+        self._slots.log.begin_marks()
         self._slots.wheel.begin_write()
 
     def write_some(self, now: Moment) -> bool:

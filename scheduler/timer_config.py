@@ -47,4 +47,5 @@ class Cancelled(Enum):
     CANCELLED = "cancelled"
     DELIVERED = "already delivered"
     CANCELLED_BEFORE = "already cancelled"
+    NO_LONGER_WAITS = "delivered or cancelled, nobody knows which any more"
     UNKNOWN = "never existed"

@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from protocol import properties
-from protocol.timer_properties import MAX_HASH
+from protocol.timer_properties import MAX_HASH, first_id
 from scheduler.batches import Batches
 from scheduler.targets import TopicHashes
 from scheduler.timer_keys import key_of
@@ -18,6 +18,7 @@ from scheduler.timer_second import WAIT, is_among, slot_second_of
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import PADDING_SIZE, ConsumeQueue
+from storage.copies import Records
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _UNITS: Final = 4096
+_FIRST_ID: Final = properties.TIMER_FIRST_ID.encode()
 _LOOK_BYTES: Final = 1 << 20
 """About how much of the commitlog is read at once where units do not tell enough, so that it takes a few ms."""
 
@@ -108,12 +110,15 @@ class Enqueuer:
             keys = self._topics.keys(self.next_offset, len(units))
             if keys is not None:
                 waits["key"] = keys
+            waits["again"] = self._topics.again(self.next_offset, len(units))
             magic = np.full(len(units), NORMAL, np.int32)
         met = None
         if self.next_offset < self._replayed_to and len(waits):
             magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
             done = is_among(waits["physical"], self._slots.start.done)
             met = waits["physical"][done]
+            # By the first record's id one has to learn that its message was appended again, and then delivered.
+            self._slots.put_past(waits[done & waits["again"]], now_ms)
             waits, magic = waits[~done], magic[~done]
         if len(waits):
             self._slots.put(waits, magic, now_ms)
@@ -157,6 +162,7 @@ class Enqueuer:
                 waits["physical"][at], waits["size"][at] = physical[at], sizes[at]
                 waits["due"][at] = np.minimum(codes[at], MAX_DUE_MS)
                 waits["hash"][at], waits["key"][at] = self._hashes.find(records)
+                waits["again"][at] = _were_again(records)
                 magic[at] = NORMAL
         special = np.flatnonzero(magic == 0)
         if len(special) > LOOK_UNITS:  # of another make (IPv6), or they are just being removed
@@ -182,7 +188,19 @@ class Enqueuer:
                 magic[at] |= WITHDRAWN
         elif code > MAX_HASH:
             due_ms = code
-        waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, 0)
+        is_again = first_id(text, message.prepared_transaction_offset) is not None
+        waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again, 0)
+
+
+def _were_again(records: Records) -> NDArray[np.bool_]:
+    """Of each record, whether it is one of a message that was appended again."""
+    result = np.zeros(len(records), bool)
+    if _FIRST_ID in bytes(records.data):
+        origins = records.heads["prepared_transaction_offset"].tolist()
+        for at, text in enumerate(records.properties()):
+            if _FIRST_ID in text:
+                result[at] = first_id(text.decode("utf-8", "replace"), origins[at]) is not None
+    return result
 
 
 class _Looked(NamedTuple):

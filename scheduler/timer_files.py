@@ -189,6 +189,13 @@ class TimerNote(msgspec.Struct, eq=False):
         return head + b"".join([_WAITING.pack(*item) for item in self.waiting.items()]) + self.found.encode()
 
 
+def needed_from(notes: Mapping[str, bytes]) -> int | None:
+    """The physical offset from which recovery, by the notes of a checkpoint, will read the commitlog for the timers;
+    None where they say nothing of timers."""
+    note = decode_note(notes.get("timers", b""))
+    return note.since if note is not None else None
+
+
 def decode_note(data: bytes) -> TimerNote | None:
     """What a note says; None for one that is empty or of another make."""
     head = {1: _NOTE_1, 2: _NOTE, _NOTE_VERSION: _NOTE}.get(data[0]) if data else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protocol import properties
-from scheduler.timer_log import DELETE, ROLL, seconds_of
+from scheduler.timer_log import DELETE, NORMAL, ROLL, seconds_of
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_second import picked, waits_of
 
@@ -48,6 +48,9 @@ class Loading:
         # Nothing from here on reads.
         waits, magic, delivered = self._part.waits, self._part.magic, self._part.delivered
         self._part = None
+        if self._second.removed:  # while records of the part were read
+            kept = ~np.isin(waits["position"], list(self._second.removed))
+            waits, magic = picked(waits, kept), magic[kept]
         self._second.delivered.append(delivered)
         self._slots.sort_in(self._second, waits, magic, self._second.add_older)
         return True
@@ -63,7 +66,7 @@ class Loading:
             positions, units = positions[others[-1] + 1 :], units[others[-1] + 1 :]
             if not len(units):
                 return None
-        magic = units["magic"].astype(np.int32)
+        magic = units["magic"].astype(np.int32) | NORMAL
         waits = waits_of(units, positions)
         kept, uncounted = self._slots.left_of(self._second, waits, magic)
         delivered = waits[uncounted]
@@ -118,12 +121,13 @@ class Deleting:
             self._waits, self._at = self._second.remaining(), 0
         if self._at >= len(self._waits):
             return False
-        physical, size = self._waits[["physical", "size"]][self._at].item()
+        wait = self._waits[self._at : self._at + 1]
+        physical, size = wait[["physical", "size"]][0].item()
         text = self._text(physical, size) or ""
         key = properties.get(text, properties.UNIQ_KEY)
         names = key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}"
         if key is not None and not self._keys.isdisjoint(names):
-            self._slots.gone(self._second.remove(physical))
+            self._slots.delete(self._second.remove(wait))
         self._at += 1
         return True
 

@@ -7,7 +7,9 @@
 
     previous:     position of the unit before this one of the same second, -1 for the first
     magic:        1, and 2 when the message is due later than its slot (it gets another unit then), 4 for a mark that
-                  deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again
+                  deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again.
+                  The 1 is missing (ours) where the record is of a message that was appended again. RocketMQ looks at 2
+                  and 4; a start of its broker cuts the log at the first unit that has more than these four bits
     write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the topic that the message is for
     deliver time: RocketMQ leaves it 0; ours has the exact time in the lower 43 bits (up to the year 2248), and in the
@@ -58,6 +60,7 @@ UNIT_SIZE: Final = 52
 assert UNIT.itemsize == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 100 * 1024 * 1024
 NORMAL: Final = 1
+"""Of units in files: their record is the first of its message."""
 ROLL: Final = 2
 DELETE: Final = 4
 WITHDRAWN: Final = 8
@@ -124,7 +127,7 @@ class TimerLog:
         self.end = position
         for at, units in self._chunks(position, self._segments.end):
             magic = units["magic"]
-            right = (units["size"] == UNIT_SIZE) & (magic > 0) & (magic <= _ANY_MAGIC)
+            right = (units["size"] == UNIT_SIZE) & (magic >= 0) & (magic <= _ANY_MAGIC)
             right &= units["previous"] < at + UNIT_SIZE * np.arange(len(units))
             count = len(right) if right.all() else int(np.argmin(right))
             self.end = at + count * UNIT_SIZE
@@ -242,6 +245,10 @@ class TimerLog:
         says so is in the commitlog, so this does not read, which might fail. From now on every reader sees it; the
         files have it when `plan_marks` says, see `storage.marks`."""
         self._marks.set(position + _MAGIC_AT, (magic | WITHDRAWN).to_bytes(4, "big"))
+
+    def begin_marks(self) -> None:
+        """See `Marks.begin`."""
+        self._marks.begin()
 
     def plan_marks(self) -> Callable[[], None]:
         """See `Marks.plan`."""

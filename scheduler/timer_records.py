@@ -6,6 +6,7 @@ from typing import Final
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
+from scheduler.timer_ids import given_id
 from scheduler.timer_keys import key_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import ConsumeQueue
@@ -67,8 +68,13 @@ class TimerRecords:
         found[properties.TIMER_DELIVER_MS] = str(due_ms)
         found[properties.TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
         found[properties.TIMER_OUT_MS] = str(timer_properties.out_ms(due_ms))
+        origin = message.physical_offset
+        found[properties.TIMER_FIRST_ID] = timer_properties.first_id_value(given_id(message), origin)
         found[properties.REAL_TOPIC], found[properties.REAL_QID] = topic, queue_id
         text = properties.format_properties(found).encode()
+        if len(text) > properties.MAX_BYTES:  # it was sent with as many properties as there may be
+            del found[properties.TIMER_FIRST_ID]
+            text = properties.format_properties(found).encode()
         appender = self._appender
         appender.check(message.body, text)
         appender.begin(now_ms)
@@ -82,8 +88,8 @@ class TimerRecords:
             message.flag,
             message.sys_flag,
             message.reconsume_times,
-            message.physical_offset or ORIGIN_ZERO,
+            origin or ORIGIN_ZERO,
         )
-        self._topics.staged(offset, topic, key_of(message.properties_text))
+        self._topics.staged(offset, topic, key_of(message.properties_text), is_again=True)
         appender.commit()
         return appender.last_physical_offset

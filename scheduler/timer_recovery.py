@@ -66,6 +66,11 @@ class Start(NamedTuple):
         """See `Found`."""
         return self.found.recovered_to
 
+    def is_done(self, physical_offset: int) -> bool:
+        """Whether a message was delivered."""
+        at = int(np.searchsorted(self.done, physical_offset))
+        return at < len(self.done) and int(self.done[at]) == physical_offset
+
 
 class TimerRecovery:
     """One recovery. The log's files and the wheel's are found, or made."""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from protocol.timer_properties import PRECISION_MS
-from scheduler.timer_log import APPLIED, NO_MESSAGE, UNIT, seconds_of
+from scheduler.timer_log import NO_MESSAGE, UNIT, seconds_of
 from scheduler.timer_second import NONE, is_among, waits_of
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 LOOK_UNITS: Final = 32
 """So many records are read in one piece of work, where units do not tell what their messages are."""
 _CENSUS_UNITS: Final = 2048
-_NEAR_SECONDS: Final = 8
-_LATE_UNITS: Final = 65_536
 
 
 class TimerSearch:
@@ -36,77 +33,19 @@ class TimerSearch:
         self._slots = slots
         self._log = slots.log
 
-    def find_unit(self, physical_offset: int, second: int, stored: int) -> tuple[int, int] | None:
-        """Position and second of the newest unit of a message that is due in a second and was stored in another; None
-        where it has none."""
+    def is_waiting(self, waits: Waits, number: int) -> bool:
+        """Whether a message, as `wait_at` gave it, is still to be delivered from the slot of a second by its unit."""
         slots = self._slots
-        window = slots.window
-        slot = second
-        if second > slots.second:
-            slot -= (second - slots.second - 1) // window * window
-        found = []
-        # A clean stop hands what is left of a second over to the next one.
-        candidates = [slot, min(slot + window, second), slots.second, slot + 1, slot + 2]
-        if slots.is_handing_on:
-            candidates.append(slots.second + 1)
-        if second <= stored:  # late already when it came
-            candidates += range(max(second, stored - _NEAR_SECONDS), stored + 2)
-        for candidate in dict.fromkeys(candidates):
-            for positions, units in self._log.chain(slots.wheel.last(candidate)):
-                hits = np.flatnonzero(units["physical_offset"] == physical_offset)
-                if len(hits):
-                    found.append((int(positions[hits[-1]]), candidate))
-                    break
-            if found and candidate > slots.second:
-                break  # it has one unit in a slot to come
-        if slots.held_to >= slots.second:
-            return self._scan_for_unit(physical_offset)
-        if found:
-            return max(found)
-        if second >= slots.second:
-            return self._scan_for_unit(physical_offset)
-        # It came into the wheel when its time was past, after an outage: not long after it was stored, in the log.
-        start = self._log.written_since(stored * PRECISION_MS)
-        return self._scan_for_unit(physical_offset, start, start + _LATE_UNITS * UNIT.itemsize)
-
-    def _scan_for_unit(
-        self, physical_offset: int, start: int | None = None, end: int | None = None
-    ) -> tuple[int, int] | None:
-        """As `find_unit`, in the whole log or a part of it: the roll window was changed, or the clock set."""
-        found = None
-        start, end = self._log.begin if start is None else start, self._log.end if end is None else end
-        for position, units in self._log.scan(start, end):
-            hits = np.flatnonzero((units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED))
-            if len(hits):
-                found = position + int(hits[-1]) * UNIT.itemsize, int(seconds_of(units[hits[-1] :])[0])
-        return found
-
-    def last_units(self, physical_offsets: NDArray[np.int64]) -> tuple[Waits, NDArray[np.int64]]:
-        """Of some messages, by ascending physical offsets, those that have units: what the last unit of each says, and
-        the second of its slot. One look at all of the log, however many they are."""
-        parts, slots = [NONE], [np.empty(0, np.int64)]
-        if len(physical_offsets):
-            for position, units in self._log.scan(self._log.begin, self._log.end):
-                is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets)
-                at = np.flatnonzero(is_one & (units["due_ms"] != APPLIED))
-                if len(at):
-                    parts.append(waits_of(units[at], position + at * UNIT.itemsize))
-                    slots.append(seconds_of(units[at]))
-        waits, seconds = np.concatenate(parts), np.concatenate(slots)
-        _, last = np.unique(waits["physical"][::-1], return_index=True)
-        waits, seconds = waits[::-1][last], seconds[::-1][last]
-        self._learn(waits, seconds)
-        return waits, seconds
-
-    def is_waiting(self, number: int, physical_offset: int) -> bool:
-        """Whether a message of a second, whose unit is there, is still to be delivered."""
-        slots = self._slots
-        if number not in slots.resident:
-            return True
-        return bool((slots.loaded(number).physical() == physical_offset).any())
+        if number < slots.second or int(waits["magic"][0]) & NO_MESSAGE:
+            return False
+        if number < slots.start.recovered_to and slots.start.is_done(int(waits["physical"][0])):
+            return False
+        second = slots.resident.get(number)
+        # Nothing of a second is delivered before all of it is loaded.
+        return second is None or not second.is_loaded or second.has(waits)
 
     def wait_at(self, position: int, number: int) -> Waits:
-        """The message of a unit in the slot of a second, which waits. Raises OSError."""
+        """The message of a unit in the slot of a second. Raises OSError."""
         slots = self._slots
         waits = waits_of(self._log.read(position, 1), np.array([position]))
         if waits["due"][0] == 0:
@@ -136,8 +75,11 @@ class TimerSearch:
         kept = np.ones(len(at), bool)
         current = seconds == slots.second
         if current.any():
-            # Of the current second the unit does not tell.
-            kept = ~current | np.isin(waits["physical"], slots.loaded(slots.second).physical())
+            # Of the current second the unit does not tell, when it is loaded: until then nothing of it is delivered.
+            second = slots.current
+            if second.is_loaded:
+                positions = waits["position"]
+                kept = ~current | np.isin(positions, second.positions_between(int(positions[0]), int(positions[-1])))
         if len(slots.start.done):
             kept &= (seconds >= slots.start.recovered_to) | ~is_among(waits["physical"], slots.start.done)
         return waits[kept], seconds[kept]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
-from scheduler.timer_log import APPLIED, DUE_BITS, MAX_DUE_MS
+from scheduler.timer_log import APPLIED, DUE_BITS, MAX_DUE_MS, NORMAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,13 +28,14 @@ WAIT: Final = np.dtype(
         ("hash", "i4"),
         ("key", "i4"),
         ("held", "?"),
+        ("again", "?"),
         ("magic", "u1"),
     ]
 )
 """A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
 log, the hash of its topic, that of its key if it is to be replaced by the next one of that (`timer_keys`, else 0);
-whether its topic's policy has chosen the time; the magic number of the unit that it was read from, 0 where it was not
-read from one."""
+whether its topic's policy has chosen the time, and whether it was appended again; the magic number of the unit that it
+was read from, 0 where it was not read from one."""
 NONE: Final = np.empty(0, WAIT)
 _BYTES: Final = np.dtype((np.void, WAIT.itemsize))
 _NEVER_MS: Final = 2**62
@@ -96,21 +98,29 @@ class _Run:
         """All messages in no order, with some that are done."""
         return self._waits
 
-    def physical(self) -> NDArray[np.int64]:
-        """Where the records of all messages lie."""
-        physical: NDArray[np.int64] = self._waits["physical"]
-        return physical[self._cursor :] if self._order is None else physical[self._order[self._cursor :]]
+    def positions(self) -> NDArray[np.int64]:
+        """Where the units of all messages lie."""
+        positions: NDArray[np.int64] = self._waits["position"]
+        return positions[self._cursor :] if self._order is None else positions[self._order[self._cursor :]]
 
-    def take(self, physical: int) -> Waits:
-        """Take out the message whose record lies at a physical offset, if there is one."""
-        if not (self._waits["physical"] == physical).any():
-            return NONE
-        hits = np.flatnonzero(self.physical() == physical)
+    def find(self, due: int, position: int) -> int | None:
+        """The place in this order of the message that is due at a time and has its unit at a position; None where it is
+        not there, or done. Those that are due in the same ms are in the order of their units."""
+        positions, order = self._waits["position"], self._order
+        places = range(
+            max(self._cursor, int(self._due.searchsorted(due, "left"))), int(self._due.searchsorted(due, "right"))
+        )
+        at = bisect_left(places, position, key=lambda place: positions[place if order is None else order[place]])
+        if at == len(places):
+            return None
+        place = places[at]
+        return place if positions[place if order is None else order[place]] == position else None
+
+    def take(self, place: int) -> Waits:
+        """Take out the message that `find` found."""
         order = np.arange(len(self._waits)) if self._order is None else self._order
-        taken = picked(self._waits, order[self._cursor + hits])
-        if len(hits):
-            self._due = np.delete(self._due[self._cursor :], hits)
-            self._order, self._cursor = np.delete(order[self._cursor :], hits), 0
+        taken = picked(self._waits, order[place : place + 1])
+        self._due, self._order = np.delete(self._due, place), np.delete(order, place)
         return taken
 
 
@@ -138,6 +148,7 @@ class Second:
         "loader",
         "number",
         "on_loaded",
+        "removed",
     )
 
     def __init__(self, number: int) -> None:
@@ -153,6 +164,8 @@ class Second:
         """Records, physical offset and size, that ask for messages of this second to be deleted, by unique key."""
         self.is_loaded = True
         """Whether all of its messages are here."""
+        self.removed: set[int] = set()
+        """Where units lie of messages that were taken out while it was loaded."""
         self.delivered: list[Waits] = []
         """What recovery found delivered of it, as long as the counts of what waits have that."""
         self.found_done: list[NDArray[np.int64]] = []
@@ -240,11 +253,19 @@ class Second:
         self._take_in()
         return self._merged(sum(map(len, self._runs)))
 
-    def physical(self) -> NDArray[np.int64]:
-        """Where the records of all messages lie, also of those that get another slot."""
+    def positions_between(self, first: int, last: int) -> NDArray[np.int64]:
+        """Where the units of messages lie, also of those that get another slot, as far as between two positions."""
         self._take_in()
-        parts = [NONE["physical"], *(run.physical() for run in self._runs)]
-        return np.concatenate([*parts, *(waits["physical"] for waits, _ in self.again)])
+        parts = [*(run.positions() for run in self._runs), *(waits["position"] for waits, _ in self.again)]
+        within = [part[(part >= first) & (part <= last)] for part in parts]
+        return np.concatenate([NONE["position"], *within])
+
+    def has(self, wait: Waits) -> bool:
+        """Whether a message is here, by the unit that it has; of a second that is loaded."""
+        due, position = wait[["due", "position"]][0].item()
+        self._take_in()
+        is_due_here = any(run.find(due, position) is not None for run in self._runs)
+        return is_due_here or any(_at(waits, position) is not None for waits, _ in self.again)
 
     def first(self, limit: int) -> Waits:
         """The first messages, at most `limit`, none only where there are none."""
@@ -291,16 +312,27 @@ class Second:
                 run.drop(of_it)
         self._runs = [run for run in self._runs if len(run)]
 
-    def remove(self, physical: int) -> Waits:
-        """Take a message out; gives it, if it was to be delivered in this second."""
+    def remove(self, wait: Waits) -> Waits:
+        """Take a message out, by the unit that it has; gives it, if it was to be delivered in this second."""
+        due, position = wait[["due", "position"]][0].item()
+        if not self.is_loaded:
+            self.removed.add(position)
         self._take_in()
-        taken = joined([NONE, *(run.take(physical) for run in self._runs)])
-        self._runs = [run for run in self._runs if len(run)]
-        self.again = [(waits[kept], magic[kept]) for waits, magic, kept in self._again_without(physical) if kept.any()]
-        return taken
-
-    def _again_without(self, physical: int) -> Iterator[tuple[Waits, Magic, NDArray[np.bool_]]]:
-        return ((waits, magic, waits["physical"] != physical) for waits, magic in self.again)
+        for number, run in enumerate(self._runs):
+            place = run.find(due, position)
+            if place is not None:
+                taken = run.take(place)
+                if not len(run):
+                    del self._runs[number]
+                return taken
+        for number, (waits, magic) in enumerate(self.again):
+            at = _at(waits, position)
+            if at is not None:
+                self.again[number] = np.delete(waits, at), np.delete(magic, at)
+                if len(waits) == 1:
+                    del self.again[number]
+                break
+        return NONE
 
     @property
     def head_ms(self) -> int | None:
@@ -308,6 +340,13 @@ class Second:
         self._take_in_older()
         head = min((run.head_ms for run in self._runs), default=_NEVER_MS)
         return min(head, self._fresh_ms) if self._runs or self._fresh else None
+
+
+def _at(waits: Waits, position: int) -> int | None:
+    """Which of some messages, in the order of their units, has its unit at a position."""
+    positions = waits["position"]
+    at = bisect_left(positions, position)
+    return at if at < len(positions) and positions[at] == position else None
 
 
 def joined(parts: list[Waits]) -> Waits:
@@ -354,5 +393,6 @@ def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
     due = np.abs(due)
     waits["due"], waits["key"] = due & MAX_DUE_MS, due >> DUE_BITS
     waits["hash"], waits["position"] = units["topic_hash"], positions
+    waits["again"] = units["magic"] & NORMAL == 0
     waits["magic"] = units["magic"]
     return waits

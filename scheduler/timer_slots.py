@@ -33,6 +33,7 @@ from scheduler.timer_log import (
     TimerLog,
     seconds_of,
 )
+from scheduler.timer_places import UnitPlaces
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import TimerSearch
 from scheduler.timer_second import Second, due_fields, is_among, picked, slot_second_of
@@ -43,6 +44,7 @@ from storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from scheduler.timer_log import Units
     from scheduler.timer_second import Waits
 
 PRELOAD_SECONDS: Final = 10
@@ -61,6 +63,8 @@ class Slots:
         self.window = config.roll_window
         """How far ahead a slot may be, in seconds."""
         self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config.log_segment_size)
+        self.places = UnitPlaces(self.log)
+        """Where in the log the units of messages are."""
         self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
         self.second = 0
         """The second whose turn it is: everything in slots before it is done."""
@@ -94,6 +98,8 @@ class Slots:
         self.start, self.held_to = start, held_to
         self.second, self.since, self.log_since = start.second, start.since, start.log_since
         self.preloaded = start.second
+        for position, units in self.log.scan(self.log.begin, self.log.end):
+            self.places.note(position + np.arange(len(units)) * UNIT.itemsize, units)
 
     # --- putting
 
@@ -130,13 +136,14 @@ class Slots:
         units = np.zeros(len(waits), UNIT)
         units["size"] = UNIT.itemsize
         units["previous"] = plan.previous
-        units["magic"] = magic
+        units["magic"] = np.where(waits["again"], magic & ~NORMAL, magic)
         units["write_ms"] = write_second * PRECISION_MS
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
         units["due_ms"] = np.where(magic & NO_MESSAGE == NO_MESSAGE, APPLIED, due_fields(waits))
         self.log.append(units, positions)
+        self.places.note(positions, units)
         self.wheel.put(plan)
         waits["position"] = positions
         if self.census.is_complete:
@@ -254,6 +261,12 @@ class Slots:
     def delete_by_key(self, second: Second) -> None:
         """Begin to take out of a second what its deleting records name; to be gone on with as with loading."""
         second.loader = Deleting(self._store, self, second)
+
+    def delete(self, waits: Waits) -> None:
+        """Messages of the current second that are not in memory any more are cancelled, and not delivered."""
+        for position, is_again in waits[["position", "again"]].tolist():
+            self.log.withdraw(position, 0 if is_again else NORMAL)
+        self.gone(waits)
 
     def gone(self, waits: Waits) -> None:
         """Messages that were there wait no more."""
@@ -399,7 +412,7 @@ class Slots:
         self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
         second = self.resident.get(number)
         if second is not None:
-            second.remove(int(waits["physical"][0]))
+            second.remove(waits)
         self.gone(waits)
 
     # --- the files
@@ -410,15 +423,31 @@ class Slots:
         last = self.log.last()
         if last is None or int(last["physical_offset"]) == physical:
             return
-        positions = self.log.positions(1)
-        mark = np.zeros(1, UNIT)
-        mark["size"], mark["previous"], mark["magic"] = UNIT.itemsize, -1, NORMAL | WITHDRAWN
-        mark["due_ms"] = APPLIED
-        mark["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
-        # In a slot of the past, which nobody reads any more.
-        mark["delay_ms"] = (self.second - HOUR) * PRECISION_MS - mark["write_ms"]
+        mark = self._past_units(1, now_ms)
+        mark["magic"], mark["due_ms"] = NORMAL | WITHDRAWN, APPLIED
         mark["physical_offset"], mark["record_size"] = physical, size
-        self.log.append(mark, positions)
+        self.log.append(mark, self.log.positions(1))
+
+    def put_past(self, waits: Waits, now_ms: int) -> None:
+        """Write units for messages that were appended again, and are delivered: whoever looks for them finds that.
+        Raises OSError."""
+        if not len(waits):
+            return
+        units = self._past_units(len(waits), now_ms)
+        units["magic"], units["due_ms"] = 0, due_fields(waits)
+        units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
+        units["topic_hash"] = waits["hash"]
+        positions = self.log.positions(len(units))
+        self.log.append(units, positions)
+        self.places.note(positions, units)
+
+    def _past_units(self, count: int, now_ms: int) -> Units:
+        """Units in a slot of the past, which nobody reads any more."""
+        units = np.zeros(count, UNIT)
+        units["size"], units["previous"] = UNIT.itemsize, -1
+        units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
+        units["delay_ms"] = (self.second - HOUR) * PRECISION_MS - units["write_ms"]
+        return units
 
     def expire(self, kept_from: int) -> Iterator[list[str]]:
         """Forget the files of the timer log before a position whose slots are all past; each step gives paths for the

@@ -29,6 +29,8 @@ class TimerTopics:
         """Topic hashes of messages that are staged, or not in the wheel yet, from this queue offset on."""
         self._staged_keys: dict[int, int] = {}
         """The hashes of their keys, of those that are to be replaced by key, by queue offset."""
+        self._staged_again: set[int] = set()
+        """Queue offsets of those of them that were appended again."""
         self._waiting: Counter[int] = Counter()
 
     def load(self, names: Iterable[str], waiting: Mapping[int, int]) -> None:
@@ -47,8 +49,9 @@ class TimerTopics:
 
     # --- what is staged
 
-    def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
-        """A message for a topic was staged at a queue offset; `key` as units have it (`timer_second.WAIT`)."""
+    def staged(self, queue_offset: int, topic: str, key: int = 0, *, is_again: bool = False) -> None:
+        """A message for a topic was staged at a queue offset; `key` as units have it (`timer_second.WAIT`), `is_again`:
+        it was appended again."""
         topic_hash = self._hashes.get(topic)
         if topic_hash is None:
             topic_hash = self.hash_of(topic)
@@ -62,6 +65,10 @@ class TimerTopics:
             self._staged_from, self._staged = queue_offset, array("i", [topic_hash])
         if key or self._staged_keys:
             self._staged_keys[queue_offset] = key
+        if is_again:
+            self._staged_again.add(queue_offset)
+        elif self._staged_again:
+            self._staged_again.discard(queue_offset)
 
     def hashes(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
         """The topic hashes of messages from a queue offset on; None where they were not staged since the start."""
@@ -76,6 +83,12 @@ class TimerTopics:
             return None
         return np.fromiter((self._staged_keys.get(queue_offset + at, 0) for at in range(count)), np.int32, count)
 
+    def again(self, queue_offset: int, count: int) -> NDArray[np.bool_] | bool:
+        """As `hashes`, of each whether it was appended again; False where none of them was."""
+        if not self._staged_again:
+            return False
+        return np.fromiter((queue_offset + at in self._staged_again for at in range(count)), bool, count)
+
     def drop_staged(self, queue_offset: int) -> None:
         """What is before a queue offset is in the wheel."""
         done = queue_offset - self._staged_from
@@ -84,6 +97,8 @@ class TimerTopics:
             self._staged_from = queue_offset
             if self._staged_keys:
                 self._staged_keys = {at: key for at, key in self._staged_keys.items() if at >= queue_offset}
+            if self._staged_again:
+                self._staged_again = {at for at in self._staged_again if at >= queue_offset}
 
     # --- what waits
 

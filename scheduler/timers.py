@@ -39,6 +39,7 @@ from scheduler.timer_changes import TimerChanges
 from scheduler.timer_checkpoint import TimerCheckpoint
 from scheduler.timer_config import Refusal, TimerConfig
 from scheduler.timer_enqueuer import Enqueuer
+from scheduler.timer_ids import TimerIds
 from scheduler.timer_log import NORMAL
 from scheduler.timer_policies import Policies, Split, TimerPolicy
 from scheduler.timer_records import TimerRecords
@@ -118,13 +119,14 @@ class Timers:
         self._slots = slots = Slots(store, topics, config)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
+        ids = TimerIds(store, slots.log, enqueuer)
         self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
         slots.on_loaded = self._read_ahead
         self.policies = Policies()
         self.policies.judge = catch_up.judge
-        self.changes = TimerChanges(store, enqueuer, slots, topics, records, catch_up, self._expect, levels)
+        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
         """Cancels, reschedules and replaces what waits."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
         self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
@@ -345,7 +347,7 @@ class Timers:
             slots.census.removed(split.moved)
         if len(split.dropped):
             self.dropped += len(split.dropped)
-            slots.gone(split.dropped)
+            slots.delete(split.dropped)
         self.policies.took(split)
         second.drop(count)
         split.now["held"] = True  # their turn has come

@@ -42,7 +42,7 @@ from spark_jobs.writers.layout import Layout
 from spark_jobs.writers.place import Place, held
 from spark_jobs.writers.queues import QueueTask
 from spark_jobs.writers.tasks import Runner, runner
-from storage import checkpoint
+from storage import checkpoint, queue_check
 from storage.checkpoint import SIZE as CHECKPOINT_SIZE
 from storage.checkpoint import Checkpoint
 from storage.consume_queue import TIMER_TOPIC
@@ -55,7 +55,9 @@ _HOUR_MS: Final = 3_600_000
 _QUEUE_BYTES_A_TASK: Final = 24 << 20
 _TIMESTAMPS: Final = struct.Struct(">qqq")
 _WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
-_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint"}
+_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", queue_check.FILE_NAME}
+_NOTES_KEPT: Final = ("levels",)
+"""What else the checkpoint says is of the old files: the broker notes its consume queues anew."""
 _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
 
 
@@ -423,8 +425,7 @@ class _Compaction:
             else:
                 shutil.copy2(source, target)
         os.makedirs(place.join("config"), exist_ok=True)
-        notes = dict(books.checkpoint.notes)
-        notes.pop("timers", None)
+        notes = {name: books.checkpoint.notes[name] for name in _NOTES_KEPT if name in books.checkpoint.notes}
         if books.timers is not None:
             offsets = spill.OffsetMap(place.scratch)
             newest = self._newest_timer(books, offsets)

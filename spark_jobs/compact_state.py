@@ -206,7 +206,7 @@ def _units_of_log(store: StoreFiles, name: str, size: int) -> NDArray[Any]:
     """The units of one file of the timer log, up to its end marker or the first that is none."""
     data = store.read_whole(f"timerlog/{name}") or b""
     units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE)
-    good = (units["size"] == UNIT_SIZE) & (units["magic"] > 0) & (units["magic"] < 16)
+    good = (units["size"] == UNIT_SIZE) & (units["magic"] >= 0) & (units["magic"] < 16)
     return units if good.all() else units[: int(np.argmin(good))]
 
 

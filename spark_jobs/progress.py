@@ -272,7 +272,7 @@ def timer_units(store: StoreFiles) -> Iterator[tuple[int, Any]]:
         for at in range(0, room, _SCAN_UNITS * UNIT_SIZE):
             data = store.read(f"timerlog/{name}", at, min(_SCAN_UNITS * UNIT_SIZE, room - at))
             units = np.frombuffer(data, TIMER_UNIT, len(data) // UNIT_SIZE)
-            wrong = np.flatnonzero((units["size"] != UNIT_SIZE) | (units["magic"] == 0))
+            wrong = np.flatnonzero(units["size"] != UNIT_SIZE)
             if len(wrong):
                 units = units[: wrong[0]]
             if len(units):

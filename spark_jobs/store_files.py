@@ -15,6 +15,7 @@ import os
 import re
 import struct
 import threading
+from contextlib import suppress
 from functools import cached_property
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -387,19 +388,15 @@ class StoreFiles:
 
     def json(self, name: str) -> dict[str, Any] | None:
         """A table of config/, RocketMQ's ConfigManager files: the text, or its last backup. None where neither is there
-        or is an object. fastjson's liberties (numbers as names) are understood."""
-        from protocol import fastjson
+        or is whole. fastjson's liberties (numbers as names) are understood."""
         from protocol.errors import BodyError
+        from storage.config_file import decode_table
 
         for path in (name, f"{name}.bak"):
             data = self.read_whole(path)
             if data and data.strip():
-                try:
-                    value = fastjson.loads(data)
-                except BodyError:
-                    continue
-                if isinstance(value, dict):
-                    return value
+                with suppress(BodyError):
+                    return decode_table(data)
         return None
 
     def names(self, folder: str) -> list[str]:

@@ -43,10 +43,6 @@ class AllocateAhead:
         self._allocated = 0
         self._is_running = False
 
-    def opened(self) -> None:
-        """The commitlog ends where it ends: look first when more was written."""
-        self.look_at = self._log.end + LOOK_BYTES
-
     def plan(self, now_ms: int) -> AllocateJob | None:
         """A job to run at a time, ms since the epoch, if any; `done` has to be called after it."""
         end = self._log.end

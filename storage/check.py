@@ -5,7 +5,7 @@ For tests after every crash, and for operators who doubt a disk.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
@@ -14,8 +14,9 @@ from storage.scan import Scanner
 from storage.store import MessageStore
 
 
-def problems(store: MessageStore) -> Iterator[str]:
-    """What is wrong, a sentence each. Reads the whole commitlog, and may take long."""
+def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]:
+    """What is wrong, a sentence each. Reads the whole commitlog, and may take long. `deleted`: topics that need not
+    have queues, since they were deleted."""
     log = store.log
     if not log.begin <= log.flushed <= log.end <= max(log.allocated_end, log.begin):
         yield f"commitlog positions out of order: {log.begin}, {log.flushed}, {log.end}, {log.allocated_end}"
@@ -23,10 +24,12 @@ def problems(store: MessageStore) -> Iterator[str]:
     origins = Origins()
     expected: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
     for record in scanner:
+        topic = record.topic.decode()
+        if record.physical_offset < store.queue_check.removed.get(topic, 0):
+            continue
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
             continue
         origins.look(record)
-        topic = record.topic.decode()
         code = store.tags_code(
             topic,
             record.properties.decode("utf-8", "replace"),
@@ -34,8 +37,8 @@ def problems(store: MessageStore) -> Iterator[str]:
             record.prepared_transaction_offset,
         )
         units = expected.setdefault((topic, record.queue_id), {})
-        if record.queue_offset in units:
-            # The topic was deleted, and made again.
+        if units and record.queue_offset <= next(reversed(units)):
+            # The topic was deleted, and made again. Its first messages may have expired since.
             units = expected[topic, record.queue_id] = {
                 offset: unit for offset, unit in units.items() if offset < record.queue_offset
             }
@@ -47,6 +50,8 @@ def problems(store: MessageStore) -> Iterator[str]:
     for key in sorted(queues.keys() | expected.keys()):
         queue, units = queues.get(key), expected.get(key, {})
         if queue is None:
+            if key[0] in deleted:
+                continue
             yield f"queue {key} is missing, with {len(units)} messages"
             continue
         if units and (queue.min_offset, queue.next_offset) != (min(units), max(units) + 1):

@@ -16,7 +16,9 @@
     copies here: then recovery goes by the timestamps, as RocketMQ does.
     note: what the parts of the scheduler knew when the commitlog ended at the recovery offset, one after the other:
           | name size: uint8 | name | size: uint32 | bytes |  (see `scheduler.runs`, `scheduler.timer_files`)
-          An empty one with the name "rebuilding" says that the consume queues are being made anew.
+          An empty one with the name "rebuilding" says that the consume queues are being made anew; "remaking" has as
+          JSON which of them are, as [topic, queue, first offset of the first such file]; "queues" says that there is a
+          block for this checkpoint in queuecheck (see `queue_check`).
 
 All integers big-endian. The file is longer than 4096 bytes where the note asks for it. RocketMQ maps the first 4096 and
 touches only its own fields. Mirrors apache/rocketmq
@@ -42,6 +44,8 @@ _CRC: Final = struct.Struct(">I")
 _NOTE_SIZE: Final = struct.Struct(">I")
 REBUILDING: Final = "rebuilding"
 """Name of a note that says that consume queues are not durable, wherever they end."""
+REMAKING: Final = "remaking"
+"""Name of a note that says from which file on some are not."""
 
 
 class Checkpoint(msgspec.Struct):
@@ -97,6 +101,20 @@ def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
     elif data := files.read_whole(path):
         files.write_whole(path, bytes(_THEIRS.size - 8) + data[_THEIRS.size - 8 :])
     return changed
+
+
+def remake(files: Files, path: str, checkpoint: Checkpoint, queues: list[tuple[str, int, int]]) -> Checkpoint:
+    """Have the file say which consume queues are being made again, and from which file on (given by its first offset).
+    Gives what it says then. May wait for the disk. Raises OSError."""
+    changed = msgspec.structs.replace(checkpoint, notes={**checkpoint.notes, REMAKING: msgspec.json.encode(queues)})
+    save(files, path, changed)
+    return changed
+
+
+def being_remade(checkpoint: Checkpoint) -> list[tuple[str, int, int]]:
+    """What `remake` was given."""
+    note = checkpoint.notes.get(REMAKING)
+    return msgspec.json.decode(note, type=list[tuple[str, int, int]]) if note else []
 
 
 def save(files: Files, path: str, checkpoint: Checkpoint) -> None:

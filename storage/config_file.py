@@ -1,21 +1,43 @@
 """The JSON tables beside the messages: config/topics.json, subscriptionGroup.json, consumerOffset.json,
-delayOffset.json, each with the edition before it in <name>.bak.
+delayOffset.json, kvConfig.json, each with the edition before it in <name>.bak.
+
+    {
+     "crc32": 2212294583,                    of all bytes behind this line
+     "dataVersion": {"counter": 1, ...},
+     "topicConfigTable": {
+      "orders": {...},                       an entry a line
+      ...
+     }
+    }
 
 RocketMQ writes them with fastjson, tabs and integer keys without quotes, and reads strict JSON as well, which is what
-we write. Fields that we do not know are kept by those who own a table.
+we write. It passes over the checksum, and leaves it out when it writes the file: a file without one is taken as it is.
+Fields that we do not know are kept by those who own a table.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
 
 import msgspec
+import structlog
 
 from protocol import fastjson
 from protocol.errors import BodyError
 from storage.errors import StoreFormatError
 from storage.files import Files
+
+log = structlog.get_logger(__name__)
+
+_CHECKSUM: Final = "crc32"
+_HEAD: Final = re.compile(rb'\{\n "crc32": ([0-9]{1,10})(,?)\n')
+_BY_HAND: Final = f'If it was changed by hand, remove its line "{_CHECKSUM}"'
+
+Table = dict[str, Any]
 
 
 class ConfigFile:
@@ -23,35 +45,69 @@ class ConfigFile:
 
     def __init__(self, files: Files, path: str) -> None:
         self.path = path
-        self._backup = f"{path}.bak"
+        self.backup = f"{path}.bak"
         self._files = files
+        self._is_backup_better = False
+        """Whether the file was found to be damaged or empty, so that it must not become the backup."""
 
-    def read(self) -> dict[str, Any]:
-        """The table, from the backup if the file is missing, empty or broken; empty where there is neither.
+    def read(self) -> Table:
+        """The table, from the backup if the file is missing, empty or damaged, which is logged; empty where there is
+        neither.
 
         Raises StoreFormatError where there is a file but no readable one: to start without a table that was there
         would lose it.
         """
         why = ""
-        for path in (self.path, self._backup):
+        for path in (self.path, self.backup):
             data = self._files.read_whole(path)
             if not data or not data.strip():
                 continue
             try:
-                table = fastjson.loads(data)
+                table = decode_table(data)
             except BodyError as error:
                 why = why or str(error)
                 continue
-            if isinstance(table, dict):
-                return table
-            why = why or "is no JSON object"
+            if path != self.path:
+                self._is_backup_better = True
+                log.warning("table_taken_from_backup", file=self.path, backup=path, reason=why or "missing or empty")
+            return table
         if why:
-            raise StoreFormatError(self.path, f"{why}; and {self._backup} does not help")
+            raise StoreFormatError(self.path, f"{why}; and {self.backup} does not help. {_BY_HAND}")
         return {}
 
-    def write(self, table: dict[str, Any]) -> None:
+    def write(self, table: Table) -> None:
         """Replace the table, durably; the old edition becomes the backup. Raises OSError."""
         self._files.make_directories(os.path.dirname(self.path))
-        if self._files.exists(self.path):
-            self._files.copy(self.path, self._backup)
-        self._files.write_whole(self.path, msgspec.json.format(msgspec.json.encode(table), indent=1))
+        if self._files.exists(self.path) and not self._is_backup_better:
+            self._files.copy(self.path, self.backup)
+        self._files.write_whole(self.path, encode_table(table))
+        self._is_backup_better = False
+
+
+def encode_table(table: Table) -> bytes:
+    """The text of a table, which may have JSON as msgspec.Raw in it."""
+    rest = b"".join((b",\n".join(_sections(table)), b"\n}\n"))
+    return b'{\n "%b": %d%b\n%b' % (_CHECKSUM.encode(), zlib.crc32(rest), b"," if table else b"", rest)
+
+
+def _sections(table: Table) -> Iterator[bytes]:
+    dumps = fastjson.dumps
+    for name, value in table.items():
+        if isinstance(value, dict) and any(isinstance(entry, dict | msgspec.Raw) for entry in value.values()):
+            entries = b",\n".join(b"  %b: %b" % (dumps(str(key)), dumps(entry)) for key, entry in value.items())
+            yield b" %b: {\n%b\n }" % (dumps(name), entries)
+        else:
+            yield b" %b: %b" % (dumps(name), dumps(value))
+
+
+def decode_table(data: bytes) -> Table:
+    """The table in a text of ours or of RocketMQ's. Raises BodyError for one that is damaged."""
+    head = _HEAD.match(data)
+    if head is not None and zlib.crc32(data[head.end() :]) != int(head[1]):
+        raise BodyError("is not as it was written: its checksum is wrong")
+    table = fastjson.loads(data)
+    if not isinstance(table, dict):
+        raise BodyError("is no JSON object")
+    if table.pop(_CHECKSUM, None) is not None and head is None:
+        raise BodyError("is not as it was written: its checksum is in another place")
+    return table

@@ -143,10 +143,15 @@ class ConsumeQueue:
         """Whether there are marks of which it is not known yet that the files have them."""
         return bool(self._marks)
 
-    def plan_marks(self) -> Callable[[], None]:
-        """See `Marks.plan`; of the units in the files."""
+    def begin_marks(self) -> None:
+        """See `Marks.begin`."""
+        if self._marks is not None:
+            self._marks.begin()
+
+    def plan_marks(self, before: int) -> Callable[[], None]:
+        """See `Marks.plan`; of the units before a queue offset, which are in the files."""
         assert self._marks is not None
-        return self._marks.plan(self.written_offset * UNIT_SIZE)
+        return self._marks.plan(before * UNIT_SIZE)
 
     def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
         """The first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true along
@@ -188,6 +193,15 @@ class ConsumeQueue:
     def directory(self) -> str:
         """Where the files are."""
         return self._segments.directory
+
+    def files(self) -> list[File]:
+        """All files, oldest first."""
+        return self._segments.files_between(self._segments.begin, self._segments.end)
+
+    @property
+    def files_begin(self) -> int:
+        """The offset of the first byte of the first file, in bytes."""
+        return self._segments.begin
 
     @property
     def names_made(self) -> int:
@@ -250,6 +264,18 @@ class ConsumeQueue:
             lambda physical, size, _: physical >= begin and (size != PADDING_SIZE or physical > 0),
         )
         return self._segments.drop_before(min(self.min_offset, self.written_offset) * UNIT_SIZE)
+
+    def keep_before(self, base: int, offset: int) -> None:
+        """Remove the files from one on, given by the offset of its first byte, and all units from a queue offset on;
+        the files before are as they have to be. Raises StoreFormatError, OSError."""
+        self.tail.clear()
+        self._marks = None
+        self._segments.remove_from(base)
+        self.load()
+        if len(self._segments):
+            self.truncate(offset)
+        else:
+            self.next_offset = self.min_offset = 0
 
     def close(self) -> None:
         """Close the descriptors."""

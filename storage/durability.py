@@ -32,6 +32,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
+from storage import queue_check
 from storage.ahead import AllocateAhead
 from storage.budget import Budget
 from storage.checkpoint import Checkpoint
@@ -54,6 +55,9 @@ FIRST_CHECKPOINT_SECONDS: Final = 0.25
 start that follows a crash soon has less to do than the one before."""
 EXPIRE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
+STOP_TRIES: Final = 10
+"""So many flushes may fail for want of descriptors, memory or room while the store stops; then it is left as it is, for
+the next start to recover."""
 UNFLUSHED_BYTES: Final = 8 << 20
 """When this much is not flushed, it is time: beside the flush of half a second's writes, a write may take 75 ms, beside
 those of 4 to 16 MiB it took 3 ms (ext4, Linux 6; measured)."""
@@ -131,6 +135,8 @@ class _Covered(NamedTuple):
     """What a checkpoint covers, as it was when its writing began."""
 
     end: int
+    queues: dict[ConsumeQueue, int]
+    """Those with units that are not durable, and the queue offset where those of records before `end` end."""
     timestamp: int
     notes: dict[str, bytes]
     is_wanted: bool
@@ -182,7 +188,7 @@ class Durability:
         self._flush_at = self._no_flush_before = now.monotonic
 
         self._stage = _Stage.IDLE
-        self._covered = _Covered(0, 0, {}, False)
+        self._covered = _Covered(0, {}, 0, {}, False)
         self._writing = _Steps(())
         self._write_at = self._retry_at = now.monotonic
         self._checkpointed_at = now.monotonic
@@ -198,9 +204,12 @@ class Durability:
         self._no_room: dict[str, str] = {}
         """Why there is no room, by what is full."""
         self._removing = 0
-        self._not_removed: dict[str, str] = {}
-        """Directories of topics that could not be removed, and their topics."""
+        self._not_removed: dict[str, tuple[str, int]] = {}
+        """Directories of topics that could not be removed, their topics, and where the commitlog ended when they were
+        to be."""
         self._is_stopping = self._is_over = False
+        self._stop_failures = 0
+        """Flushes that failed since the stop began."""
 
     def reconfigure(self, config: DurabilityConfig) -> None:
         """Do things so often from now on."""
@@ -304,6 +313,9 @@ class Durability:
             self._has_flush_failed = True
             self._failed("flushing the commitlog", error)
             self._tell_if_poisoned()
+            self._stop_failures += self._is_stopping
+            if self._stop_failures == STOP_TRIES and not self._is_over:
+                self._end(error)
             return
         if self._store.health.verdict is Verdict.POISONED:
             return
@@ -346,14 +358,18 @@ class Durability:
         self._write_at = now.monotonic + min(self._config.queue_interval, max(self._cadence, FIRST_CHECKPOINT_SECONDS))
         is_wanted = self._is_checkpoint_wanted()
         notes = {name: part.note() for name, part in parts.items()}
+        notes[queue_check.NAME] = queue_check.NOTE
         is_same = (store.log.end, notes) == (store.checkpoint.recovery_offset, store.checkpoint.notes)
         if is_same and not self._is_stopping:
             return
-        self._covered = _Covered(store.log.end, store.appender.last_store_timestamp, notes, is_wanted)
+        queues = {queue: queue.next_offset for queue in store.dirty}
+        self._covered = _Covered(store.log.end, queues, store.appender.last_store_timestamp, notes, is_wanted)
+        for queue in queues:
+            queue.begin_marks()
         for part in parts.values():
             part.begin_write()
-        queues = iter(list(store.dirty))
-        self._writing = _Steps((lambda _: _write_next(queues), *(part.write_some for part in parts.values())))
+        to_write = iter(queues)
+        self._writing = _Steps((lambda _: _write_next(to_write), *(part.write_some for part in parts.values())))
         self._stage = _Stage.WRITING
 
     def _write(self, now: Moment, budget: Budget) -> None:
@@ -400,7 +416,7 @@ class Durability:
             self._note_room(_QUEUES, f"the consume queues cannot be written: {error}")
 
     def _sync(self, now: Moment) -> None:
-        store, (end, timestamp, notes, _) = self._store, self._covered
+        store, (end, covered, timestamp, notes, _) = self._store, self._covered
         timestamp = timestamp or store.checkpoint.physic_timestamp
         dirty, is_last = store.dirty, self._is_stopping
         job = CheckpointJob(
@@ -410,12 +426,20 @@ class Durability:
             Checkpoint(timestamp, timestamp, store.checkpoint.index_timestamp, end, notes),
             store.checkpoint_path,
             [
-                *(queue.plan_marks() for queue in dirty if queue.has_marks),
+                # Before the marks: it notes units as they were made.
+                store.queue_check.plan(
+                    [(queue, covered[queue]) for queue in dirty if queue in covered], end, store.log.begin
+                ),
+                *(queue.plan_marks(covered.get(queue, 0)) for queue in dirty if queue.has_marks),
                 *(part.plan_sync(now, is_last=is_last) for part in self._parts.values()),
             ],
             self._remove_abort if is_last else lambda: None,
         )
-        store.dirty = {queue: queue.written_offset for queue in dirty if queue.tail or queue.has_marks}
+        store.dirty = {
+            queue: queue.written_offset
+            for queue in dirty
+            if queue.has_marks or queue.next_offset != covered.get(queue)  # the rest is to be noted by the next one
+        }
         self._stage = _Stage.SYNCING
         self._checkpointed_at = now.monotonic
         self._checkpointed_end = end
@@ -489,9 +513,7 @@ class Durability:
         store, retention, parts = self._store, self.retention, list(self._parts.values())
         has_room = retention.look()
         self._note_room(_DISK, None if has_room else f"the disk is {retention.used_ratio:.0%} full")
-        for directory, topic in list(self._not_removed.items()):
-            del self._not_removed[directory]
-            self._remove_directory(topic, directory, lambda error: None)
+        self._remove_again()
         limit = min(
             retention.deletable_before(machine_ms),
             store.checkpoint.recovery_offset or 0,
@@ -552,9 +574,23 @@ class Durability:
         if directory is None:
             done(None)
         else:
-            self._remove_directory(topic, directory, done)
+            self._remove_directory(topic, self._store.log.end, directory, done)
 
-    def _remove_directory(self, topic: str, directory: str, done: Callable[[Exception | None], None]) -> None:
+    def _remove_again(self) -> None:
+        """Try again to remove what could not be."""
+        for directory, (topic, end) in list(self._not_removed.items()):
+            del self._not_removed[directory]
+            self._remove_directory(topic, end, directory, lambda error: None)
+
+    def _remove_directory(self, topic: str, end: int, directory: str, done: Callable[[Exception | None], None]) -> None:
+        """Remove the directory of a topic that was forgotten when the commitlog ended at `end`."""
+        job = RemoveJob(self._store.files, (), (directory,))
+
+        def remove() -> None:
+            # First, so that no start takes the records for messages, however much of the directory is left.
+            self._store.queue_check.remove_topic(topic, end)
+            job.run()
+
         def finished(error: Exception | None) -> None:
             self._removing -= 1
             if error is None:
@@ -566,11 +602,11 @@ class Durability:
                 log.warning("topic_not_removed", topic=topic, reason=str(error))
                 if directory in self._not_removed:
                     self._store.removed_topic(topic)  # the one that is to be tried again stands for both
-                self._not_removed[directory] = topic
+                self._not_removed[directory] = topic, end
             done(error)
 
         self._removing += 1
-        self._workers.start(Lane.FILES, RemoveJob(self._store.files, (), (directory,)).run, finished)
+        self._workers.start(Lane.FILES, remove, finished)
 
     # --- the end
 
@@ -583,6 +619,7 @@ class Durability:
             self._watcher.stopped(self._store.health.error())
             return
         self._store.health.closed()
+        self._remove_again()
         self._expiring = None
         self._retry_at = 0.0
         if self._stage in (_Stage.WRITING, _Stage.FLUSHING):

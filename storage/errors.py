@@ -3,19 +3,21 @@
 StoreError
 ├── StoreLocked         another process has the store open
 ├── StoreFormatError    a file is not what its name says: wrong size, wrong place, unreadable text
-│   └── StoreFileMissing    a file of a sequence is not there
+│   ├── StoreFileMissing    a file of a sequence is not there
+│   └── StoreFileSize       a file of a sequence has not the size that all have
 ├── StoreFull           the disk has no room; nothing of the write remains
 ├── StoreBroken         a write or a flush failed: no more appends until the store is opened anew
 ├── StoreClosed         the store is not open
+├── NotInMemory         a read would have to wait for the disk, and may not: see `Files.may_wait`
+├── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
+│                       succeeds says nothing about it; an OSError, too
 └── RecordIllegal       a message is not of a kind that the store takes
     └── RecordTooLarge  it is larger than the store takes
-
-OSError
-└── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
-                        succeeds says nothing about it
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class StoreError(Exception):
@@ -41,6 +43,10 @@ class StoreFormatError(StoreError):
 
 class StoreFileMissing(StoreFormatError):
     """A file in the middle of a sequence is missing or empty."""
+
+
+class StoreFileSize(StoreFormatError):
+    """A file of a sequence has another size than the configured one."""
 
 
 class StoreFull(StoreError):
@@ -69,5 +75,14 @@ class RecordTooLarge(RecordIllegal):
         self.limit = limit
 
 
-class NotDurable(OSError):
+class NotInMemory(StoreError):
+    """A read would have to wait for the disk. `read` makes it, in any thread; it raises OSError. What was read is in
+    memory then, for a while."""
+
+    def __init__(self, path: str, read: Callable[[], object]) -> None:
+        super().__init__(f"{path}: not in memory")
+        self.read = read
+
+
+class NotDurable(StoreError, OSError):
     """A sync failed. Has the errno of the system's error, and `filename`."""

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from storage.errors import NotDurable, StoreLocked
+from storage.errors import NotDurable, NotInMemory, StoreLocked
 
 _ZEROS: Final = bytes(1 << 20)
 _DEFAULT_OPEN_FILES: Final = 512
@@ -45,7 +45,8 @@ class File(Protocol):
     path: str
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer at the end of the file. May wait for the disk."""
+        """Up to `size` bytes; fewer at the end of the file. May wait for the disk, unless `Files.may_wait` says no:
+        then it raises NotInMemory."""
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         """The bytes of ranges, joined. May wait for the disk."""
@@ -85,6 +86,9 @@ class File(Protocol):
 
 class Files(Protocol):
     """A file system, as much of it as a store needs. Paths are absolute or relative to the process."""
+
+    may_wait: bool
+    """Whether `File.read` may wait for the disk. Belongs to the thread that owns the files."""
 
     def create(self, path: str, size: int) -> File:
         """A new sparse file of zeros. Its name appears only once it has its full size."""
@@ -126,6 +130,9 @@ class Files(Protocol):
     def used_ratio(self, path: str) -> float:
         """How full the file system of a directory is, 0 to 1."""
 
+    def space(self, path: str) -> tuple[int, int]:
+        """Of the file system of a directory: its size, and what is free there, in bytes. Raises OSError."""
+
     def blocks_read(self) -> int:
         """How much this thread has had read from disks, in some unit. What it found in memory does not count; what
         it only had begun (`read_cached`) may."""
@@ -157,7 +164,14 @@ class OsFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """See File."""
-        return os.pread(self._descriptor(), size, offset)
+        if self._owner.may_wait or not self._owner.can_tell_cached:
+            return os.pread(self._descriptor(), size, offset)
+        data = bytearray(size)
+        if self._fill_cached([memoryview(data)], offset, offset + size):
+            return bytes(data)
+        if offset + size > (end := os.fstat(self._descriptor()).st_size):
+            return self.read(offset, end - offset) if offset < end else b""
+        raise NotInMemory(self.path, lambda: self.read_apart([(offset, size)]))
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         """See File."""
@@ -302,6 +316,7 @@ class OsFiles:
 
     def __init__(self, max_open: int = _DEFAULT_OPEN_FILES) -> None:
         self.can_tell_cached = hasattr(os, "RWF_NOWAIT")
+        self.may_wait = True
         self._max_open = max_open
         self._open: OrderedDict[OsFile, None] = OrderedDict()
 
@@ -377,7 +392,10 @@ class OsFiles:
         while os.path.lexists(path):
             # What somebody else removes meanwhile is no error, and no reason to leave the rest.
             with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(path)
+                if os.path.isdir(path) and not os.path.islink(path):
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
 
     def read_whole(self, path: str) -> bytes | None:
         """See Files."""
@@ -423,6 +441,11 @@ class OsFiles:
         disk = os.statvfs(path)
         used = disk.f_blocks - disk.f_bfree
         return used / max(1, used + disk.f_bavail)
+
+    def space(self, path: str) -> tuple[int, int]:
+        """See Files."""
+        disk = os.statvfs(path)
+        return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
 
     def blocks_read(self) -> int:
         """See Files. File systems of a network do not count."""

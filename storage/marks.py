@@ -26,11 +26,20 @@ class Marks:
         self._segments = segments
         self._blocks: dict[int, dict[int, bytes]] = {}
         """By number of a block of positions, and position."""
+        self._late: set[int] = set()
+        """Positions of marks that are not for the checkpoint that is being made."""
         self._planned: _Planned | None = None
 
     def set(self, position: int, mark: bytes) -> None:
         """Let the bytes at a position be these, soon; a unit has them wholly or not at all."""
-        self._blocks.setdefault(position // _BLOCK, {})[position] = mark
+        block = self._blocks.setdefault(position // _BLOCK, {})
+        if position not in block:
+            self._late.add(position)
+        block[position] = mark
+
+    def begin(self) -> None:
+        """Another checkpoint begins, of which the records are that there are now: so are the marks."""
+        self._late.clear()
 
     def over(self, start: int, data: bytes) -> bytes:
         """Whole units that were read at a position, with their marks."""
@@ -56,13 +65,14 @@ class Marks:
         return bool(self._blocks)
 
     def plan(self, end: int) -> Callable[[], None]:
-        """What puts the marks of positions before `end` into the files and makes them durable; run by any thread, one
-        at a time, when the records are durable that there are now. It raises OSError; then they wait on."""
+        """What puts the marks of positions before `end` into the files and makes them durable, as far as they were set
+        before `begin`; run by any thread, one at a time, when the records are durable that there were then. It raises
+        OSError; then they wait on."""
         self._forget_written()
         planned = self._planned = _Planned()
         for block in self._blocks.values():
             for position, mark in block.items():
-                if position < end:
+                if position < end and position not in self._late:
                     planned.marks[position] = mark
                     at = position - self._segments.base_of(position)
                     for file in self._segments.files_between(position, position + 1):

@@ -12,29 +12,40 @@ stop, the end of the last record that a consume queue knows.
 On recovery of a torn tail: the record that is torn was not acknowledged under SYNC_FLUSH, and nothing behind it was,
 for a flush covers all before its end.
 
-If a record does not follow on its queue's last unit, units before the position are missing (a file or directory was
-lost): then all consume queues are made anew from the whole commitlog.
+Before that the files of the consume queues are compared with what was noted of them (see `queue_check`). From the first
+that is missing or not as noted, a queue is made again from the commitlog, with the queue offsets that it had, up to
+that position; a warning says which, and why. Where there is no such note (RocketMQ's store, one of an earlier version)
+and a record does not follow on its queue's last unit, units before the position are missing: then all consume queues
+are made anew from the whole commitlog.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
 
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
-from storage.checkpoint import REBUILDING, Checkpoint
+from storage.checkpoint import REBUILDING, Checkpoint, being_remade
 from storage.commitlog import Commitlog
-from storage.consume_queue import PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
-from storage.errors import StoreFileMissing, StoreFormatError
+from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT, WITHDRAWN_SIZE, ConsumeQueue
+from storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
 from storage.files import Files
 from storage.origins import Origins
+from storage.queue_check import Key, QueueCheck, Wrong
 from storage.scan import ScannedRecord, Scanner, read_record
+
+log = structlog.get_logger(__name__)
 
 _CLOCK_MARGIN_MS: Final = 3000
 _WRITE_TAIL_BYTES: Final = 1 << 18
 _MAX_PADDING: Final = 10_000_000
+_MAX_NAMED: Final = 10
+"""Files that a warning names."""
 
 TagsCode = Callable[[str, str, int, int], int]
 """Of topic, property text, store time and prepared-transaction offset: what the consume queue keeps beside a record's
@@ -68,12 +79,31 @@ class Recovered:
 class _UnfinishedQueues(Exception):
     """A start before this one made the consume queues anew, and did not come as far as a checkpoint."""
 
+    def __init__(self) -> None:
+        super().__init__("an earlier start began to make them again and did not end")
+
+
+class _LostEnd(Exception):
+    """Files of consume queues are wrong, and the commitlog does not reach up to the checkpoint."""
+
 
 class _MissingUnits(Exception):
     """A queue does not reach up to a record's queue offset."""
 
     def __init__(self, queue: ConsumeQueue, record: ScannedRecord) -> None:
         super().__init__(f"{queue} has no unit before queue offset {record.queue_offset}")
+
+
+class Notes(Protocol):
+    """Who keeps the checkpoint. Both raise OSError."""
+
+    def start_over(self) -> None:
+        """All consume queues are about to be removed, to be made anew: no checkpoint may say any more that they are
+        durable."""
+
+    def remake(self, queues: list[tuple[str, int, int]]) -> None:
+        """Some are about to be made again: topic, queue id, and the first offset of the first file. The next start has
+        to do that again, unless there is another checkpoint before."""
 
 
 class Recovery:
@@ -87,63 +117,200 @@ class Recovery:
         queue_directory: str,
         open_queue: Callable[[str, int], ConsumeQueue],
         tags_code: TagsCode,
-        before_rebuild: Callable[[], None] = lambda: None,
+        check: QueueCheck,
+        notes: Notes,
     ) -> None:
-        """`before_rebuild` is called before all consume queues are removed, to be made anew: no checkpoint may say any
-        more that they are durable."""
+        """`check`: what was noted of the consume queues, as far as it holds."""
         self._files = files
         self._log = log
         self._queue_directory = queue_directory
         self._open_queue = open_queue
         self._tags_code = tags_code
-        self._before_rebuild = before_rebuild
+        self._check = check
+        self._notes = notes
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._by_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
         """The same, by the topic as records have it."""
         self._is_ours = False
         """Whether only we wrote what is to be read."""
         self._missing: StoreFileMissing | None = None
-        """A file of a consume queue that is not there."""
+        """A file of a consume queue that is not there, and of which nothing was noted."""
+        self._wrong: dict[Key, list[Wrong]] = {}
+        """By queue, its files that are not as noted."""
+        self._removed = {topic.encode(): end for topic, end in check.removed.items()}
+        """By removed topic, the physical offset before which its records are of nobody."""
+        self._former: set[str] = set()
+        """Removed topics of which there may be files still."""
 
-    def inspect(self) -> None:
+    def inspect(self, checkpoint: Checkpoint) -> None:
         """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
         OSError."""
         self._log.load()
+        check = self._check
+        if check.is_whole:
+            # What a topic of the same name has got since is noted, or in the commitlog behind the checkpoint.
+            noted = {topic for topic, _ in check.segments}
+            self._former = {topic for topic, end in check.removed.items() if end > self._log.begin} - noted
+        failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
+            if topic in self._former:
+                continue
             for name in self._files.list(os.path.join(self._queue_directory, topic)):
                 if not name.isdecimal():
                     continue
-                queue = self._queues[topic, int(name)] = self._open_queue(topic, int(name))
+                key = topic, int(name)
+                queue = self._queues[key] = self._open_queue(*key)
                 try:
                     queue.load()
-                except StoreFileMissing as error:
-                    self._missing = error
+                except (StoreFileMissing, StoreFileSize) as error:
+                    failed[key] = error
+        self._compare(checkpoint, failed)
+
+    def _compare(self, checkpoint: Checkpoint, failed: dict[Key, StoreFileMissing | StoreFileSize]) -> None:
+        """Compare the queues with what was noted of them. `failed`: those whose files cannot be all of theirs."""
+        check = self._check
+        for key in check.segments:
+            loaded = self._queues.get(key) if key not in failed else None
+            if wrong := check.wrong(key, loaded, self._log.begin, self._size_at):
+                self._wrong[key] = wrong
+        for topic, queue_id, base in being_remade(checkpoint):
+            wrong = self._wrong.get((topic, queue_id), [])
+            if (topic, queue_id) in check.segments and (not wrong or base < wrong[0].base):
+                path = os.path.join(self._queue_directory, topic, str(queue_id), f"{base:020}")
+                unfinished = Wrong(path, base, "was being made again by an earlier start, which did not end")
+                self._wrong[topic, queue_id] = [unfinished, *wrong]
+        for key, error in failed.items():
+            if key in self._wrong:
+                continue
+            if check.is_whole:
+                # All units that it has to have come behind the checkpoint.
+                self._wrong[key] = [Wrong(error.path, 0, error.why)]
+            elif isinstance(error, StoreFileSize):
+                raise error
+            else:
+                self._missing = error
+
+    def _size_at(self, physical: int) -> int | None:
+        """The size of the record at a physical offset; None where there is no commitlog."""
+        data = self._log.read_raw(physical, 4)
+        return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
 
     def run(self, checkpoint: Checkpoint, *, clean: bool) -> Recovered:
         """Recover, after `inspect`. `clean`: the last run removed its abort file. Where it raises, what it has done is
         done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
+        if self._check.damage:
+            log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
+        for topic in self._former:
+            self._files.remove_tree(os.path.join(self._queue_directory, topic))
         try:
             if self._missing is not None:
                 raise self._missing
             if REBUILDING in checkpoint.notes:
                 raise _UnfinishedQueues
             start = self._start(checkpoint, clean=clean)
+            is_noted = self._check.is_whole and start == checkpoint.recovery_offset
+            if self._wrong and start != checkpoint.recovery_offset:
+                raise _LostEnd(f"{_told(self._wrong)}, and the commitlog ends before the checkpoint")
             self._is_ours = not checkpoint.is_foreign and start >= (checkpoint.recovery_offset or 0)
-            for queue in self._queues.values():
-                self._cut(queue, start)
-            return self._read_from(max(self._log.begin, min(start, self._end_of_queues())), rebuild=False)
-        except (_MissingUnits, _UnfinishedQueues, StoreFileMissing):
+            for key, queue in self._queues.items():
+                if key not in self._wrong:
+                    if is_noted:
+                        self._cut_to_noted(queue, self._check.next_offset(key))
+                    self._cut(queue, start)
+            if self._wrong:
+                self._make_again(start)
+            recovered = self._read_from(max(self._log.begin, min(start, self._end_of_queues())), rebuild=False)
+        except (_MissingUnits, _UnfinishedQueues, _LostEnd, StoreFileMissing) as error:
+            log.warning("consume_queues_made_again", queues="all", reason=str(error))
             self._is_ours = not checkpoint.is_foreign and checkpoint.recovery_offset is None
-            self._before_rebuild()
+            self._notes.start_over()
+            self._check.start_over()
             for queue in self._queues.values():
                 queue.remove()
-            return self._read_from(self._log.begin, rebuild=True)
+            recovered = self._read_from(self._log.begin, rebuild=True)
+        for key in self._check.segments:
+            found = self._queues.get(key)
+            if found is None or key in self._wrong or found.next_offset < self._check.next_offset(key):
+                self._check.outdate(key)
+        self._check.clamp(recovered.end)
+        return recovered
+
+    # --- what was noted of the consume queues
+
+    def _cut_to_noted(self, queue: ConsumeQueue, offset: int) -> None:
+        """Remove what is behind the units that were noted, which is of records behind the checkpoint, or nothing that
+        was ever written."""
+        if 0 < offset < queue.next_offset:
+            physical, size, _ = queue.unit(offset) or (0, 0, 0)
+            is_before = 0 <= physical < self._check.recovery_offset
+            record = read_record(self._log, physical, check_crc=False) if size > 0 and is_before else None
+            if record is None or not self._is_of(record, queue, offset):
+                queue.truncate(offset)
+
+    def _make_again(self, start: int) -> None:
+        """Make the wrong files again, and those behind them, up to a position from which everything is read anyway. So
+        far as this does not come to its end, the next start finds the same files wrong."""
+        check, wanted, position = self._check, dict[tuple[bytes, int], int](), start
+        self._notes.remake([(*key, wrong[0].base) for key, wrong in self._wrong.items()])
+        for key, wrong in self._wrong.items():
+            queue = self._queues[key] = self._open_queue(*key)
+            first = wrong[0].base
+            noted = check.segments.get(key)
+            if noted is None:
+                queue.keep_before(0, 0)
+                continue
+            kept = {base: segment for base, segment in noted.items() if base < first}
+            newest = max(kept, default=0)
+            last = kept[newest].last if kept else -1
+            queue.keep_before(first, newest // UNIT.size + kept[newest].units if kept else 0)
+            wanted[key[0].encode(), key[1]] = last
+            position = min(position, max(last, self._log.begin))
+        origins, count = Origins(), 0
+        for record in self._records(position, start):
+            origins.look(record)
+            if record.physical_offset > wanted.get((record.topic, record.queue_id), start):
+                self._dispatch(record, complete=True, rebuild=True)
+                count += 1
+        for key in self._wrong:
+            queue = self._queues[key]
+            self._go_on_as_noted(queue)
+            queue.write_tail()
+            if key[0] == SCHEDULE_TOPIC:
+                self._withdraw(queue, origins)
+        log.warning(
+            "consume_queues_made_again",
+            queues=len(self._wrong),
+            reason=_told(self._wrong),
+            messages=count,
+            bytes_read=start - position,
+        )
+
+    def _records(self, position: int, end: int) -> Iterator[ScannedRecord]:
+        """The records between two positions. Where one is damaged, those of the next file follow."""
+        while position < end:
+            scanner = Scanner(self._log, position)
+            for record in scanner:
+                if record.physical_offset >= end:
+                    return
+                yield record
+            found = scanner.end
+            if found.physical_offset < end:
+                log.warning("commitlog_damaged", physical_offset=found.physical_offset, reason=found.why)
+            position = self._log.segment_end(found.physical_offset)
+
+    def _withdraw(self, queue: ConsumeQueue, origins: Origins) -> None:
+        """Mark again what later records have withdrawn."""
+        for physical in origins.withdrawn:
+            offset = queue.first_where(queue.min_offset, queue.next_offset, partial(_is_from, physical))
+            unit = queue.unit(offset)
+            if unit is not None and unit[0] == physical:
+                queue.withdraw(offset)
 
     # --- where to start
 
     def _start(self, checkpoint: Checkpoint, *, clean: bool) -> int:
         begin, end = self._log.begin, self._log.allocated_end
-        if not any(queue.next_offset for queue in self._queues.values()):
+        if not any(queue.next_offset for queue in self._queues.values()) and not self._wrong:
             return begin
         ours = checkpoint.recovery_offset
         if ours is not None and begin <= ours <= end:
@@ -175,10 +342,14 @@ class Recovery:
         return (
             record is not None
             and size in (record.size, WITHDRAWN_SIZE)
-            and record.topic == queue.topic.encode()
-            and record.queue_id == queue.queue_id
-            and record.queue_offset == queue.next_offset - 1
+            and self._is_of(record, queue, queue.next_offset - 1)
         )
+
+    @staticmethod
+    def _is_of(record: ScannedRecord, queue: ConsumeQueue, offset: int) -> bool:
+        """Whether a record has a queue offset of a queue."""
+        found = (record.topic, record.queue_id, record.queue_offset)
+        return found == (queue.topic.encode(), queue.queue_id, offset)
 
     def _end_of_queues(self) -> int:
         """The end of the last record that any consume queue knows."""
@@ -204,6 +375,10 @@ class Recovery:
             count += 1
             last_timestamp = record.store_timestamp
         end = scanner.end.physical_offset
+        if rebuild:
+            for key in self._check.segments:
+                if key in self._queues:
+                    self._go_on_as_noted(self._queues[key])
         for queue in self._queues.values():
             queue.write_tail()
         self._log.recovered(end)
@@ -213,8 +388,19 @@ class Recovery:
         last_timestamp = last_timestamp or self._timestamp_before(start)
         return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp, origins)
 
+    def _go_on_as_noted(self, queue: ConsumeQueue) -> None:
+        """Let a queue that was made again go on with the queue offset that was noted, also where its last records are
+        gone: no queue offset is given twice."""
+        noted = self._check.next_offset((queue.topic, queue.queue_id))
+        if noted and not queue.next_offset:
+            queue.start_at(noted - 1)
+        if queue.next_offset < noted <= queue.next_offset + _MAX_PADDING:
+            queue.pad_to(noted)
+
     def _dispatch(self, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
+            return
+        if self._removed and record.physical_offset < self._removed.get(record.topic, 0):
             return
         queue = self._by_topic.get((record.topic, record.queue_id))
         if queue is None:
@@ -258,3 +444,15 @@ class Recovery:
         newest = max((offset for offset in offsets if offset < start), default=-1)
         record = read_record(self._log, newest, check_crc=False) if newest >= 0 else None
         return record.store_timestamp if record is not None else 0
+
+
+def _is_from(wanted: int, physical: int, size: int, _: int) -> bool:
+    """Whether a unit is of a record at or behind a physical offset."""
+    return physical >= wanted and (size != PADDING_SIZE or physical > 0)
+
+
+def _told(wrong: dict[Key, list[Wrong]]) -> str:
+    """Which files are wrong, and how."""
+    files = [f"{file.path} {file.why}" for of_queue in wrong.values() for file in of_queue]
+    more = f"; and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+    return "; ".join(files[:_MAX_NAMED]) + more

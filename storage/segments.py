@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from storage.errors import StoreFileMissing, StoreFormatError
+from storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
 from storage.files import File, Files
 
 NAME_DIGITS: Final = 20
@@ -37,12 +37,16 @@ class Segments:
         """Offset after the last byte of the last file; equals `begin` when there is no file."""
 
     def load(self) -> None:
-        """Find the files; nothing is changed. Raises StoreFormatError for a wrong size or a name that is no offset,
-        StoreFileMissing where the sequence has a gap."""
+        """Find the files; nothing is changed. Raises StoreFormatError for a name that is no offset, StoreFileSize for a
+        wrong size, StoreFileMissing where the sequence has a gap."""
         names = self._files.list(self.directory)
         for name in names:
+            if len(name) != NAME_DIGITS or not name.isdecimal():
+                path = os.path.join(self.directory, name)
+                raise StoreFormatError(path, f"is not named by an offset of {NAME_DIGITS} digits; move it away")
+        for name in names:
             path = os.path.join(self.directory, name)
-            if len(name) != NAME_DIGITS or not name.isdecimal() or int(name) % self.segment_size:
+            if int(name) % self.segment_size:
                 raise StoreFormatError(path, f"is not named by a multiple of the file size {self.segment_size}")
             file = self._files.open(path)
             size, base = file.size(), int(name)
@@ -50,7 +54,7 @@ class Segments:
                 self._empty = path
                 return
             if size != self.segment_size:
-                raise StoreFormatError(path, f"has {size} bytes, but the configured file size is {self.segment_size}")
+                raise StoreFileSize(path, f"has {size} bytes, but the configured file size is {self.segment_size}")
             if self._segments and base != self.end:
                 raise StoreFileMissing(path, f"the file before it, {self.end:020}, is missing")
             if not self._segments:
@@ -158,6 +162,15 @@ class Segments:
     def remove_all(self) -> None:
         """Remove the files and the directory. Raises OSError."""
         self._files.remove_tree(self.forget_all())
+
+    def remove_from(self, base: int) -> None:
+        """Remove the files from one on, given by the offset of its first byte, and forget all; `load` comes next.
+        Raises OSError."""
+        self.forget_all()
+        self._empty = None
+        for name in reversed(self._files.list(self.directory)):
+            if int(name) >= base:
+                self._files.remove(os.path.join(self.directory, name))
 
     def _remove_empty(self) -> None:
         if self._empty is not None:

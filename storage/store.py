@@ -1,6 +1,6 @@
 """The store as a whole: one directory in RocketMQ's layout, open in one process.
 
-    <root>/commitlog/  consumequeue/  checkpoint  abort  lock  config/*.json (see `config_file`)
+    <root>/commitlog/  consumequeue/  checkpoint  queuecheck  abort  lock  config/*.json (see `config_file`)
 
     abort: there while the store is open; found at start, it tells that the last run did not end cleanly.
     lock:  locked while the store is open (see `files.OsLock`).
@@ -20,15 +20,17 @@ from protocol import properties, record, timer_properties
 from protocol.command import Body
 from protocol.errors import RecordError
 from protocol.record import StoredMessage
-from storage import checkpoint, pull
+from storage import checkpoint, pull, queue_check
 from storage.append import Appender
 from storage.checkpoint import Checkpoint
 from storage.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from storage.commitlog import Commitlog
 from storage.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, ConsumeQueue
+from storage.errors import StoreFileMissing
 from storage.files import Files, Lock
 from storage.health import Health
+from storage.queue_check import QueueCheck
 from storage.recovery import Recovered, Recovery
 from storage.scan import read_record
 
@@ -98,6 +100,11 @@ class MessageStore:
         """As of the last read."""
         self.checkpoint = Checkpoint()
         """The checkpoint that is on the disk."""
+        self._queue_segment_size = config.queue_segment_size // UNIT_SIZE * UNIT_SIZE
+        self.queue_check = QueueCheck(
+            files, os.path.join(root, queue_check.FILE_NAME), self.queue_directory, self._queue_segment_size
+        )
+        """What is noted of consume queues and removed topics."""
 
     # --- opening and closing
 
@@ -120,10 +127,28 @@ class MessageStore:
         if self._lock.was_theirs:
             # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell.
             self.checkpoint = self.checkpoint.without_ours()
+        if not self.checkpoint.is_foreign and queue_check.NAME in self.checkpoint.notes:
+            self.queue_check.load(self.checkpoint.recovery_offset or 0)
         self._recovery = Recovery(
-            files, self.log, self.queue_directory, self.ensure_queue, self.tags_code, self._start_over
+            files, self.log, self.queue_directory, self.ensure_queue, self.tags_code, self.queue_check, self
         )
-        self._recovery.inspect()
+        self._recovery.inspect(self.checkpoint)
+        if not self.checkpoint.is_foreign and self.checkpoint.recovery_offset is not None:
+            self.need(self.checkpoint.recovery_offset, "the checkpoint says that it reached")
+
+    def need(self, position: int, why: str) -> None:
+        """See that the commitlog has the file in which a position lies, or would be the next byte; after `inspect`.
+        `why`: what the position is. Raises StoreFileMissing."""
+        begin, end = self.log.begin, self.log.allocated_end
+        if begin <= position <= end:
+            return
+        base = position - position % self.log.segment_size
+        there = f"from {begin} to {end}" if end > begin else "no bytes at all"
+        raise StoreFileMissing(
+            os.path.join(self.log.directory, f"{base:020}"),
+            f"is missing; the commitlog has {there}, but {why} {position}. Put the file back, or mount the disk that "
+            f"has it. To go on without its messages, which may deliver others twice, remove {self.checkpoint_path}",
+        )
 
     def recover(self) -> Recovered:
         """Bring the files in line, and take messages; after `inspect`. Raises StoreFormatError, OSError."""
@@ -139,6 +164,9 @@ class MessageStore:
         files.make_directories(self.queue_directory, durable=True)
         files.write_whole(self.abort_path, b"%d" % os.getpid())
         recovered = recovery.run(self.checkpoint, clean=clean)
+        for topic in self.queue_check.removed:
+            if not any(queue.next_offset for queue in self.queues.get(topic, {}).values()):
+                self.queues.pop(topic, None)
         self.dirty = {queue: queue.min_offset for queue in self.all_queues()}
         self._cached_from = recovered.end
         self._blocks_read = files.blocks_read()
@@ -148,8 +176,13 @@ class MessageStore:
         self.health.opened()
         return recovered
 
-    def _start_over(self) -> None:
+    def start_over(self) -> None:
+        """See `recovery.Notes`."""
         self.checkpoint = checkpoint.start_over(self.files, self.checkpoint_path, self.checkpoint)
+
+    def remake(self, queues: list[tuple[str, int, int]]) -> None:
+        """See `recovery.Notes`."""
+        self.checkpoint = checkpoint.remake(self.files, self.checkpoint_path, self.checkpoint, queues)
 
     def abandon(self) -> None:
         """Let go of the store as it is: nothing is written, and the next start recovers. Also what comes after a clean
@@ -182,8 +215,9 @@ class MessageStore:
         queues = self.queues.setdefault(topic, {})
         queue = queues.get(queue_id)
         if queue is None:
-            size = self.config.queue_segment_size // UNIT_SIZE * UNIT_SIZE
-            queue = queues[queue_id] = ConsumeQueue(self.files, self.queue_directory, size, topic, queue_id)
+            queue = queues[queue_id] = ConsumeQueue(
+                self.files, self.queue_directory, self._queue_segment_size, topic, queue_id
+            )
             queue.is_held = topic in self._being_removed
             self.appender.prepare(queue)
         return queue

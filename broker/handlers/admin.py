@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from broker import runtime_info
 from broker.clients import Client, Clients
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
+from broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
 from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
 from broker.runtime_info import Sources
 from broker.stats import Stats
-from broker.topics import DELAY_LEVELS, MAX_QUEUES, Topics, check_name
+from broker.topics import DELAY_LEVELS, Topics, check_name
 from protocol import bodies, fastjson, headers
 from protocol.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
 from protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
@@ -50,7 +53,11 @@ class AdminHandlers:
         sources: Sources,
         durability: Durability,
         on_topics_changed: Callable[[], asyncio.Future[None] | None],
+        limits: Limits,
+        reads: ColdReads,
     ) -> None:
+        self._limits = limits
+        self._reads = reads
         self._config = config
         self._store = store
         self._topics = topics
@@ -97,8 +104,8 @@ class AdminHandlers:
         if self._topics.is_own(header.topic):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
         for name, value in (("readQueueNums", header.read_queue_nums), ("writeQueueNums", header.write_queue_nums)):
-            if not 0 <= value <= MAX_QUEUES:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: allowed are 0 to {MAX_QUEUES}")
+            if value < 0:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: a topic has 0 queues or more")
         if not 0 <= header.perm <= 7:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"perm={header.perm}: allowed are 0 to 7")
         if header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
@@ -108,6 +115,7 @@ class AdminHandlers:
             )
         old = self._topics.get(header.topic)
         attributes = _attributes(old.config.attributes if old is not None else None, header.attributes)
+        _check_attributes(attributes or {})
         self._check_delay_levels((attributes or {}).get(DELAY_LEVELS))
         try:
             policy_of(attributes or {})
@@ -190,22 +198,23 @@ class AdminHandlers:
         """Tell the broker's own topics."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"topicList": self._topics.own_names()}))
 
-    def topic_stats(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+    async def topic_stats(self, _: Connection, request: Request[headers.Topic]) -> Answer:
         """Tell the offsets of a topic's queues, and when their last message was stored."""
         name = request.header.topic
         topic = self._topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        entries = []
-        for queue_id in range(topic.queue_limit):
-            queue = self._store.queue(name, queue_id)
-            low, high = (queue.min_offset, queue.next_offset) if queue is not None else (0, 0)
-            last = self._store.store_timestamp_of(queue, high - 1) if queue is not None and high > low else 0
-            entries.append(
-                (self._queue(name, queue_id), {"lastUpdateTimestamp": last, "maxOffset": high, "minOffset": low})
-            )
+        entries = await self._reads.each(
+            partial(self._offsets_of, name, queue_id) for queue_id in range(topic.queue_limit)
+        )
         body = b'{"offsetTable":%b}' % fastjson.dump_object_keys(entries)
         return response(ResponseCode.SUCCESS, body=body)
+
+    def _offsets_of(self, topic: str, queue_id: int) -> tuple[dict[str, Any], dict[str, int]]:
+        queue = self._store.queue(topic, queue_id)
+        low, high = (queue.min_offset, queue.next_offset) if queue is not None else (0, 0)
+        last = self._store.store_timestamp_of(queue, high - 1) if queue is not None and high > low else 0
+        return self._queue(topic, queue_id), {"lastUpdateTimestamp": last, "maxOffset": high, "minOffset": low}
 
     def _queue(self, topic: str, queue_id: int) -> dict[str, Any]:
         return MessageQueue(self._config.broker_name, queue_id, topic).to_json()
@@ -214,11 +223,14 @@ class AdminHandlers:
 
     async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Make or change a consumer group."""
-        group = bodies.decode(request.body, SubscriptionGroupConfig, strict=True)
+        group = bodies.decode_request(request.body, SubscriptionGroupConfig)
         check_name(group.group_name)
-        if group.retry_queue_nums > MAX_QUEUES:
+        most = self._limits.queues_per_topic
+        if group.retry_queue_nums > most:
             raise Refused(
-                ResponseCode.SYSTEM_ERROR, f"retryQueueNums={group.retry_queue_nums}: at most {MAX_QUEUES} are allowed"
+                ResponseCode.SYSTEM_ERROR,
+                f"retryQueueNums={group.retry_queue_nums}, and maxQueuesPerTopic={most}: use fewer, or raise that "
+                "setting",
             )
         self._groups.put(group)
         await self._groups.save()
@@ -253,29 +265,33 @@ class AdminHandlers:
         )
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(names)}))
 
-    def consume_stats(self, _: Connection, request: Request[headers.GetConsumeStats]) -> Answer:
+    async def consume_stats(self, _: Connection, request: Request[headers.GetConsumeStats]) -> Answer:
         """Tell how far a group is in each queue, and how fast it is."""
         header = request.header
         topics = [header.topic] if header.topic else self._offsets.topics_of(header.consumer_group)
         online = self._clients.consumers.get(header.consumer_group)
-        entries: list[tuple[dict[str, Any], dict[str, int]]] = []
+        looks: list[Callable[[], tuple[dict[str, Any], dict[str, int]]]] = []
         rate = 0.0
         for name in topics:
             topic = self._topics.get(name)
             if topic is None or (online is not None and online.subscriptions and name not in online.subscriptions):
                 continue
             rate += self._stats.group_rate(name, header.consumer_group)
-            for queue_id in range(topic.config.read_queue_nums):
-                entries.append((self._queue(name, queue_id), self._progress(header.consumer_group, name, queue_id)))
+            looks += [
+                partial(self._progress, header.consumer_group, name, queue_id)
+                for queue_id in range(topic.config.read_queue_nums)
+            ]
+        entries = await self._reads.each(looks)
         body = b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), fastjson.dump_object_keys(entries))
         return response(ResponseCode.SUCCESS, body=body)
 
-    def _progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
+    def _progress(self, group: str, topic: str, queue_id: int) -> tuple[dict[str, Any], dict[str, int]]:
         queue = self._store.queue(topic, queue_id)
         offset = max(0, self._offsets.get(group, topic, queue_id) or 0)
         last = self._store.store_timestamp_of(queue, offset - 1) if queue is not None and offset > 0 else 0
         high = queue.next_offset if queue is not None else 0
-        return {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": max(0, last)}
+        progress = {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": max(0, last)}
+        return self._queue(topic, queue_id), progress
 
     # --- connections
 
@@ -339,7 +355,7 @@ class AdminHandlers:
             offset = parse_offset_message_id(header.msg_id or "")[2]
         except RemoteProtocolError as error:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        record = self._store.record_at(offset)
+        record = await self._reads.run(self._store.record_at, offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
         return await self._relay(request, {**header.to_ext(), "brokerName": self._config.broker_name}, record)
@@ -383,6 +399,17 @@ def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, st
         else:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"attributes={changes}: write +name=value or -name")
     return result or None
+
+
+def _check_attributes(attributes: dict[str, str]) -> None:
+    """Raise Refused for more attributes than a topic may have."""
+    length = sum(len(name) + len(value) for name, value in attributes.items())
+    if len(attributes) > MAX_ATTRIBUTES or length > MAX_ATTRIBUTES_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"{len(attributes)} attributes of {length} characters: a topic has at most {MAX_ATTRIBUTES} of together "
+            f"{MAX_ATTRIBUTES_LENGTH}. Take some away (-name) with what you add",
+        )
 
 
 def _connection(member: Client) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from broker.clients import Clients
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups, is_group_name
+from broker.limits import MAX_CLIENT_ID_LENGTH, MAX_NAME_LENGTH
 from broker.locks import QueueLocks
 from broker.router import Answer, Router
 from broker.topics import RETRY_PREFIX, Topics, check_name
@@ -44,7 +45,8 @@ class ClientHandlers:
 
     def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
         """Note which groups a client is in. The retry topic of a consumer group is there from its first heartbeat."""
-        data = bodies.decode(request.body, HeartbeatData, strict=True)
+        data = bodies.decode_request(request.body, HeartbeatData)
+        self._clients.check(connection, data)
         connection.last_codec = request.codec
         quiet = []
         for consumer in data.consumer_data_set or ():
@@ -78,7 +80,7 @@ class ClientHandlers:
 
     def check_config(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Say whether a subscription can be served: by tags only."""
-        subscription = bodies.decode(request.body, _ClientConfig, strict=True).subscription_data
+        subscription = bodies.decode_request(request.body, _ClientConfig).subscription_data
         if subscription is not None and subscription.expression_type not in (None, "", "TAG"):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -95,12 +97,22 @@ class ClientHandlers:
 
     def lock(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Lock queues for a client; tells which it holds."""
-        body = bodies.decode(request.body, LockBatch, strict=True)
+        body = _lock_batch(request)
         held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set or ())
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))
 
     def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
         """Unlock queues."""
-        body = bodies.decode(request.body, LockBatch, strict=True)
+        body = _lock_batch(request)
         self._locks.unlock(body.consumer_group, body.client_id, body.mq_set or ())
         return response(ResponseCode.SUCCESS)
+
+
+def _lock_batch(request: Request[NoFields]) -> LockBatch:
+    body = bodies.decode_request(request.body, LockBatch)
+    if len(body.consumer_group) > MAX_NAME_LENGTH or len(body.client_id) > MAX_CLIENT_ID_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"a group's name has at most {MAX_NAME_LENGTH} characters, a client id {MAX_CLIENT_ID_LENGTH}",
+        )
+    return body

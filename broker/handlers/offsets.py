@@ -40,13 +40,13 @@ class OffsetHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffset, self.query)
+        router.add(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffset, self.query, reads=True)
         router.add(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffset, self.update)
         router.add(RequestCode.GET_MAX_OFFSET, QueueOfTopic, self.maximum)
         router.add(RequestCode.GET_MIN_OFFSET, QueueOfTopic, self.minimum)
-        router.add(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffset, self.search)
-        router.add(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueOfTopic, self.earliest)
-        router.add(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage, self.view)
+        router.add(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, SearchOffset, self.search, reads=True)
+        router.add(RequestCode.GET_EARLIEST_MSG_STORETIME, QueueOfTopic, self.earliest, reads=True)
+        router.add(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage, self.view, reads=True)
         router.add(RequestCode.GET_ALL_CONSUMER_OFFSET, NoFields, self.all_consumer_offsets)
         router.add(RequestCode.GET_ALL_DELAY_OFFSET, NoFields, self.all_delay_offsets)
 
@@ -78,11 +78,10 @@ class OffsetHandlers:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} not exist!")
-        if not 0 <= header.queue_id < topic.queue_limit or header.commit_offset < 0:
+        if not 0 <= header.queue_id < topic.queue_limit:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
-                f"queueId={header.queue_id}, commitOffset={header.commit_offset}: the topic {header.topic} has "
-                f"{topic.queue_limit} queues, offsets begin at 0",
+                f"queueId={header.queue_id}: the topic {header.topic} has {topic.queue_limit} queues",
             )
         self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return response(ResponseCode.SUCCESS)

@@ -8,27 +8,26 @@ time, since each holds a piece of the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
 from broker.connection import Connection
 from broker.errors import Refused
-from broker.handlers.replace import ReadApart
+from broker.handlers.slices import Slices
 from broker.handlers.timers import TimerHandlers
 from broker.router import Answer, Router
 from protocol import fastjson, properties
 from protocol.bodies import ChangedMessage, ChangedMessages, ChangeOutcome, DueCounts, PendingMessage, PendingPage
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import ChangePending, DueCurve, ListPending, Request, response
-from protocol.message_id import offset_message_id, parse_offset_message_id
+from protocol.message_id import parse_offset_message_id
 from scheduler.pending import Pending, Place, Selection, Waiting
 from scheduler.timer_config import Cancelled, Refusal
+from scheduler.timer_ids import given_id
 from scheduler.timers import Timers
-from storage.budget import SPENT, Budget
 from storage.clock import Clock
 from storage.pull import ColdRead
-from storage.store import MessageStore
 
 T = TypeVar("T")
 
@@ -63,15 +62,16 @@ _REFUSALS: Final = {
 _OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
     Cancelled.DELIVERED: "ALREADY_DELIVERED",
     Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
+    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
     Cancelled.UNKNOWN: "NEVER_EXISTED",
 }
 
 
 class _Found(NamedTuple):
-    """A message to be changed: its id, and its physical offset, None where there is none."""
+    """A message to be changed: its id, and the physical offset of its record, None where that is to be found out."""
 
     message_id: str
-    place: int | None
+    place: int | None = None
 
 
 class PendingHandlers:
@@ -79,19 +79,14 @@ class PendingHandlers:
 
     def __init__(
         self,
-        store: MessageStore,
         timers: Timers,
         pending: Pending,
         waiting: TimerHandlers,
         router: Router,
         clock: Clock,
-        read_apart: ReadApart,
-        share: Callable[[], Awaitable[Budget]],
+        slices: Slices,
     ) -> None:
-        """`share` gives a search its part of the next turn of the loop."""
-        self._read_apart = read_apart
-        self._share = share
-        self._store = store
+        self._slices = slices
         self._timers = timers
         self._pending = pending
         self._waiting = waiting
@@ -99,17 +94,12 @@ class PendingHandlers:
         self._clock = clock
         self._turns = asyncio.Semaphore(MAX_SEARCHES)
         self._queued = 0
-        self._is_stopped = False
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
         router.add(RequestCode.LIST_PENDING, ListPending, self.list_pending)
         router.add(RequestCode.DUE_CURVE, DueCurve, self.curve)
         router.add(RequestCode.CHANGE_PENDING, ChangePending, self.change)
-
-    def stop(self) -> None:
-        """End what is under way, before the store is closed: it is answered with an error."""
-        self._is_stopped = True
 
     # --- in slices
 
@@ -128,26 +118,10 @@ class PendingHandlers:
         finally:
             self._turns.release()
 
-    async def _sliced(
-        self, steps: Iterable[T | ColdRead | None], goes_on: Callable[[], bool]
-    ) -> AsyncGenerator[T, None]:
-        """What the steps of a search give, with the loop's turns in between. Raises Refused when the broker stops, or
-        nobody waits for it any more."""
-        budget: Budget = SPENT
-        for found in steps:
-            if budget.is_spent:
-                budget = await self._share()
-                if self._is_stopped or not goes_on():
-                    raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the search was given up")
-            if isinstance(found, ColdRead):
-                await self._read_apart(found)
-            elif found is not None:
-                yield found
-
     async def _result(self, connection: Connection, steps: Iterator[T | ColdRead | None]) -> T:
         """The one result of a search."""
         async with self._turn():
-            results = [found async for found in self._sliced(steps, lambda: not connection.is_closed)]
+            results = [found async for found in self._slices.of(steps, lambda: not connection.is_closed)]
         return results[0]
 
     # --- looking
@@ -176,7 +150,7 @@ class PendingHandlers:
     ) -> PendingPage:
         messages: list[PendingMessage] = []
         place, size = None, 0
-        async with aclosing(self._sliced(steps, lambda: not connection.is_closed)) as all_found:
+        async with aclosing(self._slices.of(steps, lambda: not connection.is_closed)) as all_found:
             async for found in all_found:
                 size += len(found.message.properties_text)
                 if len(messages) == limit or (messages and size > MAX_PAGE_BYTES):
@@ -209,6 +183,8 @@ class PendingHandlers:
         header = request.header
         self._waiting.check_allowed("change")
         _check_action(header)
+        if header.delay_ms is not None:
+            header.deliver_ms, header.delay_ms = self._clock.now_ms() + header.delay_ms, None
         if header.deliver_ms is not None:
             self._check_time(header.deliver_ms)
         done = ChangedMessages({}, [])
@@ -233,15 +209,15 @@ class PendingHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed: name messages or select them, not both")
         for message_id in ids:
             parse_offset_message_id(message_id)
-        return (_Found(message_id, self._waiting.place_of(message_id)) for message_id in ids)
+        return map(_Found, ids)
 
     async def _change_selected(self, selection: Selection, header: ChangePending, done: ChangedMessages) -> None:
         """Change the messages of a selection, some of which are looked for before they are changed. Raises Refused,
         StoreError, OSError."""
         part: list[_Found] = []
-        async for found in self._sliced(self._pending.select(selection, self._clock.now_ms()), _always):
+        async for found in self._slices.of(self._pending.select(selection, self._clock.now_ms())):
             # Not the message itself: together they may be large.
-            part.append(_Found(found.message.offset_message_id, found.message.physical_offset))
+            part.append(_Found(given_id(found.message), found.message.physical_offset))
             if len(part) == _CHANGE_UNITS:
                 await self._change(part, header, done)
                 part = []
@@ -249,25 +225,26 @@ class PendingHandlers:
 
     async def _change(self, messages: Iterable[_Found], header: ChangePending, done: ChangedMessages) -> None:
         """Change messages, and note what became of each. Raises Refused, StoreError, OSError."""
-        async for found in self._sliced(messages, _always):
-            told = self._change_one(found, header)
-            done.counts[told.result] = done.counts.get(told.result, 0) + 1
+        async for found in self._slices.of(messages):
+            outcome = await self._change_one(found, header)
+            done.counts[outcome] = done.counts.get(outcome, 0) + 1
             if len(done.messages) < MAX_IDS:
-                done.messages.append(told)
+                done.messages.append(ChangedMessage(found.message_id, outcome))
 
-    def _change_one(self, found: _Found, header: ChangePending) -> ChangedMessage:
-        if found.place is None:
-            return ChangedMessage(found.message_id, "NEVER_EXISTED")
-        if header.action == _CANCEL:
-            result, new_place = self._pending.cancel(found.place, self._clock.now_ms()), None
-        else:
+    async def _change_one(self, found: _Found, header: ChangePending) -> ChangeOutcome:
+        place = found.place if found.place is not None else await self._waiting.place_of(found.message_id)
+        if place is None:
+            return "NEVER_EXISTED"
+
+        def change() -> Cancelled | None:
+            if header.action == _CANCEL:
+                return self._pending.cancel(place, self._clock.now_ms())
             if header.deliver_ms is not None:
                 self._check_time(header.deliver_ms)
-            result, new_place = self._pending.reschedule(found.place, header.deliver_ms or 0, self._clock.now_ms())
-        if result is not Cancelled.CANCELLED:
-            return ChangedMessage(found.message_id, _OUTCOMES[result])
-        new_id = offset_message_id(self._store.appender.store_host, new_place) if new_place is not None else None
-        return ChangedMessage(found.message_id, ACTIONS[header.action], new_id)
+            return self._pending.reschedule(place, header.deliver_ms or 0, self._clock.now_ms())
+
+        result = await self._waiting.outcome(change)
+        return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
 
     def _check_time(self, deliver_ms: int) -> None:
         """Raises Refused where no message may wait for a time now."""
@@ -281,10 +258,12 @@ class PendingHandlers:
 def _check_action(header: ChangePending) -> None:
     if header.action not in ACTIONS:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is none of {', '.join(ACTIONS)}")
-    if (header.action == _RESCHEDULE) != (header.deliver_ms is not None) or abs(header.deliver_ms or 0) > _MAX_MS:
+    given = [number for number in (header.deliver_ms, header.delay_ms) if number is not None]
+    if len(given) != (1 if header.action == _RESCHEDULE else 0) or abs(sum(given)) > _MAX_MS:
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
-            f"{header.action}, deliverMs={header.deliver_ms}: reschedule needs a time, and no other action",
+            f"{header.action}, deliverMs={header.deliver_ms}, delayMs={header.delay_ms}: reschedule needs a time, in "
+            "one of them, and no other action",
         )
 
 
@@ -309,7 +288,7 @@ def _described(found: Waiting) -> PendingMessage:
     values = properties.parse(message.properties_text)
     queue_id = values.get(properties.REAL_QID, "")
     return PendingMessage(
-        message.offset_message_id,
+        given_id(message),
         values.get(properties.UNIQ_KEY),
         found.topic,
         int(queue_id) if queue_id.isascii() and queue_id.isdecimal() else 0,
@@ -321,7 +300,3 @@ def _described(found: Waiting) -> PendingMessage:
         message.born_timestamp,
         message.store_timestamp,
     )
-
-
-def _always() -> bool:
-    return True

@@ -7,13 +7,15 @@ from typing import Final
 
 import structlog
 
-from broker.clients import Clients, tags_codes
+from broker.clients import Clients, check_expression, tags_codes
 from broker.config import BrokerConfig
 from broker.connection import Connection, OutputBudget
 from broker.errors import Refused
 from broker.groups import Groups
+from broker.limits import Limits
 from broker.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
 from broker.offsets import ConsumerOffsets
+from broker.request_turns import RequestTurns
 from broker.router import Answer, Router
 from broker.stats import Stats
 from broker.topics import PERM_READ, Topics
@@ -66,8 +68,11 @@ class PullHandlers:
         router: Router,
         output: OutputBudget,
         loop: asyncio.AbstractEventLoop,
+        turns: RequestTurns,
+        limits: Limits,
         workers: Workers,
     ) -> None:
+        self._limits = limits
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -80,6 +85,7 @@ class PullHandlers:
         self._workers = workers
         self.polls = LongPolls(
             loop,
+            turns,
             config.pull_hold_capacity,
             self._serve_held,
             self._expire_held,
@@ -97,8 +103,8 @@ class PullHandlers:
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
-        router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull)
-        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull)
+        router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull, reads=True)
+        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull, reads=True)
         router.add_clients(self.polls)
 
     def stop(self) -> None:
@@ -155,10 +161,14 @@ class PullHandlers:
 
     def _codes(self, header: PullMessage) -> frozenset[int] | None:
         """The tags codes a pull is for; None for all."""
-        if header.sys_flag & PULL_SUBSCRIPTION:
-            _check_expression(header.expression_type)
-            return tags_codes(header.subscription)
         group = self._clients.consumers.get(header.consumer_group)
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            _check_expression_type(header.expression_type)
+            known = group.subscriptions.get(header.topic) if group is not None else None
+            if known is not None and known.data.sub_string == header.subscription:
+                return known.codes
+            check_expression(header.subscription, self._limits.tags)
+            return tags_codes(header.subscription)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
         config = self._groups.get(header.consumer_group)
@@ -172,7 +182,7 @@ class PullHandlers:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
         if subscription.data.sub_version < header.sub_version:
             raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        _check_expression(subscription.data.expression_type)
+        _check_expression_type(subscription.data.expression_type)
         return subscription.codes
 
     # --- answers
@@ -188,9 +198,11 @@ class PullHandlers:
             return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
         return code
 
-    def _answer(self, connection: Connection, request: Request[PullMessage], found: Pulled) -> Answer:
+    def _answer(
+        self, connection: Connection, request: Request[PullMessage], found: Pulled, *, at_once: bool = False
+    ) -> Answer:
+        """The answer; later, where the messages have to be read from the disk. Raises NotNow, unless `at_once`."""
         code = self._code(request.header, found)
-        self._stats.pulled(request.header, found)
         if found.status is not PullStatus.FOUND:
             if code == ResponseCode.PULL_OFFSET_MOVED:
                 log.info(
@@ -201,12 +213,13 @@ class PullHandlers:
                     offset=request.header.queue_offset,
                     moved_to=found.next_offset,
                 )
+            self._stats.pulled(request.header, found)
             return self._encode(request, found, code, b"")
         body = self._store.read(found.ranges)
         if body is None:
-            self._router.spawn(connection, request, self._answer_cold(request, found))
-            return None
-        return self._encode(request, found, code, body)
+            self._router.spawn(connection, request, self._answer_cold(request, found), size=found.size, at_once=at_once)
+        self._stats.pulled(request.header, found)
+        return self._encode(request, found, code, body) if body is not None else None
 
     async def _answer_cold(self, request: Request[PullMessage], found: Pulled) -> Answer:
         """Read what is not in the page cache, in a thread."""
@@ -247,7 +260,7 @@ class PullHandlers:
 
     def _serve_held(self, held: HeldPull) -> bool:
         """Answer a held pull if there is something for it."""
-        if held.connection.is_stalled:
+        if not held.connection.takes_answers:
             return False
         header = held.request.header
         found = self._find(header, held.offset, held.codes)
@@ -256,7 +269,8 @@ class PullHandlers:
             return False
         if self._code(header, found) == ResponseCode.PULL_NOT_FOUND:
             return False
-        self._router.answer(held.connection, held.request, self._answer(held.connection, held.request, found))
+        answer = self._answer(held.connection, held.request, found, at_once=True)
+        self._router.answer(held.connection, held.request, answer)
         return True
 
     def _expire_held(self, held: HeldPull) -> None:
@@ -267,10 +281,11 @@ class PullHandlers:
             found.status = PullStatus.NO_MATCHED_MESSAGE
         elif found.status is PullStatus.FOUND and held.connection.is_stalled:
             found = Pulled(PullStatus.OFFSET_FOUND_NULL, held.offset, found.min_offset, found.max_offset)
-        self._router.answer(held.connection, held.request, self._answer(held.connection, held.request, found))
+        answer = self._answer(held.connection, held.request, found, at_once=True)
+        self._router.answer(held.connection, held.request, answer)
 
 
-def _check_expression(expression_type: str | None) -> None:
+def _check_expression_type(expression_type: str | None) -> None:
     if expression_type not in (None, "", "TAG"):
         raise Refused(
             ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"

@@ -9,11 +9,13 @@ Behaviour after apache/rocketmq broker/client/net/Broker2Client.java (4.9.7).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import structlog
 
 from broker.clients import Client, Clients
+from broker.cold_reads import ColdReads
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.offsets import ConsumerOffsets
@@ -36,22 +38,29 @@ class ResetOffsetHandlers:
     """Sends consumer groups elsewhere."""
 
     def __init__(
-        self, broker_name: str, store: MessageStore, topics: Topics, offsets: ConsumerOffsets, clients: Clients
+        self,
+        broker_name: str,
+        store: MessageStore,
+        topics: Topics,
+        offsets: ConsumerOffsets,
+        clients: Clients,
+        reads: ColdReads,
     ) -> None:
         self._broker_name = broker_name
         self._store = store
         self._topics = topics
         self._offsets = offsets
         self._clients = clients
+        self._reads = reads
 
     def register(self, router: Router) -> None:
         """Add the handler to a router."""
         router.add(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset, self.reset)
 
-    def reset(self, connection: Connection, request: Request[ResetOffset]) -> Answer:
+    async def reset(self, connection: Connection, request: Request[ResetOffset]) -> Answer:
         """Tell all members of a group where to go on; answers with the offsets."""
         header = request.header
-        offsets = self._new_offsets(header)
+        offsets = await self._new_offsets(header)
         members = self._members(header)
         notice = ResetOffset(header.topic, header.group, header.timestamp, header.is_force)
         for member in members:
@@ -72,7 +81,7 @@ class ResetOffsetHandlers:
         )
         return response(ResponseCode.SUCCESS, body=reset_offset_body(offsets))
 
-    def _new_offsets(self, header: ResetOffset) -> dict[MessageQueue, int]:
+    async def _new_offsets(self, header: ResetOffset) -> dict[MessageQueue, int]:
         """Where the group is to go on, in each queue of the topic. Raises Refused."""
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -87,9 +96,10 @@ class ResetOffsetHandlers:
                     ResponseCode.SYSTEM_ERROR, f"queueId={header.queue_id}: the topic has {len(queue_ids)} queues"
                 )
             queue_ids = range(header.queue_id, header.queue_id + 1)
+        offsets = await self._reads.each(partial(self._new_offset, header, queue_id) for queue_id in queue_ids)
         return {
-            MessageQueue(self._broker_name, queue_id, header.topic): self._new_offset(header, queue_id)
-            for queue_id in queue_ids
+            MessageQueue(self._broker_name, queue_id, header.topic): offset
+            for queue_id, offset in zip(queue_ids, offsets, strict=True)
         }
 
     def _new_offset(self, header: ResetOffset, queue_id: int) -> int:

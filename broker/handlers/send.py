@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 import re
 import struct
-from typing import Final
+from typing import Final, Protocol
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
-from broker.errors import Refused
+from broker.errors import BrokerError, Refused
 from broker.groups import Groups
 from broker.handlers.replace import ReadApart, Replacements
 from broker.handlers.staging import (
@@ -27,6 +27,7 @@ from broker.handlers.staging import (
     replace_key_of,
 )
 from broker.held_answers import HeldAnswers
+from broker.limits import Limits
 from broker.retries import dead_letters, retry_limit
 from broker.router import Answer, Router
 from broker.topics import (
@@ -59,11 +60,27 @@ _FRAME: Final = struct.Struct(">II").pack
 _WAIT_TRUE: Final = "WAIT\x01true\x02"
 _SPECIAL_FLAGS: Final = FLAG_TRANSACTION | HOST_FLAGS
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
+_DUE: Final = f"{properties.DUE_MS}{properties.NAME_END}"
 _UNIQ_KEY: Final = f"{properties.UNIQ_KEY}{properties.NAME_END}"
 _find_timer: Final = re.compile(
     "TIMER_DEL(?<![^\x02]TIMER_DEL)(IVER_MS|AY_MS|AY_SEC)\x01([0-9]{1,13})(?:\x02|\\Z)"
 ).search
 """Finds one of the properties that ask for a time. The letters before the lookbehind are what makes it quick."""
+
+
+class _NotSaved(BrokerError):
+    """A message cannot be taken before its topic is durable. Attribute: `topic`."""
+
+    def __init__(self, topic: Topic) -> None:
+        super().__init__(topic.name)
+        self.topic = topic
+
+
+class Stage(Protocol):
+    """Stages the messages of a request."""
+
+    def __call__(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
+        """The answer, or None where that comes later. `at_once`: see `Router.spawn`. Raises _NotSaved."""
 
 
 class SendHandlers:
@@ -82,9 +99,11 @@ class SendHandlers:
         router: Router,
         clock: Clock,
         read_apart: ReadApart,
+        limits: Limits,
     ) -> None:
         """`clock`: the messages' clock."""
         self._clock = clock
+        self._limits = limits
         self._appender = store.appender
         self._topics = topics
         self._table = topics.table
@@ -182,9 +201,11 @@ class SendHandlers:
             raise self._staging.refused(refusal, deliver_ms - now_ms)
         header, body = request.header, request.body
         queue_id, slot_ms = header.queue_id, out_ms(deliver_ms)
+        # What a delay comes to is told to consumers, as that of a message with a time is.
+        told = f"\x02TIMER_DELIVER_MS\x01{deliver_ms}" if kind != "IVER_MS" else ""
         property_bytes = (
             self._stored_properties(text)
-            + f"\x02TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
+            + f"{told}\x02TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
         )
         if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
             self._appender.check(body, property_bytes)
@@ -256,11 +277,38 @@ class SendHandlers:
     # --- what is special about a message or a topic
 
     def _send_special(self, connection: Connection, request: Request[SendMessage]) -> Answer:
+        return self._stage_or_wait(connection, request, self._stage_special)
+
+    def _stage_or_wait(self, connection: Connection, request: Request[SendMessage], stage: Stage) -> Answer:
+        """Stage messages, now or when their topic is durable: an acknowledged message must not lose its topic."""
+        try:
+            return stage(connection, request, at_once=False)
+        except _NotSaved as error:
+            self._router.spawn(connection, request, self._stage_when_saved(connection, request, stage, error.topic))
+            return None
+
+    async def _stage_when_saved(
+        self, connection: Connection, request: Request[SendMessage], stage: Stage, topic: Topic
+    ) -> Answer:
+        while True:
+            await self._topics.saved(topic)
+            request.now_ms = self._clock.now_ms()
+            try:
+                answer = stage(connection, request, at_once=True)
+                break
+            except _NotSaved as error:
+                topic = error.topic
+            except BaseException:
+                self._appender.roll_back()
+                raise
+        self._appender.commit()
+        return self._router.answer_when_flushed(connection, request, answer)
+
+    def _stage_special(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
         header = request.header
         if header.batch:
-            return self._stage_batch(connection, request)
-        if self._prepare(connection, request) is None:
-            return None
+            return self._stage_batch(connection, request, at_once=at_once)
+        self._prepare(request)
         text = header.properties or ""
         self._refuse_transactions(header, text)
         topic_name, queue_id = header.topic, header.queue_id
@@ -272,7 +320,7 @@ class SendHandlers:
             work = self._replacements.send(
                 topic_name, key, len(request.body), lambda: self._send_instead(connection, request, key)
             )
-            self._router.spawn(connection, request, work)
+            self._router.spawn(connection, request, work, at_once=at_once)
             return None
         if "TIMER_" in text and (level > 0 or is_retry):
             # The level counts; and what a retry has of a timer is left of the message's first delivery.
@@ -282,8 +330,7 @@ class SendHandlers:
             if reconsume_times >= retry_limit(self._groups, group, request.version, header.max_reconsume_times):
                 dead = dead_letters(self._topics, group)
                 if not dead.is_saved:
-                    self._later(connection, request)
-                    return None
+                    raise _NotSaved(dead)
                 topic_name, queue_id, level = dead.name, 0, 0
                 text = properties.without(text, properties.DELAY)
         topic = self._table[topic_name]
@@ -292,6 +339,11 @@ class SendHandlers:
         deliver_ms = None
         if "TIMER_D" in text:
             deliver_ms, text = self._staging.timer_of(text, request.now_ms)
+        if level > 0 and not is_retry and _DUE in text:
+            # Our producer's reckoning, by a clock that may be slow or fast.
+            now_ms = self._appender.begin(request.now_ms)
+            due_ms = self._levels.table.deliver_time(self._staging.level_for(topic_name, level), now_ms)
+            text = properties.with_property(text, properties.DUE_MS, str(due_ms))
         offset = self._staging.stage(
             topic.queue(queue_id),
             level,
@@ -314,6 +366,10 @@ class SendHandlers:
         request.now_ms = self._clock.now_ms()
         try:
             answer = self._stage_instead(connection, request, key)
+        except _NotSaved as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the topic {error.topic.name} was deleted meanwhile: send again"
+            ) from None
         except BaseException:
             self._appender.roll_back()
             raise
@@ -321,9 +377,7 @@ class SendHandlers:
 
     def _stage_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Answer:
         header = request.header
-        topic = self._prepare(connection, request)
-        if topic is None:
-            return None
+        topic = self._prepare(request)
         text = header.properties or ""
         queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.config.write_queue_nums)
         queue, level = topic.queue(queue_id), level_of(text)
@@ -367,8 +421,8 @@ class SendHandlers:
         self._timers.changes.replace(topic.name, key, unique_key, deliver_ms or now_ms, now_ms, stage)
         return answers[0]
 
-    def _prepare(self, connection: Connection, request: Request[SendMessage]) -> Topic | None:
-        """The topic of a send, checked; None where the request has to wait for the topic to be made. Raises Refused."""
+    def _prepare(self, request: Request[SendMessage]) -> Topic:
+        """The topic of a send, checked, and made if it is not there. Raises Refused, and _NotSaved."""
         header = request.header
         if self._held.is_full:
             raise Refused(
@@ -381,8 +435,7 @@ class SendHandlers:
             check_name(header.topic)
             topic = self._create(header)
         if not topic.is_saved:
-            self._later(connection, request)
-            return None
+            raise _NotSaved(topic)
         check_sendable(header.topic)
         if not topic.config.perm & PERM_WRITE or not self._config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] sending message is forbidden")
@@ -410,22 +463,6 @@ class SendHandlers:
             )
         return topic
 
-    def _later(self, connection: Connection, request: Request[SendMessage]) -> None:
-        """Handle a send again when its topic is durable: an acknowledged message must not lose its topic."""
-        self._router.spawn(connection, request, self._send_when_saved(connection, request))
-
-    async def _send_when_saved(self, connection: Connection, request: Request[SendMessage]) -> Answer:
-        await self._topics.save()
-        request.now_ms = self._clock.now_ms()
-        is_batch = request.header.batch or request.code == RequestCode.SEND_BATCH_MESSAGE
-        try:
-            answer = self._stage_batch(connection, request) if is_batch else self._send_special(connection, request)
-        except BaseException:
-            self._appender.roll_back()
-            raise
-        self._appender.commit()
-        return self._router.answer_when_flushed(connection, request, answer)
-
     def _refuse_transactions(self, header: SendMessage, text: str) -> None:
         """Refuse half messages, which this broker cannot hold back until they are committed."""
         transaction = properties.get(text, properties.TRAN_MSG)
@@ -439,12 +476,10 @@ class SendHandlers:
 
     def send_batch(self, connection: Connection, request: Request[SendMessage]) -> Answer:
         """Take the messages of a batch, all or none."""
-        return self._stage_batch(connection, request)
+        return self._stage_or_wait(connection, request, self._stage_batch)
 
-    def _stage_batch(self, connection: Connection, request: Request[SendMessage]) -> Answer:
-        topic = self._prepare(connection, request)
-        if topic is None:
-            return None
+    def _stage_batch(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
+        topic = self._prepare(request)
         header = request.header
         request_text = header.properties or ""
         if is_special(request_text) or topic.name.startswith(RETRY_PREFIX):
@@ -455,7 +490,15 @@ class SendHandlers:
             queue_id = random.randrange(topic.config.write_queue_nums)
         if len(request.body) > self._max_body_size:
             raise RecordTooLarge("a batch", len(request.body), self._max_body_size)
-        parts = [(flag, body, self._part_properties(text)) for flag, body, text in batch.decode(request.body)]
+        most = self._limits.batch_messages
+        decoded = batch.decode(request.body, most + 1)
+        if len(decoded) > most:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the batch has more messages than maxBatchMessages={most}: send several, or raise that setting",
+            )
+        common = self._common_properties(request_text)
+        parts = [(flag, body, _part_properties(text, common)) for flag, body, text in decoded]
         if not parts:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch has no messages")
         for _, body, property_bytes in parts:
@@ -482,15 +525,24 @@ class SendHandlers:
             return None
         return self._answer(",".join(message_ids), queue_id, offsets[0])
 
-    def _part_properties(self, text: str) -> bytes:
-        """The stored properties of a message of a batch; one that asks for a time of its own is refused."""
-        if replace_key_of(text) is not None:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own"
-            )
-        if is_delayed(text):
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
-        return self._stored_properties(text)
+    def _common_properties(self, text: str) -> str:
+        """What each message of a batch is stored with besides its own properties: those of the request, and CLUSTER.
+        They come last, and so they count where a message has one of the same name. All as in RocketMQ, which also
+        leaves WAIT in both."""
+        common = properties.parse(text)
+        common[properties.CLUSTER] = self._config.cluster_name
+        return properties.format_properties(common)
+
+
+def _part_properties(text: str, common: str) -> bytes:
+    """The stored properties of a message of a batch; one that asks for a time of its own is refused."""
+    if properties.TIMER_REPLACE in text and replace_key_of(text) is not None:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own")
+    if ("DELAY" in text or "TIMER_" in text) and is_delayed(text):
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
+    if not text or text[-1] == properties.PROPERTY_END:
+        return f"{text}{common}".encode()
+    return f"{text}\x02{common}".encode()
 
 
 def _unique_key(text: str) -> str | None:

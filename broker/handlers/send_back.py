@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
@@ -43,10 +44,12 @@ class SendBackHandlers:
         staging: Staging,
         router: Router,
         clock: Clock,
+        reads: ColdReads,
     ) -> None:
         """`clock`: the messages' clock."""
         self._config = config
         self._clock = clock
+        self._reads = reads
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -73,7 +76,7 @@ class SendBackHandlers:
             )
         if group.retry_queue_nums <= 0:
             return response(ResponseCode.SUCCESS)
-        message = self._store.message_at(header.offset)
+        message = await self._reads.run(self._store.message_at, header.offset)
         if message is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         limit = retry_limit(self._groups, header.group, request.version, header.max_reconsume_times)
@@ -84,8 +87,7 @@ class SendBackHandlers:
         else:
             level = level or _FIRST_RETRY_LEVEL + message.reconsume_times
             topic = group_topic(self._topics, f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums, sys_flag)
-        if not topic.is_saved:
-            await self._topics.save()
+        await self._topics.saved(topic)
         if not topic.config.perm & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
         self._stage_again(message, topic, level)

@@ -11,7 +11,7 @@ from broker.errors import ConfigError, Refused
 from broker.router import Answer, Router
 from broker.settings import Change, LiveSettings
 from broker.workers import Background, Workers
-from protocol import fastjson
+from protocol import bodies, fastjson
 from protocol.codes import RequestCode, ResponseCode
 from protocol.headers import NoFields, Request, response
 
@@ -42,6 +42,7 @@ class SettingsHandlers:
     async def update(self, connection: Connection, request: Request[NoFields]) -> Answer:
         """Change settings, all or none. They have effect when this is answered, and are in the configuration file if
         there is one that can be written."""
+        bodies.check_size(request.body, "settings")
         try:
             values = config_text.parse(bytes(request.body).decode(), "the request")
             changes, ignored = self._settings.update(values)

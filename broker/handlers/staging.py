@@ -10,8 +10,9 @@ from broker.topics import Topic
 from protocol import properties, timer_properties
 from protocol.codes import ResponseCode
 from protocol.command import Body
+from protocol.errors import TimerIllegal
 from protocol.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
-from protocol.timer_properties import TimerIllegal, deliver_time, out_ms
+from protocol.timer_properties import deliver_time, out_ms
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Refusal
@@ -40,8 +41,9 @@ class Staging:
         self._timers = timers
 
     def timer_of(self, text: str, now_ms: int) -> tuple[int | None, str]:
-        """The time for which a message that comes now has to wait, None for one that need not, and its properties
-        without what another broker, or an earlier delivery, added about that. Raises Refused."""
+        """The time for which a message that comes now has to wait, None for one that need not; and its properties
+        without what another broker, or an earlier delivery, added about that, but with the time that a delay comes to.
+        Raises Refused."""
         now_ms = self._appender.begin(now_ms)
         try:
             deliver_ms = deliver_time(text, now_ms)
@@ -56,7 +58,10 @@ class Staging:
                 raise self.refused(refusal, deliver_ms - now_ms)
         elif properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, self._timer_illegal())
-        return deliver_ms if is_to_come else None, properties.without_all(text, properties.TIMER_STATE)
+        text = properties.without_all(text, properties.TIMER_STATE)
+        if is_to_come and "TIMER_DELAY_" in text:
+            text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
+        return deliver_ms if is_to_come else None, text
 
     def refused(self, refusal: Refusal, delay_ms: int) -> Refused:
         """The error for a message that the timers do not take; `delay_ms` is how long it would have to wait."""

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
+from broker.handlers.slices import Slices
 from broker.router import Answer, Router
 from broker.topics import Topics
 from protocol import fastjson, properties, recall_handle
@@ -17,9 +20,12 @@ from protocol.errors import RemoteProtocolError
 from protocol.headers import CancelMessage, NoFields, RecallMessage, RecallMessageResponse, Request, response
 from protocol.message_id import offset_message_id, parse_offset_message_id
 from protocol.recall_handle import RecallHandle
+from protocol.record import StoredMessage
 from scheduler.timer_config import Cancelled
 from scheduler.timer_files import metrics_json
+from scheduler.timer_ids import given_id
 from scheduler.timers import Timers
+from storage.clock import Clock
 from storage.store import MessageStore
 
 MAX_CANCELLED: Final = 1000
@@ -29,17 +35,35 @@ _OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
     Cancelled.CANCELLED: "CANCELLED",
     Cancelled.DELIVERED: "ALREADY_DELIVERED",
     Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
+    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
     Cancelled.UNKNOWN: "NEVER_EXISTED",
 }
+_NOT_RECALLED: Final = {
+    Cancelled.DELIVERED: "the message is already delivered",
+    Cancelled.NO_LONGER_WAITS: "the message waits no longer: it is delivered or cancelled",
+    Cancelled.UNKNOWN: "no such message",
+}
+_DONE: Final = object()
 
 
 class TimerHandlers:
     """Cancels messages that wait, and tells of the timers."""
 
     def __init__(
-        self, config: BrokerConfig, store: MessageStore, topics: Topics, timers: Timers, router: Router
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        topics: Topics,
+        timers: Timers,
+        router: Router,
+        clock: Clock,
+        slices: Slices,
     ) -> None:
+        """`clock`: the messages' clock."""
         self._config = config
+        self._clock = clock
+        self._slices = slices
+        self._learning = asyncio.Lock()
         self._store = store
         self._topics = topics
         self._timers = timers
@@ -58,7 +82,7 @@ class TimerHandlers:
 
     # --- cancelling
 
-    def recall(self, connection: Connection, request: Request[RecallMessage]) -> Answer:
+    async def recall(self, connection: Connection, request: Request[RecallMessage]) -> Answer:
         """Cancel the message that a handle names. It is answered when that is as durable as a send would be."""
         header = request.header
         self.check_allowed("recall")
@@ -72,73 +96,97 @@ class TimerHandlers:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
         if handle.broker_name != self._config.broker_name:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
-        now_ms = request.now_ms
         if handle.place is not None:
-            result = self._recall_place(handle, handle.place, now_ms)
+            result = await self._recall_place(handle, handle.place)
         else:
-            result = self._recall_key(handle, now_ms)
-        if result is Cancelled.DELIVERED:
-            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, the message is already delivered")
-        if result is Cancelled.UNKNOWN:
-            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, no such message")
+            result = await self._recall_key(handle, request.now_ms)
+        if result in _NOT_RECALLED:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
         answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
         answer.ext["MSG_REGION"] = self._config.region
         return self._router.answer_when_flushed(connection, request, answer)
 
-    def _recall_place(self, handle: RecallHandle, place: tuple[int, int], now_ms: int) -> Cancelled:
+    async def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:
         """Cancel by a handle of ours, which says where the message lies."""
         physical_offset, _ = place
         if physical_offset >= self._store.log.end:
             return Cancelled.UNKNOWN
-        message = self._store.message_at(physical_offset)
+        message = await self._record_of(physical_offset)
         if message is not None and (
             message.get_property(properties.REAL_TOPIC) != handle.topic
             or message.get_property(properties.UNIQ_KEY) != handle.unique_key
         ):
             # The handle is of another store, which this broker had before.
             return Cancelled.UNKNOWN
-        return self._timers.changes.cancel(physical_offset, now_ms)
+        return await self._cancel(physical_offset)
 
-    def _recall_key(self, handle: RecallHandle, now_ms: int) -> Cancelled:
+    async def _recall_key(self, handle: RecallHandle, now_ms: int) -> Cancelled:
         """Cancel by a handle of Apache's broker: the message is looked for in its slot. Raises Refused."""
         latest = now_ms + self._timers.config.max_delay * 1000
         physical_offset = None
         if 0 < handle.slot_ms < latest:
             physical_offset = self._timers.changes.find(handle.topic, handle.unique_key, handle.slot_ms)
         if physical_offset is not None:
-            return self._timers.changes.cancel(physical_offset, now_ms)
+            return await self._cancel(physical_offset)
         if not now_ms < handle.slot_ms < latest:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return Cancelled.UNKNOWN
 
-    def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
+    async def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
         """Cancel messages by the ids that this broker gave them, and tell what became of each."""
         self.check_allowed("cancel")
         ids = request.header.msg_id.split(",")
         if len(ids) > MAX_CANCELLED:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
-        places = [self.place_of(message_id) for message_id in ids]
-        results = [
-            _OUTCOMES[self._timers.changes.cancel(place, request.now_ms) if place is not None else Cancelled.UNKNOWN]
-            for place in places
-        ]
-        told = [CancelledMessage(message_id, result) for message_id, result in zip(ids, results, strict=True)]
+        for message_id in ids:
+            parse_offset_message_id(message_id)
+        told = []
+        async for message_id in self._slices.of(ids):
+            place = await self.place_of(message_id)
+            result = await self._cancel(place) if place is not None else Cancelled.UNKNOWN
+            told.append(CancelledMessage(message_id, _OUTCOMES[result]))
         answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
 
-    def place_of(self, message_id: str) -> int | None:
+    async def place_of(self, message_id: str) -> int | None:
         """The physical offset in an id, None where it is of another broker or store. Raises RemoteProtocolError."""
         _, _, physical_offset = parse_offset_message_id(message_id)
         if physical_offset >= self._store.log.end:
             return None
-        message = self._store.message_at(physical_offset)
+        message = await self._record_of(physical_offset)
         # A store that moved has messages whose ids name its old address: each record knows its own.
         known = (
-            message.offset_message_id
+            given_id(message)
+            if message is not None and message.physical_offset != physical_offset
+            else message.offset_message_id
             if message is not None
             else offset_message_id(self._store.appender.store_host, physical_offset)
         )
         return physical_offset if message_id.upper() == known else None
+
+    async def _record_of(self, physical_offset: int) -> StoredMessage | None:
+        """See `TimerChanges.record_of`."""
+        changes = self._timers.changes
+        if physical_offset < self._store.log.begin and not changes.ids.is_complete:
+            await self._learn_ids()
+        return changes.record_of(physical_offset)
+
+    async def _cancel(self, physical_offset: int) -> Cancelled:
+        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms()))
+
+    async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
+        """What became of a change of `TimerChanges`, tried again when ids are known if it needs them."""
+        while (result := change()) is None:
+            await self._learn_ids()
+        return result
+
+    async def _learn_ids(self) -> None:
+        """Have the timers know by which records messages wait that were appended again."""
+        ids = self._timers.changes.ids
+        async with self._learning:
+            steps = iter(lambda: ids.look(self._clock.now_ms()) if not ids.is_complete else _DONE, _DONE)
+            async for _ in self._slices.of(steps):
+                pass
 
     def check_allowed(self, what: str) -> None:
         """Raises Refused where messages that wait are not to be touched."""

@@ -1,6 +1,7 @@
 """How fast is this broker beside Apache's 4.9.7? Both are started in turn on this machine, with the same clients. In
-the cases of timers it is Apache's 5.3.3, since 4.9.7 has none: the figures whose names begin with `timers`. Those of
-the Spark jobs, which begin with `spark`, have nothing to be compared with but naive ways of their own.
+the cases of timers it is Apache's 5.3.3, since 4.9.7 has none: the figures whose names begin with `timers`, `beside`
+and `mix`. Those of the Spark jobs, which begin with `spark`, have nothing to be compared with but naive ways of their
+own.
 
     python -m tests.bench [--rounds 2] [--tiny] [--big] [--only CASE ...]      (make bench)
 
@@ -23,11 +24,11 @@ import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from tests.bench import cases, level_cases, spark_cases, timer_cases, timer_growth
+from tests.bench import cases, level_cases, pressure_cases, spark_cases, timer_cases, timer_growth
 from tests.bench.brokers import MakeBroker, apache, ours
 from tests.bench.figures import Figures, median, table
 
-NAMES = (*cases.NAMES, *level_cases.NAMES, *timer_cases.NAMES, *spark_cases.NAMES)
+NAMES = (*cases.NAMES, *level_cases.NAMES, *timer_cases.NAMES, *pressure_cases.NAMES, *spark_cases.NAMES)
 BIG = (timer_cases.BIG, spark_cases.BIG)
 RESULTS = Path(__file__).parent / "results.jsonl"
 
@@ -42,7 +43,7 @@ def main() -> None:
     only = arguments.only or [name for name in NAMES if arguments.big or name not in BIG]
     theirs, mine = asyncio.run(run(arguments.rounds, only, tiny=arguments.tiny))
     print(table({**cases.FIGURES, **level_cases.FIGURES}, theirs, mine, "Apache 4.9.7"))
-    print(table(timer_cases.FIGURES, theirs, mine, "Apache 5.3.3"))
+    print(table({**timer_cases.FIGURES, **pressure_cases.FIGURES}, theirs, mine, "Apache 5.3.3"))
     print(table(spark_cases.FIGURES, theirs, mine, "nothing like it"))
     if not arguments.tiny and not arguments.only:
         record(theirs, mine)
@@ -70,6 +71,8 @@ async def one_broker(
     figures = await cases.run(make, directory, cases.TINY if tiny else cases.REAL, only, say)
     figures |= await level_cases.run(make, directory, level_cases.TINY if tiny else level_cases.REAL, only, say)
     figures |= await timer_cases.run(make, directory, timer_cases.TINY if tiny else timer_cases.REAL, only, say)
+    pressure = pressure_cases.TINY if tiny else pressure_cases.REAL
+    figures |= await pressure_cases.run(make, directory, pressure, only, say)
     return figures | await spark_cases.run(make, directory, spark_cases.TINY if tiny else spark_cases.REAL, only, say)
 
 

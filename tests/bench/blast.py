@@ -98,6 +98,18 @@ def _delayed_frame(topic: str, n: int, size: int, delay: str, due: int | str) ->
     return send_frame(topic, n % _QUEUES, n, b"x" * size, properties)
 
 
+class PlainFrames(Frames):
+    """Messages without a delay, all alike but for their queue."""
+
+    def __init__(self, topic: str, *, size: int = 1024) -> None:
+        properties = "UNIQ_KEY\x017F00000100002A9F0000000000000000\x02WAIT\x01true\x02"
+        self._frames = [send_frame(topic, n, n, b"x" * size, properties) for n in range(_QUEUES)]
+
+    def block(self, first: int, count: int) -> Block:
+        """The frames of the messages from a number on."""
+        return Block(b"".join([self._frames[number % _QUEUES] for number in range(first, first + count)]), count)
+
+
 class DelayedFrames(Frames):
     """Messages with a level: message n goes to queue n % 4 with level n % `levels` + 1."""
 

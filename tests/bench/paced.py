@@ -1,5 +1,6 @@
-"""Delayed sends at a steady rate, from a process of its own so that nothing else holds it up.
+"""Sends at a steady rate, from a process of its own so that nothing else holds it up.
 
+    python -m tests.bench.paced PORT TOPIC RATE SECONDS plain
     python -m tests.bench.paced PORT TOPIC RATE SECONDS DELAY_MS [SPREAD_MS]
 
 With SPREAD_MS the messages have timers, for a random time from DELAY_MS to DELAY_MS + SPREAD_MS after they are to be
@@ -16,7 +17,7 @@ import select
 import sys
 import time
 
-from tests.bench.blast import DelayedFrames, Frames, Pipeline, TimedFrames
+from tests.bench.blast import DelayedFrames, Frames, Pipeline, PlainFrames, TimedFrames
 from tests.peers.broker import HOST
 
 _TICK = 0.005
@@ -25,18 +26,19 @@ _PATIENCE = 60
 
 def main() -> None:
     """Send, and print the result."""
-    port, topic, rate, seconds, delay_ms, *spread_ms = sys.argv[1:]
+    port, topic, rate, seconds, delay, *spread_ms = sys.argv[1:]
+    delay_ms = int(delay) if delay != "plain" else None
     spread = int(spread_ms[0]) if spread_ms else None
-    print(json.dumps(paced((HOST, int(port)), topic, int(rate), int(seconds), int(delay_ms), spread)))
+    print(json.dumps(paced((HOST, int(port)), topic, int(rate), int(seconds), delay_ms, spread)))
 
 
 def paced(
-    address: tuple[str, int], topic: str, rate: int, seconds: int, delay_ms: int, spread_ms: int | None
+    address: tuple[str, int], topic: str, rate: int, seconds: int, delay_ms: int | None, spread_ms: int | None
 ) -> dict[str, float]:
     """Send messages 0 to rate * seconds - 1."""
     count = rate * seconds
-    frames: Frames = DelayedFrames(topic, delay_ms=delay_ms)
-    if spread_ms is not None:
+    frames: Frames = PlainFrames(topic) if delay_ms is None else DelayedFrames(topic, delay_ms=delay_ms)
+    if delay_ms is not None and spread_ms is not None:
         start_ms, chance = int(time.time() * 1000) + delay_ms, random.Random(1)
         due = [start_ms + number * 1000 // rate + chance.randrange(spread_ms) for number in range(count)]
         frames = TimedFrames(topic, due.__getitem__)

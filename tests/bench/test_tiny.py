@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench import level_cases, spark_cases, timer_cases, timer_growth
+from tests.bench import level_cases, pressure_cases, spark_cases, timer_cases, timer_growth
 from tests.bench.brokers import ours
 
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.
@@ -40,6 +40,14 @@ async def test_the_cases_of_timers_give_their_figures(tmp_path: Path) -> None:
     figures = await timer_cases.run(ours, tmp_path, timer_cases.TINY, timer_cases.NAMES, said.append)
     assert tuple(said) == timer_cases.NAMES
     assert set(figures) == set(timer_cases.FIGURES)
+    assert all(value >= 0 for value in figures.values()), figures
+
+
+async def test_the_cases_of_pressure_give_their_figures(tmp_path: Path) -> None:
+    said: list[str] = []
+    figures = await pressure_cases.run(ours, tmp_path, pressure_cases.TINY, pressure_cases.NAMES, said.append)
+    assert tuple(said) == pressure_cases.NAMES
+    assert set(figures) == set(pressure_cases.FIGURES)
     assert all(value >= 0 for value in figures.values()), figures
 
 

@@ -110,11 +110,12 @@ class TimerBench:
     sizes: Sizes
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Wall time, ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
-def _wait_until_in_wheel(broker: Broker) -> None:
+def wait_until_in_wheel(broker: Broker) -> None:
     """Wait until the broker has put everything it took into its wheel, as it says itself."""
     deadline = time.monotonic() + _PATIENCE
     with Remote((HOST, broker.port)) as remote:
@@ -131,7 +132,7 @@ def _wait_until_in_wheel(broker: Broker) -> None:
 async def _send_for(broker: Broker, topic: str, due: Callable[[int], int], first_ms: int, count: int) -> None:
     """Have 1 KiB messages in the wheel, and wait until just before the first of them is due."""
     await asyncio.to_thread(blast_delayed, (HOST, broker.port), TimedFrames(topic, due), count)
-    await asyncio.to_thread(_wait_until_in_wheel, broker)
+    await asyncio.to_thread(wait_until_in_wheel, broker)
     left = first_ms / 1000 - time.time()
     if left < 0:
         raise RuntimeError(f"they were in the wheel {-left:.1f} s after they were due: the lead is too short")
@@ -144,7 +145,7 @@ async def one_second(bench: TimerBench) -> Figures:
     async with running(bench.make, directory, _PROPERTIES) as broker:
         address, done = (HOST, broker.port), threading.Event()
         await asyncio.to_thread(blast, address, "probe", 32)  # the topic of the sends meanwhile
-        due = (_now_ms() // 1000 + bench.sizes.second_lead_seconds) * 1000
+        due = (now_ms() // 1000 + bench.sizes.second_lead_seconds) * 1000
         await _send_for(broker, "second", lambda _: due, due, count)
         sending = asyncio.create_task(asyncio.to_thread(send_regularly, address, "probe", done))
         try:
@@ -168,7 +169,7 @@ async def spread_second(bench: TimerBench) -> Figures:
     """As many, each due at a random ms of one second: neighbours in time are far from each other in the commitlog."""
     count, directory, chance = bench.sizes.second, bench.directory / "spread", random.Random(1)
     async with running(bench.make, directory, _PROPERTIES) as broker:
-        first = (_now_ms() // 1000 + bench.sizes.second_lead_seconds) * 1000
+        first = (now_ms() // 1000 + bench.sizes.second_lead_seconds) * 1000
         await _send_for(broker, "spread", lambda _: first + 1 + chance.randrange(1000), first, count)
         await wait_for(broker, "spread", count)
     result = await asyncio.to_thread(delivered, broker.store, "spread", count, None)
@@ -202,7 +203,7 @@ async def accept(bench: TimerBench) -> Figures:
     each counts. CPU is taken until the messages are in the wheel."""
     sizes, directory = bench.sizes, bench.directory / "accept"
     chance, figures = random.Random(1), {}
-    dues = [_now_ms() + _DAY_MS + chance.randrange(_SPREAD_MS) for _ in range(sizes.accepted_dues)]
+    dues = [now_ms() + _DAY_MS + chance.randrange(_SPREAD_MS) for _ in range(sizes.accepted_dues)]
     async with running(bench.make, directory, _PROPERTIES) as broker:
         for _ in range(3):
             for name, times in (("timers_accepted_plain", []), ("timers_accepted", dues)):
@@ -211,7 +212,7 @@ async def accept(bench: TimerBench) -> Figures:
                 result = await asyncio.to_thread(send)
                 if result.failed:
                     raise RuntimeError(f"{result.failed} sends were refused")
-                await asyncio.to_thread(_wait_until_in_wheel, broker)
+                await asyncio.to_thread(wait_until_in_wheel, broker)
                 figures[name] = result.per_second
                 figures[f"{name}_cpu_us"] = (cpu_seconds(broker.pid) - before) / sizes.accepted * 1e6
     await asyncio.to_thread(shutil.rmtree, directory)
@@ -232,18 +233,18 @@ async def pending_timers_big(bench: TimerBench) -> Figures:
 
 async def _pending(bench: TimerBench, count: int, name: str) -> Figures:
     directory = bench.directory / name
-    tomorrow = _now_ms() + _DAY_MS
+    tomorrow = now_ms() + _DAY_MS
     frames = TimedFrames("pending", lambda number: tomorrow + number * 7919 % _SPREAD_MS, size=100)
     broker = bench.make(directory, _PROPERTIES)
     await broker.start()
     try:
         await asyncio.to_thread(blast_delayed, (HOST, broker.port), frames, count)
-        await asyncio.to_thread(_wait_until_in_wheel, broker)
+        await asyncio.to_thread(wait_until_in_wheel, broker)
         await asyncio.sleep(bench.sizes.settle_seconds)
         before = memory(broker.pid)
         await broker.kill()
         started = await start_timed(broker)
-        await asyncio.to_thread(_wait_until_in_wheel, broker)
+        await asyncio.to_thread(wait_until_in_wheel, broker)
         await asyncio.sleep(bench.sizes.settle_seconds)
         after = memory(broker.pid)
         with Remote((HOST, broker.port)) as remote:

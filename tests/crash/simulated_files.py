@@ -86,6 +86,7 @@ class SimulatedFiles:
     """Bytes that may still be written before the disk is full."""
     faults: dict[tuple[Call, str], int] = field(default_factory=dict)
     """Error numbers by what fails, and where: see `fail`."""
+    may_wait: bool = True
     uncached: int = 0
     """What lies before this in a file is never in memory, also not after it was read."""
     blocks: int = 0
@@ -162,6 +163,9 @@ class SimulatedFiles:
 
     def used_ratio(self, path: str) -> float:
         return self.used
+
+    def space(self, path: str) -> tuple[int, int]:
+        return 1 << 40, int((1 - self.used) * (1 << 40))
 
     def blocks_read(self) -> int:
         return self.blocks

@@ -245,7 +245,7 @@ def _change(world: World, how: str, body: bytes) -> None:
     if how == "cancel":
         assert world.timers.changes.cancel(world.sent[body], now_ms) is Cancelled.CANCELLED
     elif how == "reschedule":
-        result, _ = world.timers.changes.reschedule(world.sent[body], now_ms + 30_000, now_ms)
+        result = world.timers.changes.reschedule(world.sent[body], now_ms + 30_000, now_ms)
         assert result is Cancelled.CANCELLED
     elif how == "keep":
         kept = []

@@ -30,9 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.interop)
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-            # Apache's clients and brokers have races of their own, and more of them on a busy machine. A second try
-            # is listed at the end of the run as a RERUN, never hidden.
-            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from storage.errors import NotDurable, StoreLocked
+from storage.errors import NotDurable, NotInMemory, StoreLocked
 from storage.files import Ranges
 from tests.simulation.loop import Killed, Process, SimulatedLoop
 
@@ -155,6 +155,7 @@ class Disk:
         self.work = Work()
         self.loop_must_not_wait = False
         self.loop_waits: Counter[str] = Counter()
+        self.may_wait = True
         """Reads of the loop that had to wait for the disk, by path."""
 
     # --- what every operation goes through
@@ -274,8 +275,36 @@ class Disk:
         self.operate("statvfs", path)
         return self.used
 
+    def space(self, path: str) -> tuple[int, int]:
+        self.operate("statvfs", path)
+        return 1 << 40, int((1 - self.used) * (1 << 40))
+
     def blocks_read(self) -> int:
         return 0
+
+    # --- what others do to files
+
+    def spoil(self, path: str, how: str, where: float) -> None:
+        """Have a file be of "zeros" or removed, or have it from somewhere on (0 to 1 of what is in it) a "flip" of
+        bits, or a "cut"."""
+        old = self.names[path]
+        data = bytearray(old.read(0, old.size))
+        at = int(where * len(data.rstrip(b"\0")))
+        if how == "zeros":
+            data[:] = bytes(len(data))
+        elif how == "flip" and at < len(data):
+            data[at] ^= 0x55
+        elif how == "cut":
+            del data[at:]
+        node = None
+        if not how.startswith("remove"):
+            node = Node(len(data))
+            node.write(0, bytes(data))
+            node.sync()
+        directory, name = os.path.split(path)
+        self._name(path, node)
+        _rename(self.durable_names.setdefault(directory, {}), name, node)
+        self.renamed[directory] = [change for change in self.renamed.get(directory, []) if change[0] != name]
 
     # --- what files do
 
@@ -386,7 +415,10 @@ class DiskFile:
         return node
 
     def read(self, offset: int, size: int) -> bytes:
-        return self._disk.read(self._node, self.path, ((offset, size),))
+        ranges = ((offset, size),)
+        if not self._disk.may_wait and not self._disk.is_in_memory(self._node, ranges):
+            raise NotInMemory(self.path, lambda: self.read_apart(ranges))
+        return self._disk.read(self._node, self.path, ranges)
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         return self._disk.read(self._node, self.path, ranges)

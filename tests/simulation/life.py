@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import random
 import traceback
 from dataclasses import dataclass, field
@@ -24,6 +25,11 @@ from tests.support.wire import request, send
 _TRIES = 3
 _QUIET_SECONDS = 30.0
 """After everything is due, and nothing goes wrong any more, all of it has to be there within this."""
+_REFUSED = {
+    "recall failed, the message is already delivered": "ALREADY_DELIVERED",
+    "recall failed, the message waits no longer: it is delivered or cancelled": "NO_LONGER_WAITS",
+    "recall failed, no such message": "NEVER_EXISTED",
+}
 
 
 @dataclass
@@ -180,6 +186,10 @@ class Life:
                 self._damage(details["name"])
             case "mend":
                 self._mend()
+            case "wrong bytes":
+                if world.process is not None:
+                    world.kill()
+                    self._spoil(details)
             case "fail":
                 disk.fault = self._fault(details, chance)
             case "fail no more":
@@ -215,6 +225,16 @@ class Life:
                 node.write(0, b"{")
                 node.pages[0][1:] = bytes(len(node.pages[0]) - 1)
                 node.durable = {number: bytes(page) for number, page in node.pages.items()}
+
+    def _spoil(self, details: dict[str, Any]) -> None:
+        disk = self.world.disk
+        paths = sorted(path for path in disk.names if "/consumequeue/" in path)
+        if paths:
+            path = paths[int(details["which"] * len(paths))]
+            directory = os.path.dirname(path)
+            is_all = details["how"] == "remove directory"
+            for each in [other for other in paths if os.path.dirname(other) == directory] if is_all else [path]:
+                disk.spoil(each, details["how"], details["where"])
 
     def _mend(self) -> None:
         """What was damaged is as it was, unless the broker wrote it anew."""
@@ -292,8 +312,8 @@ class Life:
             attempt.changes.append(change)
             answer = await self.client.ask(request(RequestCode.RECALL_MESSAGE, RecallMessage(attempt.topic, handle)))
             if answer is not None and answer.code in (0, 604):
-                refused = "ALREADY_DELIVERED" if "already delivered" in (answer.remark or "") else answer.remark
-                change.outcome = "CANCELLED OR BEFORE" if answer.code == 0 else refused
+                change.outcome = "CANCELLED OR BEFORE" if answer.code == 0 else _REFUSED.get(answer.remark or "")
+                change.answered = self.world.loop.time()
         else:
             deliver_ms = now_ms + details["delay_ms"] if how == "reschedule" else None
             change = Change(how, self.world.loop.time(), deliver_ms)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from broker.connection import Connection
 from tests.simulation.loop import WORLD, Process, SimulatedLoop
 
 
@@ -28,7 +29,7 @@ class Link(asyncio.Transport):
         loop: SimulatedLoop,
         chance: random.Random,
         process: Process,
-        protocol: asyncio.Protocol,
+        protocol: Connection,
         client: Receiver,
         port: int,
         latency: Callable[[], float],

@@ -44,7 +44,7 @@ def complaints(life: Life) -> Iterator[str]:
         yield "the last broker did not end"
     yield from _of_consumers(life)
     store = _open(life)
-    yield from problems(store)
+    yield from problems(store, life.deleted)
     stored = list(_stored(store))
     yield from _once(stored)
     by_body: defaultdict[bytes, list[Stored]] = defaultdict(list)
@@ -137,7 +137,22 @@ def _of_attempt(life: Life, attempt: Attempt, found: list[Stored], *, was_seen: 
         yield f"{name} was told to be delivered already, and never was: {outcomes}"
     if "NEVER_EXISTED" in outcomes:
         yield f"{name} was acknowledged, and told never to have existed: {outcomes}"
+    yield from _not_afterwards(life, attempt, found, name)
     yield from _not_early(life, attempt, found, name)
+
+
+def _not_afterwards(life: Life, attempt: Attempt, found: list[Stored], name: str) -> Iterator[str]:
+    """What was told to wait no longer does not come after that."""
+    if life.steps:
+        return
+    for change in attempt.changes:
+        if change.outcome not in ("ALREADY_DELIVERED", "NO_LONGER_WAITS"):
+            continue
+        told_ms = int((change.answered - life.world.loop.time()) * 1000) + life.world.clock.now_ms()
+        for each in found:
+            if each.store_timestamp > told_ms + 1:
+                late = each.store_timestamp - told_ms
+                yield f"{name} was told not to wait ({change.outcome}), and was delivered {late} ms after that"
 
 
 def _may_be_gone(life: Life, attempt: Attempt) -> bool:

@@ -75,6 +75,11 @@ def generate(seed: str) -> Script:
     chosen = chance.sample(faults, chance.randint(1, len(faults)))
     for _ in range(chance.choice((0, 1, 2, 4, 8))):
         actions += chance.choice(chosen)(chance, round(chance.uniform(0.5, length), 3))
+    # By a chance of its own, so that what a seed does otherwise stays.
+    chance = random.Random(f"{seed}/wrong bytes")
+    if chance.random() < 0.3:
+        for _ in range(chance.choice((1, 1, 3))):
+            actions += _wrong_bytes(chance, round(chance.uniform(0.5, length), 3))
     actions.sort(key=lambda action: action.at)
     return Script(seed, settings, tuple(actions), length + 1.0)
 
@@ -207,6 +212,12 @@ def _refused_start(chance: random.Random, at: float) -> list[Action]:
     name = chance.choice(("topics.json", "consumerOffset.json", "subscriptionGroup.json"))
     first = Action(at, chance.choice(("kill", "stop", "kill")))
     return [Action(at, "damage", {"name": name}), first, Action(round(at + chance.choice((0.5, 4.0)), 3), "mend")]
+
+
+def _wrong_bytes(chance: random.Random, at: float) -> list[Action]:
+    """The broker is killed, and while it is down something becomes of files of consume queues."""
+    how = chance.choice(("zeros", "flip", "cut", "remove", "remove directory"))
+    return [Action(at, "wrong bytes", {"how": how, "which": chance.random(), "where": chance.random()})]
 
 
 def _error(chance: random.Random, at: float) -> list[Action]:

@@ -23,6 +23,7 @@ from storage.jobs import Lane
 from tests.simulation.disk import Disk
 from tests.simulation.loop import WORLD, Killed, Process, SimulatedLoop
 from tests.simulation.network import Link, Receiver
+from tests.support.loop import CountBudget
 
 T = TypeVar("T")
 
@@ -187,6 +188,7 @@ class World:
             files=self.disk,
             workers=SimulatedWorkers,  # type: ignore[arg-type]
             budget=lambda seconds: Pieces(self.pieces()),
+            request_budget=CountBudget(4 * self.pieces(), self.pieces()),
         )
         before = self.disk.work.read_bytes
         try:

@@ -33,8 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE in item.path.parents and _FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.interop)
-            # Apache's brokers and clients have races of their own; see tests/interop/conftest.py.
-            item.add_marker(pytest.mark.flaky(reruns=2))
         elif item.path.name == "test_stream.py":
             # Spark gives the Python process of a stream 10 s to start, most of which it compiles: too few where three
             # test runs share two processors. There is no setting for it.

@@ -17,6 +17,7 @@ from unittest.mock import patch
 from broker.config import BrokerConfig, Origin, load
 from broker.connection import Connection
 from broker.daemon import Broker
+from broker.request_turns import RequestBudget
 from broker.workers import Background, ThreadWorkers
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
@@ -25,6 +26,7 @@ from protocol.frame import JSON, FrameReader
 from storage.clock import ManualClock
 from storage.files import Files
 from storage.jobs import Lane
+from tests.support.loop import CountBudget
 
 SEGMENT = 8 * 1024 * 1024
 T = TypeVar("T")
@@ -43,6 +45,8 @@ class MemoryTransport(asyncio.Transport):
         self._held = bytearray()
         self._is_closing = False
         self.is_blocked = False
+        self.is_gone = False
+        """Whether the peer has left without a word: the first write finds that out."""
         self.takes_data = True
         """Whether the broker reads."""
         self.is_aborted = False
@@ -65,6 +69,11 @@ class MemoryTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         assert self._protocol is not None, "written to before the connection was made"
         if self._is_closing:
+            return
+        if self.is_gone:
+            self._is_closing = True
+            self._held.clear()
+            self._lose()
             return
         self._held += data
         self.most_held = max(self.most_held, len(self._held))
@@ -221,9 +230,17 @@ class UnboundBroker(Broker):
         clock: ManualClock | None = None,
         files: Files | None = None,
         origin: Origin | None = None,
+        budget: RequestBudget | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
-        super().__init__(config, clock=self.clock, files=files, origin=origin, workers=GatedWorkers)
+        super().__init__(
+            config,
+            clock=self.clock,
+            files=files,
+            origin=origin,
+            workers=GatedWorkers,
+            request_budget=budget or CountBudget(),
+        )
 
     @property
     def lanes(self) -> GatedWorkers:
@@ -245,10 +262,12 @@ async def running(
     clock: ManualClock | None = None,
     files: Files | None = None,
     origin: Origin | None = None,
+    budget: RequestBudget | None = None,
 ) -> AsyncIterator[UnboundBroker]:
-    """A started broker with RocketMQ's defaults and these settings over them."""
+    """A started broker with RocketMQ's defaults and these settings over them. It handles whatever one read brings at
+    once, unless a budget says otherwise."""
     thresholds = gc.get_threshold()
-    broker = UnboundBroker(config(root, *settings), clock, files, origin)
+    broker = UnboundBroker(config(root, *settings), clock, files, origin, budget)
     with patch("gc.freeze"):  # the broker is to be collected when its test is over
         await broker.start()
     try:

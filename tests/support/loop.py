@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.request_turns import RequestBudget, RequestTurns
+from broker.turns import Turns
+from storage.clock import ManualClock
+
 
 class SteppedLoop(asyncio.SelectorEventLoop):
     """See the module."""
@@ -21,6 +25,44 @@ class SteppedLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds: float) -> None:
         """Let time pass; what is due runs when the caller next waits for something."""
         self._now += seconds
+
+
+class CountBudget:
+    """A budget of so many pieces of work a turn and a share, whatever time they take. Endless by default."""
+
+    def __init__(self, turn: float = float("inf"), share: float = float("inf")) -> None:
+        self._turn = turn
+        self._share = share
+        self._left = turn
+        self._share_left = share
+        self.turns = 0
+        """How often a turn began."""
+
+    def renew(self) -> None:
+        self._left = self._turn
+        self.turns += 1
+
+    def begin_share(self) -> None:
+        self._share_left = min(self._left, self._share)
+
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+    def spend_share(self) -> bool:
+        self._share_left -= 1
+        return self.spend() or self._share_left <= 0
+
+
+def request_turns(loop: asyncio.AbstractEventLoop, budget: RequestBudget | None = None) -> RequestTurns:
+    """Turns for requests only, begun; of an endless budget unless given."""
+    everything = Turns(loop, ManualClock())
+    made = RequestTurns(everything, budget or CountBudget())
+    everything.start()
+    return made
 
 
 async def turns(count: int = 3) -> None:

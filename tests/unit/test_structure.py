@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,11 @@ FORBIDDEN_LIBRARIES = {
     "storage": {"asyncio", "select", "socket", "socketserver", "ssl", "threading", "uvloop"},
     "scheduler": {"asyncio", "select", "socket", "socketserver", "ssl", "threading", "uvloop"},
     "spark_jobs": {"asyncio", "socketserver", "ssl", "uvloop"},
+}
+
+
+BUILTIN_ERRORS = {
+    name for name, each in vars(builtins).items() if isinstance(each, type) and issubclass(each, BaseException)
 }
 
 
@@ -47,6 +53,20 @@ def test_imports_point_one_way(package: str) -> None:
             if top in OURS - may or top in FORBIDDEN_LIBRARIES.get(package, set()):
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_each_package_has_one_tree_of_errors(package: str) -> None:
+    """Whoever catches the package's base catches all; only what never leaves its module may be of its own."""
+    of_nobody = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+                if bases & BUILTIN_ERRORS and not bases - BUILTIN_ERRORS:
+                    of_nobody.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert all(each.startswith(f"{package}/errors.py: ") for each in of_nobody)
+    assert len(of_nobody) <= 1
 
 
 def test_nothing_reads_the_environment_below_the_broker() -> None:

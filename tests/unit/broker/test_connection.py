@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from broker.connection import MAX_REQUESTS, WRITE_HIGH_BYTES, Budget, Connection, OutputBudget
+from broker.connection import (
+    MAX_REQUESTS,
+    READ_BYTES,
+    READERS,
+    SHORT_READ_BYTES,
+    WRITE_HIGH_BYTES,
+    Connection,
+    InputBudget,
+    OutputBudget,
+)
+from broker.request_turns import IsOver, RequestTurns
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from protocol.command import Command
@@ -20,7 +30,7 @@ from protocol.frame import BINARY, JSON, Frame, join_frame
 from protocol.headers import QueueOfTopic
 from protocol.message_id import pack_host
 from tests.support.broker import Peer, UnboundBroker, running
-from tests.support.loop import SteppedLoop, turns
+from tests.support.loop import SteppedLoop, request_turns, turns
 from tests.support.wire import pull, request, send
 
 ONE_READ = 256 * 1024
@@ -33,15 +43,18 @@ class Frames:
     def __init__(self, answer: bytes = b"") -> None:
         self.frames: list[Frame] = []
         self.lost: list[Connection] = []
+        self.complaints: list[tuple[str, str, str]] = []
         self.answer = answer
 
-    def handle(self, connection: Connection, frames: list[Frame]) -> int:
-        for number, frame in enumerate(frames):
-            if connection.is_stalled:
+    def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        for number in range(position, len(frames)):
+            if not connection.takes_answers:
                 return number
-            self.frames.append(frame)
+            self.frames.append(frames[number])
             if self.answer:
                 connection.write(self.answer)
+            if is_over():
+                return number + 1
         return len(frames)
 
     def connection_made(self, connection: Connection) -> None:
@@ -50,6 +63,9 @@ class Frames:
     def connection_lost(self, connection: Connection) -> None:
         self.lost.append(connection)
 
+    def complain(self, event: str, connection: Connection, reason: str) -> None:
+        self.complaints.append((event, connection.peer, reason))
+
 
 @pytest.fixture
 def frames() -> Frames:
@@ -57,10 +73,17 @@ def frames() -> Frames:
 
 
 def connect(
-    frames: Frames, budget: Budget | None = None, output: OutputBudget | None = None, port: int = 40000
+    frames: Frames,
+    budget: InputBudget | None = None,
+    output: OutputBudget | None = None,
+    port: int = 40000,
+    turns: RequestTurns | None = None,
 ) -> Peer:
     loop = asyncio.get_running_loop()
-    connection = Connection(frames, loop, budget or Budget(), output or OutputBudget())
+    turns = turns or request_turns(loop)
+    connection = Connection(
+        frames, loop, budget or InputBudget(asyncio.get_running_loop()), output or OutputBudget(), turns
+    )
     return Peer(connection, ("127.0.0.1", port))
 
 
@@ -87,6 +110,8 @@ async def test_a_client_that_does_not_read_is_not_read_from(loop: SteppedLoop) -
     assert len(frames.frames) == taken, "what uvloop had read already waits as well"
 
     peer.transport.unblock()
+    assert len(frames.frames) == taken, "not before its turn"
+    await turns()
     assert [bytes(frame[1]) for frame in frames.frames] == [b"%d" % n for n in (*range(100), *range(3))]
     assert peer.transport.takes_data
 
@@ -100,6 +125,7 @@ async def test_reading_little_by_little_holds_little_at_any_time(loop: SteppedLo
     while len(peer.responses) < 50:
         peer.transport.unblock()
         peer.transport.block()
+        await turns()
     assert peer.transport.most_held <= WRITE_HIGH_BYTES + len(answer)
     assert len(frames.frames) == 50
 
@@ -116,6 +142,7 @@ async def test_a_consumer_that_stops_reading_gets_no_more_than_fits(broker: Unbo
     for _ in range(10):
         assert (await peer.ask(send("T"))).code == 0
     consumer.transport.unblock()
+    await turns()
     assert [answer.opaque for answer in consumer.responses] == [command.opaque for command in pulls]
     assert {len(answer.body) > 100_000 for answer in consumer.responses} == {True}
     assert consumer.transport.takes_data
@@ -171,7 +198,7 @@ async def test_pulls_are_refused_when_too_much_is_not_read(broker: UnboundBroker
 
 
 async def test_unfinished_frames_count_until_they_are_whole(frames: Frames) -> None:
-    budget = Budget()
+    budget = InputBudget(asyncio.get_running_loop())
     peer = connect(frames, budget)
     data = join_frame(JSON, b"{}", bytes(1000))
     peer.feed(data[:300])
@@ -185,9 +212,9 @@ async def test_unfinished_frames_count_until_they_are_whole(frames: Frames) -> N
     assert frames.lost == [peer.connection]
 
 
-async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames, logged: list[Any]) -> None:
+async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames) -> None:
     """Not the one that came last: somebody with a usual message must not be refused for what others hold."""
-    budget = Budget(limit=10_000_000)
+    budget = InputBudget(asyncio.get_running_loop(), 10_000_000)
     large = join_frame(JSON, b"{}", bytes(8_000_000))
     usual = join_frame(JSON, b"{}", bytes(200_000))
     hoarders = [connect(frames, budget, port=port) for port in (1, 2, 3)]
@@ -206,7 +233,7 @@ async def test_the_largest_of_too_many_unfinished_frames_pays(frames: Frames, lo
         peer.feed(usual[100_000:])
     assert len(frames.frames) == 20
     assert budget.used == 4_000_000
-    assert [line["peer"] for line in logged] == ["127.0.0.1:2", "127.0.0.1:3"]
+    assert [peer for _, peer, _ in frames.complaints] == ["127.0.0.1:2", "127.0.0.1:3"]
 
 
 @pytest.mark.parametrize("drop", [True, False], ids=["dropped", "lost"])
@@ -230,7 +257,7 @@ async def test_the_unfinished_frame_goes_with_its_connection(frames: Frames, dro
 
 
 async def test_many_small_unfinished_frames_are_bounded_too(frames: Frames) -> None:
-    budget = Budget(limit=100_000)
+    budget = InputBudget(asyncio.get_running_loop(), 100_000)
     peers = [connect(frames, budget) for _ in range(300)]
     for peer in peers:
         peer.feed(join_frame(JSON, b"{}", bytes(1000))[:1000])
@@ -239,28 +266,94 @@ async def test_many_small_unfinished_frames_are_bounded_too(frames: Frames) -> N
     assert sum(peer.transport.is_aborted for peer in peers) == 200
 
 
-async def test_a_close_within_a_frame_is_logged(frames: Frames, logged: list[Any]) -> None:
+async def test_who_pays_is_found_without_looking_at_all_who_do_not(frames: Frames) -> None:
+    """Thousands hold large frames; each further read costs one of them its connection."""
+    budget = InputBudget(asyncio.get_running_loop(), 3000 * 100_000)
+    whole = join_frame(JSON, b"{}", bytes(1_000_000))
+    first, more = whole[:100_000], whole[100_000:200_000]
+    peers = [connect(frames, budget) for _ in range(3000)]
+    for peer in peers:
+        peer.connection.data_received(first)
+    looks = 0
+
+    class Steps(dict[Connection, None]):
+        def __iter__(self) -> Any:
+            nonlocal looks
+            for each in super().__iter__():
+                looks += 1
+                yield each
+
+    budget._by_size[:] = map(Steps, budget._by_size)
+    for peer in peers[:1000]:
+        peer.connection.data_received(more)
+    assert sum(peer.transport.is_aborted for peer in peers) >= 500
+    assert budget.used <= budget.limit
+    assert looks <= 2000
+
+
+async def test_of_many_who_send_large_frames_each_reads_a_little_in_turn(frames: Frames) -> None:
+    budget = InputBudget(asyncio.get_running_loop())
+    data = join_frame(JSON, b"{}", bytes(1_000_000))
+    peers = [connect(frames, budget) for _ in range(100)]
+    assert len(budget.buffer()) == READ_BYTES
+    for peer in peers:
+        peer.feed(data[: len(budget.buffer())])
+    assert len(budget.buffer()) == SHORT_READ_BYTES
+    assert sum(peer.transport.takes_data for peer in peers) == READERS, "those that came when there were few"
+    had: dict[Peer, int] = dict.fromkeys(peers, 0)
+    for _ in range(100):
+        readers = [peer for peer in peers if peer.transport.takes_data]
+        assert len(readers) <= 2 * READERS
+        for peer in readers:
+            had[peer] += 1
+            peer.feed(data[:SHORT_READ_BYTES])
+        await turns(1)
+    assert max(had.values()) - min(had.values()) <= 2
+    usual = connect(frames, budget)
+    usual.feed(numbered(3))
+    assert len(frames.frames) == 3
+    assert usual.transport.takes_data, "whoever sends nothing large does not wait"
+
+
+async def test_when_few_send_large_frames_nobody_waits(frames: Frames) -> None:
+    budget = InputBudget(asyncio.get_running_loop())
+    data = join_frame(JSON, b"{}", bytes(1_000_000))
+    peers = [connect(frames, budget) for _ in range(READERS + 5)]
+    for peer in peers[READERS:]:
+        peer.feed(data[:100_000])
+    for peer in peers[:READERS]:
+        peer.feed(data[:100_000])
+        peer.transport.abort()
+        await turns()
+    for start in range(100_000, len(data), 100_000):
+        for peer in peers[READERS:]:
+            peer.feed(data[start : start + 100_000])
+    assert len(frames.frames) == 5
+    assert len(budget.buffer()) == READ_BYTES
+    assert budget.used == 0
+
+
+async def test_a_close_within_a_frame_is_logged(frames: Frames) -> None:
     peer = connect(frames)
     peer.feed(join_frame(JSON, b"{}")[:-1])
     assert not peer.connection.eof_received()
-    (line,) = logged
-    assert (line["event"], line["peer"]) == ("connection_broken", "127.0.0.1:40000")
+    ((event, name, _),) = frames.complaints
+    assert (event, name) == ("connection_broken", "127.0.0.1:40000")
     quiet = connect(frames)
     quiet.feed(join_frame(JSON, b"{}"))
     quiet.connection.eof_received()
-    assert len(logged) == 1
+    assert len(frames.complaints) == 1
 
 
-async def test_a_broken_stream_is_closed_and_logged_once_after_its_good_frames(
-    frames: Frames, logged: list[Any]
-) -> None:
+async def test_a_broken_stream_is_closed_and_logged_once_after_its_good_frames(frames: Frames) -> None:
     peer = connect(frames)
     peer.feed(numbered(2) + b"GET / HTTP/1.1\r\n")
     peer.connection.data_received(b"Host: x\r\n\r\n")
     assert len(frames.frames) == 2
     assert peer.transport.is_closing()
-    assert [line["event"] for line in logged] == ["connection_refused"]
-    assert "1195725856" in logged[0]["reason"]
+    ((event, _, reason),) = frames.complaints
+    assert event == "connection_refused"
+    assert "1195725856" in reason
 
 
 # --- coming and going
@@ -268,9 +361,14 @@ async def test_a_broken_stream_is_closed_and_logged_once_after_its_good_frames(
 
 async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
     loop = asyncio.get_running_loop()
-    peer = Peer(Connection(frames, loop, Budget(), OutputBudget()), ("::1", 5))
-    assert (peer.connection.peer, peer.connection.born_host) == ("[::1]:5", pack_host("::1", 5))
-    mapped = Peer(Connection(frames, loop, Budget(), OutputBudget()), ("::ffff:10.0.0.1", 5))
+    own, mapped = (
+        Peer(
+            Connection(frames, loop, InputBudget(asyncio.get_running_loop()), OutputBudget(), request_turns(loop)),
+            (host, 5),
+        )
+        for host in ("::1", "::ffff:10.0.0.1")
+    )
+    assert (own.connection.peer, own.connection.born_host) == ("[::1]:5", pack_host("::1", 5))
     assert mapped.connection.born_host == pack_host("10.0.0.1", 5)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.fastjson import loads
-from protocol.headers import CreateTopic
+from protocol.headers import ConsumerSendMsgBack, CreateTopic
+from protocol.record import StoredMessage
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.copies import origin_of
 from tests.support.broker import Peer, UnboundBroker
@@ -42,6 +43,30 @@ async def test_a_topic_may_have_a_table_of_its_own(broker: UnboundBroker, peer: 
     assert due_times(broker, 3) == [10_000]
     assert due_times(broker, 17) == [3_600_000, 3_600_000], "2, and 9 which is capped to it"
     assert due_times(broker, 1) == [1000]
+
+
+async def test_when_a_message_with_a_level_is_due_is_told_by_the_brokers_clock(
+    broker: UnboundBroker, peer: Peer
+) -> None:
+    """Our producer adds what it reckons by its own, which may be slow or fast. A retry keeps the first due time."""
+
+    def due_ms(message: StoredMessage | None) -> str | None:
+        assert message is not None
+        return message.properties.get("DUE_MS")
+
+    assert (await peer.ask(create("T", "+delay.levels=10s 1h"))).code == ResponseCode.SUCCESS
+    for topic, level, delay_ms in (("other", 1, 1000), ("other", 99, 7_200_000), ("T", 1, 10_000)):
+        assert (await peer.ask(send(topic, properties=f"DELAY\x01{level}\x02DUE_MS\x01123\x02A\x01b"))).code == 0
+        offset = broker.store.appender.last_physical_offset
+        assert due_ms(broker.store.message_at(offset)) == str(START_MS + delay_ms)
+    assert (await peer.ask(send("other", properties="DELAY\x011"))).code == 0
+    assert due_ms(broker.store.message_at(broker.store.appender.last_physical_offset)) is None
+    assert (await peer.ask(send("other", properties="DUE_MS\x01123"))).code == 0
+    offset = broker.store.appender.last_physical_offset
+    assert due_ms(broker.store.message_at(offset)) == "123"
+    back = request(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack(offset, "g", 3))
+    assert (await peer.ask(back)).code == 0
+    assert due_ms(broker.store.message_at(broker.store.appender.last_physical_offset)) == "123"
 
 
 async def test_delays_of_a_topic_are_among_the_brokers(broker: UnboundBroker, peer: Peer) -> None:

@@ -6,7 +6,11 @@ import json
 
 import pytest
 
+from broker.config import load
+from broker.errors import Refused
+from broker.limits import Limits
 from broker.locks import QueueLocks
+from broker.settings import LiveSettings
 from protocol import fastjson
 from protocol.bodies import LockBatch, MessageQueue
 from protocol.codes import RequestCode
@@ -24,7 +28,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def locks(clock: ManualClock) -> QueueLocks:
-    return QueueLocks(clock)
+    return QueueLocks(clock, Limits(LiveSettings(load(None, ["maxQueueLocks=3"], {}).config)))
 
 
 def test_a_queue_is_locked_for_one_client_of_a_group(locks: QueueLocks) -> None:
@@ -66,10 +70,31 @@ def test_old_locks_are_forgotten(locks: QueueLocks, clock: ManualClock) -> None:
     locks.lock("g", "c1", [B])
     clock.advance(30_001)
     locks.expire()
-    assert locks._locks == {"g": {B: ("c1", clock.monotonic() - 30.001)}}
+    assert locks._locks == {("g", B): ("c1", clock.monotonic() - 30.001)}
     clock.advance(60_001)
     locks.expire()
     assert locks._locks == {}
+
+
+def test_a_renewed_lock_is_not_forgotten_with_older_ones(locks: QueueLocks, clock: ManualClock) -> None:
+    locks.lock("g", "c1", [A, B])
+    clock.advance(40_000)
+    locks.lock("g", "c1", [A])
+    clock.advance(40_000)
+    locks.expire()
+    assert list(locks._locks) == [("g", A)]
+
+
+def test_there_are_as_many_locks_as_may_be(locks: QueueLocks) -> None:
+    """All or none of a request; those that there are can be renewed and given up."""
+    locks.lock("g", "c1", [A, B])
+    with pytest.raises(Refused, match="maxQueueLocks=3"):
+        locks.lock("other", "c1", [A, B])
+    assert locks.lock("other", "c1", [B]) == [B]
+    assert locks.lock("g", "c1", [A, B]) == [A, B]
+    assert locks.lock("g", "c2", [A]) == []
+    locks.unlock("g", "c1", [A])
+    assert locks.lock("other", "c1", [A]) == [A]
 
 
 async def test_locks_are_asked_for_and_given_up_by_request(peer: Peer) -> None:

@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from broker.connection import Connection
-from broker.long_poll import SLICE_SECONDS, HeldPull, LongPolls
+from broker.long_poll import HeldPull, LongPolls
 from protocol import record
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.headers import PullMessage, Request, Topic
 from tests.support.broker import Peer, UnboundBroker, running
-from tests.support.loop import SteppedLoop, turns
+from tests.support.loop import CountBudget, SteppedLoop, request_turns, turns
 from tests.support.wire import pull, request, send
 
 
@@ -228,25 +228,31 @@ class FakeQueue:
             watcher(self)
 
 
-class FakeConnection:
-    is_closed = False
-
-
-def held_pull(queue: FakeQueue, deadline: float) -> HeldPull:
+def held_pull(queue: FakeQueue, deadline: float, connection: object = None) -> HeldPull:
     request = cast("Request[PullMessage]", None)
-    return HeldPull(cast("Connection", FakeConnection()), request, cast("Any", queue), 0, None, deadline)
+    return HeldPull(cast("Connection", connection or object()), request, cast("Any", queue), 0, None, deadline)
 
 
-async def test_serving_many_is_cut_into_slices(loop: SteppedLoop) -> None:
-    """Each takes a while: other clients have their turn in between."""
+def long_polls(
+    loop: SteppedLoop,
+    serve: Callable[[HeldPull], bool],
+    expire: Callable[[HeldPull], None] = lambda _: None,
+    fail: Callable[[HeldPull, Exception], None] = lambda *_: None,
+    *,
+    share: float = float("inf"),
+) -> LongPolls:
+    """Long polls that serve so many pulls a turn."""
+    return LongPolls(loop, request_turns(loop, CountBudget(share, share)), 1000, serve, expire, fail)
+
+
+async def test_serving_many_takes_turns_with_others(loop: SteppedLoop) -> None:
     served: list[HeldPull] = []
 
     def serve(pull: HeldPull) -> bool:
         served.append(pull)
-        loop.advance(SLICE_SECONDS / 2)
         return True
 
-    polls = LongPolls(loop, 100, serve, lambda _: None, lambda *_: None)
+    polls = long_polls(loop, serve, share=2)
     queue, deadline = FakeQueue(), loop.time() + 60
     pulls = [held_pull(queue, deadline) for _ in range(20)]
     for each in pulls:
@@ -256,25 +262,64 @@ async def test_serving_many_is_cut_into_slices(loop: SteppedLoop) -> None:
     queue.arrive()
     counts = []
     while len(served) < 20:
+        before = len(served)
         await turns(1)
-        counts.append(len(served))
-    assert len(counts) >= 5
+        counts.append(len(served) - before)
+    assert max(counts) <= 2
     assert served == pulls
     assert polls.count == 0
     assert queue.watchers == []
 
 
+async def test_pulls_that_end_in_one_second_take_turns_too(loop: SteppedLoop) -> None:
+    ended: list[HeldPull] = []
+    polls = long_polls(loop, lambda _: pytest.fail("nothing came"), ended.append, share=3)
+    queues = [FakeQueue() for _ in range(10)]
+    pulls = [held_pull(queues[number % 10], loop.time() + 0.5) for number in range(100)]
+    for each in pulls:
+        polls.hold(each)
+    loop.advance(2)
+    counts = []
+    while len(ended) < 100:
+        before = len(ended)
+        await turns(1)
+        counts.append(len(ended) - before)
+    assert max(counts) == 3
+    assert set(ended) == set(pulls)
+    assert not any(queue.watchers for queue in queues)
+
+
+async def test_pulls_of_one_client_that_leaves_are_forgotten_in_turns(loop: SteppedLoop) -> None:
+    """Nothing of the others' is done later for that, and what comes for them meanwhile is for nobody."""
+    served: list[HeldPull] = []
+    polls = long_polls(loop, lambda pull: not served.append(pull), share=5)  # type: ignore[func-returns-value]
+    queue, leaving = FakeQueue(), object()
+    for each in [held_pull(queue, loop.time() + 60, leaving) for _ in range(500)]:
+        polls.hold(each)
+    stays = held_pull(queue, loop.time() + 60)
+    polls.hold(stays)
+    polls.connection_lost(cast("Connection", leaving))
+    assert polls.count == 501
+    while polls.count > 1:
+        before = polls.count
+        await turns(1)
+        assert polls.count >= before - 5
+    queue.arrive()
+    await turns(3)
+    assert served == [stays]
+    assert queue.watchers == []
+
+
 async def test_those_who_want_something_else_do_not_hold_up_those_behind_them(loop: SteppedLoop) -> None:
-    """More of them than one slice has time for: the next slice goes on behind them, and the work ends."""
+    """More of them than one turn has time for: the next one goes on behind them, and the work ends."""
     looks = 0
 
     def serve(pull: HeldPull) -> bool:
         nonlocal looks
         looks += 1
-        loop.advance(SLICE_SECONDS / 4)
         return pull is pulls[-1]
 
-    polls = LongPolls(loop, 100, serve, lambda _: None, lambda *_: None)
+    polls = long_polls(loop, serve, share=4)
     busy, quiet = FakeQueue(), FakeQueue()
     pulls = [held_pull(busy, 2000) for _ in range(30)] + [held_pull(quiet, 2000)]
     for each in pulls:
@@ -284,9 +329,22 @@ async def test_those_who_want_something_else_do_not_hold_up_those_behind_them(lo
         busy.arrive()
         await turns(4)
     assert polls.count == 30
-    await turns(40)
+    await turns(60)
     assert looks <= 1 + 6 * 30
     polls.stop()
+
+
+async def test_many_queues_that_get_messages_cost_as_much_as_they_are(loop: SteppedLoop) -> None:
+    """Each of them is looked at once."""
+    served: list[HeldPull] = []
+    polls = long_polls(loop, lambda pull: not served.append(pull), share=50)  # type: ignore[func-returns-value]
+    queues = [FakeQueue() for _ in range(900)]
+    for queue in queues:
+        polls.hold(held_pull(queue, loop.time() + 60))
+    for queue in queues:
+        queue.arrive()
+    await turns(900 // 50 * 2 + 3)
+    assert len(served) == 900
 
 
 async def test_one_pull_that_cannot_be_answered_does_not_keep_the_others_waiting(loop: SteppedLoop) -> None:
@@ -303,7 +361,7 @@ async def test_one_pull_that_cannot_be_answered_does_not_keep_the_others_waiting
     def expire(pull: HeldPull) -> None:
         serve(pull)
 
-    polls = LongPolls(loop, 100, serve, expire, lambda pull, _: failed.append(pull))
+    polls = long_polls(loop, serve, expire, lambda pull, _: failed.append(pull))
     queues = [FakeQueue(), FakeQueue()]
     pulls = [held_pull(queues[0], 2000), held_pull(queues[0], 2000), held_pull(queues[1], 2000)]
     for each in pulls:
@@ -327,7 +385,7 @@ async def test_one_pull_that_cannot_be_answered_does_not_keep_the_others_waiting
 
 async def test_nothing_is_kept_of_a_pull_that_was_answered(loop: SteppedLoop) -> None:
     """A consumer that keeps up pulls many times a second, and each may wait a minute."""
-    polls = LongPolls(loop, 100, lambda _: True, lambda _: None, lambda *_: None)
+    polls = long_polls(loop, lambda _: True)
     queue = FakeQueue()
     for _ in range(50):
         polls.hold(held_pull(queue, loop.time() + 60))

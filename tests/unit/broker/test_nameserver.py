@@ -259,6 +259,21 @@ async def test_a_silent_broker_is_forgotten_after_two_minutes(
     assert await route_of(peer, "Theirs") is None
 
 
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+async def test_setting_the_wall_clock_forgets_no_broker_and_keeps_none(
+    broker: UnboundBroker, peer: Peer, loop: SteppedLoop, step_ms: int
+) -> None:
+    await register(peer, topics=[TopicConfig("Theirs")])
+    broker.clock.set_wall(broker.clock.now_ms() + step_ms)
+    loop.advance(10)
+    await turns()
+    assert await route_of(peer, "Theirs") is not None
+    broker.clock.advance(EXPIRE_MS + 1)
+    loop.advance(10)
+    await turns()
+    assert await route_of(peer, "Theirs") is None
+
+
 async def test_a_topic_is_forgotten_until_its_broker_registers_again(peer: Peer) -> None:
     await register(peer, topics=[TopicConfig("Theirs")])
     assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic("Theirs")))).code == 0

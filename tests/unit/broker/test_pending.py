@@ -231,7 +231,7 @@ async def test_messages_get_another_time(known: UnboundBroker, peer: Peer, loop:
         (each, "RESCHEDULED") for each in waiting
     ]
     page = await told(peer, listing())
-    assert [each["msgId"] for each in page["messages"]] == [each["newMsgId"] for each in outcome["messages"]]
+    assert [each["msgId"] for each in page["messages"]] == waiting
     assert [(each["deliverMs"], each["uniqueKey"]) for each in page["messages"]] == [
         (NOW_MS + 5000, "U1"),
         (NOW_MS + 5000, None),
@@ -248,10 +248,9 @@ async def test_messages_are_delivered_now(known: UnboundBroker, peer: Peer, loop
     waiting = [await later(known, peer), await level(known, peer, 5)]
     outcome = await told(peer, change("deliver", *waiting))
     assert outcome["counts"] == {"DELIVERED_NOW": 2}
-    assert all("newMsgId" in each for each in outcome["messages"])
     await pass_time(known, loop, 0)
     assert await delivered(peer) == 3
-    assert (await told(peer, change("deliver", *waiting)))["counts"] == {"ALREADY_CANCELLED": 2}
+    assert (await told(peer, change("deliver", *waiting)))["counts"] == {"ALREADY_DELIVERED": 2}
 
 
 async def test_a_selection_is_changed(known: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +278,19 @@ async def test_a_selection_gets_another_time_once(
     assert outcome["counts"] == {"RESCHEDULED": 40}
     page = await told(peer, listing())
     assert {each["deliverMs"] for each in page["messages"]} == {LATER_MS + 5000}
-    assert [each["msgId"] for each in page["messages"]] == [each["newMsgId"] for each in outcome["messages"]]
+    assert [each["msgId"] for each in page["messages"]] == [each["msgId"] for each in outcome["messages"]]
+
+
+async def test_a_new_time_may_be_a_delay_by_the_brokers_clock(known: UnboundBroker, peer: Peer) -> None:
+    message_id = await later(known, peer)
+    known.clock.advance(3000)
+    outcome = await told(peer, change("reschedule", message_id, delay_ms=5000))
+    assert outcome["counts"] == {"RESCHEDULED": 1}
+    page = await told(peer, listing())
+    assert [each["deliverMs"] for each in page["messages"]] == [NOW_MS + 8000]
+    await told(peer, change("reschedule", topic="T", begin_ms=0, delay_ms=7000))
+    page = await told(peer, listing())
+    assert [each["deliverMs"] for each in page["messages"]] == [NOW_MS + 10_000]
 
 
 @pytest.mark.parametrize(
@@ -290,6 +301,9 @@ async def test_a_selection_gets_another_time_once(
         (change("cancel", "0" * 32, deliver_ms=5), "reschedule needs a time"),
         (change("deliver", "0" * 32, deliver_ms=5), "reschedule needs a time"),
         (change("reschedule", "0" * 32, deliver_ms=2**60), "reschedule needs a time"),
+        (change("reschedule", "0" * 32, delay_ms=2**60), "reschedule needs a time"),
+        (change("reschedule", "0" * 32, delay_ms=5, deliver_ms=5), "reschedule needs a time"),
+        (change("cancel", "0" * 32, delay_ms=5), "reschedule needs a time"),
         (change("cancel", "x"), "is not 32 or 56 hex digits"),
         (change("cancel", msg_id=""), "hex"),
         (change("cancel", *["0" * 32] * 1001), "1000"),

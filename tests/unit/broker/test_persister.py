@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from broker.persister import Persister, SavedTable
+from broker.persister import Outcome, Persister, SavedTable
 from broker.workers import ThreadWorkers
 from storage.config_file import ConfigFile
 from storage.files import OsFiles
@@ -43,9 +44,10 @@ class Table:
         loop = asyncio.get_running_loop()
         self.workers = ThreadWorkers(loop)
         self.persister = Persister(loop, self.workers)
-        self.saved = SavedTable(self.persister, self.file, lambda: {"value": self.value})
+        self.outcomes: list[OSError | None] = []
+        self.saved = SavedTable(self.persister, self.file, lambda: ({"value": self.value}, self.outcomes.append))
 
-    def save(self, value: int) -> asyncio.Future[None]:
+    def save(self, value: int) -> Outcome:
         self.value = value
         return self.saved.save()
 
@@ -84,13 +86,41 @@ async def test_who_asks_while_a_write_runs_is_served_by_one_more(table: Table) -
 async def test_a_failed_write_fails_for_those_who_wait_and_the_next_is_tried(table: Table, logged: list[Any]) -> None:
     table.file.error = OSError(28, "full")
     table.file.gate.release()
-    with pytest.raises(OSError, match="full"):
-        await table.save(1)
+    assert str(await table.save(1)) == "[Errno 28] full"
     assert [line["event"] for line in logged] == ["table_not_saved"]
     table.file.error = None
     table.file.gate.release()
-    await table.save(2)
+    assert await table.save(2) is None
     assert table.written == [2]
+    assert list(map(str, table.outcomes)) == ["[Errno 28] full", "None"]
+
+
+async def test_each_who_waits_for_a_write_that_fails_has_an_error_of_its_own(table: Table) -> None:
+    """One for all would collect the stacks of all, with what is held there, as long as anybody has it."""
+    table.file.error = OSError(28, "full")
+    waiting = [asyncio.ensure_future(table.saved.saved()) for _ in range(10)]
+    table.file.gate.release(2)
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert len({id(error) for error in errors}) == 10
+    for error in errors:
+        assert isinstance(error, OSError)
+        assert (error.errno, len(traceback.extract_tb(error.__traceback__))) == (28, 2)
+
+
+async def test_what_cannot_be_written_when_the_broker_stops_keeps_no_other_table_from_it(
+    table: Table, tmp_path: Path, logged: list[Any]
+) -> None:
+    other = SavedTable(table.persister, ConfigFile(OsFiles(), str(tmp_path / "other.json")), lambda: ({"a": 1}, print))
+    first, second = table.save(1), table.save(2)
+    table.file.started.acquire()
+    table.file.error = OSError(28, "full")
+    table.file.gate.release(2)
+    await other.save()
+    third = other.save()
+    await table.persister.stop()
+    assert [str(await done) for done in (first, second)] == ["[Errno 28] full"] * 2
+    assert await third is None
+    assert [line["event"] for line in logged] == ["table_not_saved"] * 2
 
 
 async def test_what_waited_is_written_when_the_broker_stops(table: Table) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.errors import Refused
+from broker.router import Handler
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from protocol.command import Command
@@ -295,6 +296,41 @@ async def test_a_json_header_in_any_order_is_taken(peer: Peer, topic: str) -> No
         assert [(answer.opaque, answer.ext) for answer in peer.responses] == [(77, {"offset": "1"})]
 
 
+# --- finding the handler
+
+CODES = [*range(30_006, 30_010), 3000, 300_001, 1234, 12_340, 123_400, 9, 99, 998, 2_000_000_000, -7, -30_006]
+"""Many of them begin with the same digits as others."""
+
+
+@pytest.mark.parametrize("frame_codec", CODECS)
+async def test_each_code_has_a_handler_of_its_own(broker: UnboundBroker, peer: Peer, frame_codec: int) -> None:
+    def handler(code: int) -> Handler:
+        return lambda _, __: Command(code=0, ext={"handler": str(code)})
+
+    own = {RequestCode.MOVE_CLOCK, RequestCode.CANCEL_MESSAGE, RequestCode.LIST_PENDING, RequestCode.DUE_CURVE}
+    for code in CODES:
+        broker.router.add(code, NoFields, handler(code))
+    codes = CODES if frame_codec != BINARY else [code for code in CODES if abs(code) < 1 << 15]
+    answers = await peer.ask_all([request(code) for code in codes], frame_codec)
+    assert [answer.ext.get("handler") for answer in answers] == [str(code) for code in codes]
+    answers = await peer.ask_all([request(code) for code in sorted(own)], frame_codec)
+    assert not any("handler" in answer.ext for answer in answers)
+
+
+async def test_the_usual_json_header_of_any_code_is_decoded_once(
+    broker: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow way makes a command first. Codes of one digit take it; there are none."""
+    codes = [code for code in CODES if code != 9]
+    handled: list[int] = []
+    for code in codes:
+        broker.router.add(code, NoFields, lambda _, request: handled.append(request.code))
+    data = b"".join(codec.encode(request(code, oneway=True)) for code in codes)
+    monkeypatch.setattr(codec, "decode", lambda frame: pytest.fail(f"{frame!r} went the slow way"))
+    peer.feed(data)
+    assert handled == codes
+
+
 # --- handlers that fail
 
 
@@ -387,3 +423,20 @@ async def test_responses_that_nobody_waits_for_are_passed_over(peer: Peer, topic
 async def test_a_flood_of_wrong_requests_is_not_logged_line_by_line(peer: Peer, logged: list[Any]) -> None:
     await peer.ask_all([request(UNKNOWN) for _ in range(500)])
     assert len(logged) <= 101
+
+
+async def test_a_flood_of_broken_connections_is_not_logged_line_by_line(
+    broker: UnboundBroker, logged: list[Any]
+) -> None:
+    """A line of its own for what is wrong besides; and how many were left out is said in the next second."""
+    for _ in range(1200):
+        broker.connect().feed(b"GET / HTTP/1.1\r\n")
+    assert [line["event"] for line in logged] == ["connection_refused"] * 1000
+    await broker.connect().ask(request(UNKNOWN))
+    assert logged[-1]["event"] == "request_refused"
+    broker.clock.advance(1000)
+    broker.connect().feed(b"GET / HTTP/1.1\r\n")
+    assert [(line["event"], line.get("not_logged")) for line in logged[-2:]] == [
+        ("connection_refused_often", 200),
+        ("connection_refused", None),
+    ]

@@ -316,6 +316,52 @@ async def test_the_messages_of_a_batch_are_stored_one_after_the_other(
         assert len(record.decode_all(bytes(pulled.body))) == 3
 
 
+@pytest.mark.parametrize(
+    ("whole", "part", "stored_text"),
+    [
+        # As Apache's 4.9.7 was seen to store them, but for the order of what comes from the request.
+        ("", "TAGS\x01a", "TAGS\x01a\x02CLUSTER\x01DefaultCluster"),
+        ("", "", "CLUSTER\x01DefaultCluster"),
+        (
+            "K\x01batch\x02UNIQ_KEY\x01BATCHID\x02WAIT\x01true",
+            "UNIQ_KEY\x01PART1\x02TAGS\x01a\x02WAIT\x01true",
+            "UNIQ_KEY\x01PART1\x02TAGS\x01a\x02WAIT\x01true\x02K\x01batch\x02UNIQ_KEY\x01BATCHID\x02WAIT\x01true"
+            "\x02CLUSTER\x01DefaultCluster",
+        ),
+        ("K\x01batch", "K\x01own\x02", "K\x01own\x02K\x01batch\x02CLUSTER\x01DefaultCluster"),
+        ("EMPTY\x01\x02K\x01a\x02K\x01b\x02nothing", "X\x01y", "X\x01y\x02K\x01b\x02CLUSTER\x01DefaultCluster"),
+        ("CLUSTER\x01mine", "CLUSTER\x01other", "CLUSTER\x01other\x02CLUSTER\x01DefaultCluster"),
+    ],
+)
+async def test_the_properties_of_a_batch_are_those_of_each_message(
+    broker: UnboundBroker, peer: Peer, whole: str, part: str, stored_text: str
+) -> None:
+    command = send("T", batch.encode(parts_of(2, part)), properties=whole, batch=True)
+    messages = stored(broker, await peer.ask(command))
+    assert [message.properties_text for message in messages] == [stored_text] * 2
+
+
+async def test_the_tags_of_a_batch_are_those_of_each_message(peer: Peer) -> None:
+    whole = "TAGS\x01whole"
+    assert (await peer.ask(send("T", batch.encode(parts_of(3)), properties=whole, batch=True))).code == 0
+    for tags, count in (("tagA", 0), ("whole", 3)):
+        pulled = await peer.ask(pull("T", 0, subscription=tags))
+        assert len(record.decode_all(bytes(pulled.body))) == count
+
+
+async def test_a_batch_whose_messages_would_have_too_long_properties_is_refused(
+    broker: UnboundBroker, peer: Peer
+) -> None:
+    """Apache's stores a negative length, and nobody can read the queue any more."""
+    parts = parts_of(2, "A\x01" + "x" * 20_000)
+    await refused(
+        peer,
+        send("T", batch.encode(parts), properties="B\x01" + "y" * 20_000, batch=True),
+        ResponseCode.MESSAGE_ILLEGAL,
+    )
+    assert broker.store.queue("T", 0) is None
+
+
 async def test_a_batch_may_come_as_a_plain_send_that_says_so(broker: UnboundBroker, peer: Peer) -> None:
     for _ in range(2):
         assert len(stored(broker, await peer.ask(send("T", batch.encode(parts_of(2)), batch=True)))) == 2

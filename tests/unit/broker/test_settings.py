@@ -11,9 +11,11 @@ import pytest
 from broker.config import FIELDS, LIVE, BrokerConfig, Origin, load
 from broker.errors import ConfigError
 from broker.settings import LiveSettings
+from protocol import fastjson
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.headers import ConsumerSendMsgBack, GetRouteInfo, Topic
+from protocol.registration import encode_registration
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -263,7 +265,8 @@ async def test_routes_tell_what_the_broker_permits(broker: UnboundBroker, peer: 
     async def told() -> int:
         route = await peer.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo("T", True)))
         (queues,) = json.loads(bytes(route.body))["queueDatas"]
-        assert broker.topics.announcement()["topicConfigTable"]["T"]["perm"] == queues["perm"]
+        announced = json.loads(encode_registration(broker.topics.announcement()))["topicConfigSerializeWrapper"]
+        assert announced["topicConfigTable"]["T"]["perm"] == queues["perm"]
         return int(queues["perm"])
 
     await peer.ask(send("T"))
@@ -275,7 +278,7 @@ async def test_routes_tell_what_the_broker_permits(broker: UnboundBroker, peer: 
     assert await told() == 4
     assert broker.topics.version.counter > version
     assert changes == [1]
-    assert broker.topics.to_json()["topicConfigTable"]["T"]["perm"] == 6
+    assert json.loads(fastjson.dumps(broker.topics.to_json()))["topicConfigTable"]["T"]["perm"] == 6
     await change(peer, brokerPermission=6)
     assert await told() == 6
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,10 +20,12 @@ import pytest
 
 from broker.daemon import Broker
 from protocol import record
+from scheduler import timer_files
 from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.errors import StoreError
 from storage.files import OsFile
+from storage.jobs import FlushJob
 from storage.recovery import Recovery
 from tests.support.broker import SEGMENT, UnboundBroker, config
 from tests.support.loop import SteppedLoop, turns
@@ -35,14 +38,17 @@ SENDS = 30
 class Life:
     """A store and its brokers, one after the other."""
 
-    def __init__(self, root: Path, loop: SteppedLoop) -> None:
+    def __init__(self, root: Path, loop: SteppedLoop, settings: Sequence[str] = (), size: int = 0) -> None:
+        """`size`: of the bodies, at least."""
         self.root = root
         self.loop = loop
+        self._settings = settings
+        self._size = size
         self.clock = ManualClock(START_MS)
 
     async def start(self) -> UnboundBroker:
         thresholds = gc.get_threshold()
-        broker = UnboundBroker(config(self.root), self.clock)
+        broker = UnboundBroker(config(self.root, *self._settings), self.clock)
         try:
             with patch("gc.freeze"):
                 await broker.start()
@@ -63,7 +69,7 @@ class Life:
             delay = "DELAY\x01" + ("1" if number % 2 else "3")
             timer = f"TIMER_DELAY_MS\x01{500 if number % 2 else 9000}\x02UNIQ_KEY\x01K{number}"
             for text in (delay, timer):
-                assert (await peer.ask(send("T", b"%d" % number, properties=text))).code == 0
+                assert (await peer.ask(send("T", self.body(number), properties=text))).code == 0
         await until(lambda: broker.store.checkpoint.recovery_offset is not None)
         await self.pass_time(0.4)
         await until(lambda: broker.store.checkpoint.recovery_offset == broker.store.log.end)
@@ -109,11 +115,17 @@ class Life:
     async def each_once(self) -> None:
         """Start, and see that everything comes once."""
         broker = await self.start()
+        end_ms = self.clock.now_ms() + 60_000
         for _ in range(40):
             await self.pass_time(0.5)
-        counts = Counter(await self.bodies(broker))
+        while len(bodies := await self.bodies(broker)) < 2 * SENDS and self.clock.now_ms() < end_ms:
+            await self.pass_time(0.1)  # what was made again may take its time
+        counts = Counter(bodies)
         await broker.stop()
-        assert counts == {b"%d" % number: 2 for number in range(SENDS)}
+        assert counts == {self.body(number): 2 for number in range(SENDS)}
+
+    def body(self, number: int) -> bytes:
+        return (b"%d" % number).ljust(self._size, b"x")
 
 
 @pytest.fixture
@@ -147,17 +159,10 @@ def misnamed(root: Path) -> None:
     (root / "commitlog" / "notes.txt").write_text("mine")
 
 
-def queue_of_another_size(root: Path) -> None:
-    path = next((root / "consumequeue" / "T").rglob(f"{0:020}"))
-    with path.open("ab") as file:
-        file.write(b"x")
-
-
 DAMAGES = [
     *map(unreadable, ["topics.json", "subscriptionGroup.json", "consumerOffset.json", "kvConfig.json"]),
     too_short,
     misnamed,
-    queue_of_another_size,
 ]
 
 
@@ -248,3 +253,157 @@ async def test_a_damaged_table_that_nobody_needs_is_told_and_made_anew(life: Lif
     logged.clear()
     await life.each_once()
     assert "delay_offsets_passed_over" not in {line["event"] for line in logged}
+
+
+def longer(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def without_first_unit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(20))
+
+
+QUEUES = [
+    ("T/0", True),
+    ("SCHEDULE_TOPIC_XXXX/0", True),
+    ("SCHEDULE_TOPIC_XXXX/2", False),
+    ("rmq_sys_wheel_timer/0", False),
+]
+
+
+@pytest.mark.parametrize(("queue", "cleanly"), QUEUES)
+@pytest.mark.parametrize("damage", [longer, zeroed, without_first_unit, Path.unlink])
+async def test_consume_queues_that_are_lost_or_wrong_are_made_again_and_everything_comes_once(
+    life: Life, damage: Callable[[Path], None], queue: str, cleanly: bool, logged: list[Any]
+) -> None:
+    await life.write(cleanly=cleanly)
+    (path,) = (life.root / "consumequeue" / queue).iterdir()
+    damage(path)
+    logged.clear()
+    await life.each_once()
+    (told,) = [line for line in logged if line["event"] == "consume_queues_made_again"]
+    assert (told["log_level"], told["queues"]) == ("warning", 1)
+    assert str(path) in told["reason"]
+
+
+FILE_SIZE = 131_072
+
+
+@pytest.mark.parametrize(
+    ("gone", "cleanly"),
+    [
+        (slice(0, 2), True),
+        (slice(-1, None), True),
+        (slice(2, 3), True),
+        (slice(None), True),
+        (slice(None), False),
+    ],
+    ids=str,
+)
+async def test_commitlog_files_that_are_missing_and_needed_are_told(
+    tmp_path: Path, loop: SteppedLoop, gone: slice, cleanly: bool
+) -> None:
+    settings = [f"mappedFileSizeCommitLog={FILE_SIZE}", "maxMessageSize=16384"]
+    life = Life(tmp_path / "store", loop, settings, size=9000)
+    await life.write(cleanly=cleanly)
+    whole = life.tree()
+    for path in sorted((life.root / "commitlog").iterdir())[gone]:
+        path.unlink()
+    found = life.tree()
+    if gone == slice(0, 2) and cleanly:
+        # As retention leaves it: nothing of it is needed to open the store.
+        broker = await life.start()
+        assert broker.store.log.begin == 2 * FILE_SIZE
+        await broker.stop()
+        return
+    told = await life.refused()
+    assert str(life.root / "commitlog") in told
+    assert "missing" in told
+    assert life.tree() == found
+    for name in whole.keys() - found.keys():
+        (life.root / name).write_bytes(whole[name])
+    await life.each_once()
+
+
+async def test_a_commitlog_that_begins_behind_what_timers_need_is_told(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await life.write(cleanly=False)
+    found = life.tree()
+    with monkeypatch.context() as patched:
+        patched.setattr(timer_files, "needed_from", lambda notes: SEGMENT + 1)
+        told = await life.refused()
+    assert f"{SEGMENT:020}: is missing" in told
+    assert life.tree() == found
+    await life.each_once()
+
+
+def a_directory(path: Path) -> None:
+    gone(path)
+    path.mkdir()
+
+
+def a_file(path: Path) -> None:
+    gone(path)
+    path.write_bytes(b"")
+
+
+def a_broken_link(path: Path) -> None:
+    gone(path)
+    path.symlink_to(path.parent / "no" / "where")
+
+
+def gone(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+KINDS = [
+    *[(a_directory, name) for name in ("checkpoint", "queuecheck", "lock", "abort", "config/topics.json")],
+    *[(a_file, name) for name in ("commitlog", "consumequeue", "consumequeue/T", "config")],
+    *[(a_broken_link, name) for name in ("commitlog", "consumequeue/T", "lock", "config")],
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), KINDS)
+async def test_what_is_not_of_its_kind_ends_a_start_with_one_sentence_that_names_it(
+    life: Life, kind: Callable[[Path], None], name: str
+) -> None:
+    await life.write(cleanly=False)
+    kind(life.root / name)
+    assert name in await life.refused()
+
+
+@pytest.mark.parametrize("kind", [a_file, a_broken_link, gone])
+async def test_a_timer_log_that_is_no_directory_is_replaced(life: Life, kind: Callable[[Path], None]) -> None:
+    await life.write(cleanly=False)
+    kind(life.root / "timerlog")
+    await life.each_once()
+
+
+async def test_a_stop_that_cannot_flush_ends_and_says_so(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = await life.start()
+    peer = broker.connect()
+    assert (await peer.ask(send("T", b"x"))).code == 0
+
+    def full(job: FlushJob) -> None:
+        raise OSError(24, "Too many open files", "commitlog")
+
+    monkeypatch.setattr(FlushJob, "run", full)
+    stopping = asyncio.ensure_future(broker.stop())
+    while not stopping.done():
+        await life.pass_time(1.0)
+    assert "Too many open files" in (stopping.result() or "")
+    assert (life.root / "abort").exists()
+    monkeypatch.undo()
+    broker = await life.start()
+    assert await life.bodies(broker) == [b"x"]
+    assert await broker.stop() is None

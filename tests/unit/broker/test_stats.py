@@ -10,7 +10,9 @@ import pytest
 from broker.config import FIELDS
 from broker.stats import PUT_TIME_LIMITS_MS, Stats
 from protocol.codes import RequestCode
+from protocol.headers import PullMessage
 from storage.clock import ManualClock
+from storage.pull import Pulled, PullStatus
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.wire import pull, request, send
 
@@ -47,6 +49,52 @@ def test_rates_are_over_ten_seconds_a_minute_and_ten_minutes(
         appender.appended += 10 if second <= 110 else 100
         stats.sample()
     assert stats.rates("put") == f"100.0 {(50 * 10 + 10 * 100) / 60} {(110 * 10 + 10 * 100) / 120}"
+
+
+def given(stats: Stats, topic: str, group: str, count: int) -> None:
+    header = PullMessage(group, topic, 0, 0, 32, 0, 0, 0, 0)
+    stats.pulled(header, Pulled(PullStatus.FOUND, 0, count=count))
+
+
+def test_the_rate_of_a_group_is_over_the_last_minute(stats: Stats, clock: ManualClock) -> None:
+    assert stats.group_rate("T", "g") == 0.0
+    for second in range(300):
+        given(stats, "T", "g", 10 if second < 200 else 30)
+        given(stats, "T", "other", 7)
+        clock.advance(1000)
+        stats.sample()
+        if second == 5:
+            assert stats.group_rate("T", "g") == 10.0
+        if second == 229:
+            assert 19 < stats.group_rate("T", "g") < 21
+    assert stats.group_rate("T", "g") == 30.0
+    assert stats.group_rate("T", "other") == 7.0
+    assert stats.group_rate("U", "g") == 0.0
+
+
+def test_of_groups_that_read_no_more_nothing_is_kept(stats: Stats, clock: ManualClock) -> None:
+    """Clients can make names up."""
+    for second in range(1000):
+        given(stats, "T", f"made-up-{second}", 1)
+        clock.advance(1000)
+        stats.sample()
+        kept = sum(len(counts) for _, counts in stats._groups_before) + len(stats._by_group)
+        assert kept <= 71
+
+
+def test_setting_the_wall_clock_changes_neither_the_uptime_nor_the_mornings(
+    stats: Stats, clock: ManualClock, appender: Appender
+) -> None:
+    appender.appended = 5
+    clock.advance(DAY_MS)
+    stats.sample()
+    assert stats.mornings() == ((0, 0), (5, 0))
+    for step_ms in (-DAY_MS, DAY_MS):
+        clock.set_wall(clock.now_ms() + step_ms)
+        appender.appended += 10
+        stats.sample()
+    assert stats.mornings() == ((0, 0), (5, 0))
+    assert stats.running_ms == DAY_MS
 
 
 def test_writes_are_counted_by_how_long_they_took(stats: Stats) -> None:

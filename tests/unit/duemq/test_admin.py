@@ -36,7 +36,7 @@ Pair = tuple[FakeBroker, FakeBroker, Admin]
 
 
 def make_admin(broker: FakeBroker, **options: Any) -> Admin:
-    return Admin(broker.address, _rhythm=RHYTHM, _clock=lambda: NOW_MS, **options)
+    return Admin(broker.address, _rhythm=RHYTHM, **options)
 
 
 @pytest.fixture
@@ -74,8 +74,7 @@ def page(*ids: str, cursor: str | None = None, counted: int = 0) -> Any:
 
 
 def changed(*messages: tuple[str, ...], **counts: int) -> Any:
-    names = ("msgId", "result", "newMsgId")
-    told = [dict(zip(names, message, strict=False)) for message in messages]
+    told = [dict(zip(("msgId", "result"), message, strict=True)) for message in messages]
     return success(body=fastjson.dumps({"counts": counts, "messages": told}))
 
 
@@ -129,6 +128,7 @@ async def test_a_selection_goes_to_the_brokers(pair: Pair) -> None:
     await admin.cancel(**SELECTION)
     await admin.deliver_now(**SELECTION)
     await admin.reschedule(**SELECTION, deliver_at=NOW_MS / 1000 + 9)
+    await admin.reschedule(**SELECTION, delay="9s")
     for broker in first, second:
         assert [request.ext for request in broker.requests_of(LIST)] == [
             {**FIELDS, "limit": "1000", "countOnly": "false"},
@@ -138,7 +138,14 @@ async def test_a_selection_goes_to_the_brokers(pair: Pair) -> None:
             {**FIELDS, "action": "cancel"},
             {**FIELDS, "action": "deliver"},
             {**FIELDS, "action": "reschedule", "deliverMs": str(NOW_MS + 9000)},
+            {**FIELDS, "action": "reschedule", "delayMs": "9000"},
         ]
+
+
+@pytest.mark.parametrize("times", [{}, {"deliver_at": 5, "delay": 5}])
+async def test_a_new_time_is_a_time_or_a_delay(pair: Pair, times: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="one of deliver_at and delay"):
+        await pair[2].reschedule([A], **times)
 
 
 async def test_counts_and_curves_are_those_of_all_brokers_together(pair: Pair) -> None:
@@ -148,16 +155,16 @@ async def test_counts_and_curves_are_those_of_all_brokers_together(pair: Pair) -
     assert await admin.count() == 7
 
     def curve(*counts: int) -> Any:
-        return success(body=fastjson.dumps({"beginMs": 1, "stepMs": 1, "counts": counts}))
+        return success(body=fastjson.dumps({"beginMs": NOW_MS, "stepMs": 1, "counts": counts}))
 
     first.on(CURVE, curve(1, 0, 2))
     second.on(CURVE, curve(0, 5, 1))
     assert await admin.due_curve(step="10s", steps=3) == DueCurve(NOW_MS, 10_000, (1, 5, 3))
     await admin.due_curve("orders", begin=5, step=1, steps=3)
-    assert [request.ext for request in second.requests_of(CURVE)] == [
-        {"stepMs": "10000", "steps": "3", "beginMs": str(NOW_MS)},
-        {"stepMs": "1000", "steps": "3", "topic": "orders", "beginMs": "5000"},
-    ]
+    now = {"stepMs": "10000", "steps": "3"}
+    both = [{**now, "beginMs": str(NOW_MS)}, {"stepMs": "1000", "steps": "3", "topic": "orders", "beginMs": "5000"}]
+    assert [request.ext for request in first.requests_of(CURVE)] == [now, *both], "by its clock, not by this machine's"
+    assert [request.ext for request in second.requests_of(CURVE)] == both
     second.on(CURVE, curve(1))
     with pytest.raises(PeerError, match="1 steps"):
         await admin.due_curve(step=1, steps=3)
@@ -168,15 +175,14 @@ async def test_counts_and_curves_are_those_of_all_brokers_together(pair: Pair) -
 
 async def test_messages_are_changed_wherever_they_are(pair: Pair) -> None:
     first, second, admin = pair
-    new = "0" * 31 + "D"
     nowhere = "NEVER_EXISTED"
-    first.on(CHANGE, changed((B, nowhere), (A, "RESCHEDULED", new), (C, nowhere)))
+    first.on(CHANGE, changed((B, nowhere), (A, "RESCHEDULED"), (C, nowhere)))
     second.on(CHANGE, changed((B, "ALREADY_DELIVERED"), (A, nowhere), (C, nowhere)))
     assert await admin.reschedule([B, A, C, A], deliver_at=5) == Changes(
         {ChangeResult.ALREADY_DELIVERED: 1, ChangeResult.RESCHEDULED: 1, ChangeResult.NEVER_EXISTED: 1},
         (
             ChangedMessage(B, ChangeResult.ALREADY_DELIVERED),
-            ChangedMessage(A, ChangeResult.RESCHEDULED, new),
+            ChangedMessage(A, ChangeResult.RESCHEDULED),
             ChangedMessage(C, ChangeResult.NEVER_EXISTED),
         ),
     )

@@ -115,6 +115,22 @@ async def test_a_message_knows_what_became_of_it(broker: FakeBroker) -> None:
     assert not broker.requests_of(BACK)
 
 
+async def test_a_changed_subscription_is_newer_though_the_clock_was_set_back(broker: FakeBroker) -> None:
+    times = iter([NOW_MS, NOW_MS - 3_600_000])
+    now = NOW_MS
+
+    def clock() -> int:
+        nonlocal now
+        now = next(times, now)
+        return now
+
+    consumer = make_consumer(broker, tags="a", _clock=clock)
+    (first,) = (each for each in consumer._member._subscriptions.values() if each.topic == "demo")
+    consumer.subscribe("demo", "b")
+    second = consumer._member._subscriptions["demo"]
+    assert (second.text, second.version > first.version) == ("b", True)
+
+
 # --- handlers -----------------------------------------------------------------------------------------------------
 
 
@@ -535,6 +551,37 @@ async def test_reading_waits_while_too_much_is_unfinished(broker: FakeBroker) ->
         for message in messages[:25]:
             await message.ack()
         await broker.until(lambda: len(pulls(broker)) == 3)
+
+
+async def test_reading_waits_for_a_message_that_hinders_commits_of_those_behind_it(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One handler that hangs must not make the consumer remember all that comes after its message, and a crash
+    deliver all that again."""
+    let_go = asyncio.Event()
+    handled: list[bytes] = []
+
+    async def on_message(message: ReceivedMessage) -> None:
+        if message.body == b"slow":
+            await let_go.wait()
+        handled.append(message.body)
+
+    await broker.store("demo", b"slow", *(b"%d" % number for number in range(500)))
+    await broker.store("demo", b"other", queue_id=1)
+    async with make_consumer(broker, on_message, max_ahead=100) as consumer:
+        await broker.until(lambda: len(handled) > 100)
+        count = len(pulls(broker))
+        await broker.store("demo", b"more", queue_id=1)
+        await broker.until(lambda: b"more" in handled)
+        assert len(pulls(broker)) == count
+        assert 100 < len(handled) < 100 + 2 * 32 + 2
+        let_go.set()
+        await broker.until(lambda: len(handled) == 503)
+        await consumer.caught_up()
+    assert broker.offsets["g", "demo", 0] == 501
+    lines = [record.getMessage() for record in caplog.records if "not finished" in record.getMessage()]
+    assert len(lines) == 1
+    assert "the one at offset 0" in lines[0]
 
 
 async def test_commits_that_fail_are_made_again(broker: FakeBroker) -> None:

@@ -38,6 +38,14 @@ def test_what_is_finished_twice_or_was_never_read_changes_nothing() -> None:
     assert (tracker.committable, len(tracker)) == (0, 1)
 
 
+def test_what_is_finished_beyond_an_unfinished_message_is_ahead() -> None:
+    tracker = OffsetTracker(0)
+    tracker.read(range(10), 10)
+    for offset, ahead in ((3, 1), (9, 2), (0, 2), (1, 2), (2, 1), (4, 1)):
+        tracker.finish(offset)
+        assert tracker.ahead == ahead
+
+
 def test_after_a_reset_nothing_of_before_counts() -> None:
     tracker = OffsetTracker(50)
     tracker.read([50, 51], 52)

@@ -154,13 +154,25 @@ async def test_what_an_old_broker_would_deliver_early_is_not_sent(
     assert not sends(broker)
 
 
-async def test_a_broker_with_timers_gets_the_time() -> None:
+async def test_a_broker_with_timers_gets_the_delay_or_the_time() -> None:
     async with FakeBroker(version=479, config="timerWheelEnable=true\nmessageDelayLevel=1s 5s\n") as broker:
         async with make_producer(broker) as producer:
-            await producer.send("demo", b"x", delay="7s250ms")
-            await producer.send("demo", b"x", deliver_at=NOW_MS / 1000 + 5)
-        times = [request.properties()["TIMER_DELIVER_MS"] for request in sends(broker)]
-        assert times == [str(NOW_MS + 7_250), str(NOW_MS + 5_000)]
+            by_delay = await producer.send("demo", b"x", delay="7s250ms")
+            by_time = await producer.send("demo", b"x", deliver_at=NOW_MS / 1000 + 5)
+            await producer.send_oneway("demo", b"x", delay="7s250ms")
+            await broker.until_requests(SEND, 3)
+        found = [request.properties() for request in sends(broker)]
+        assert [7_000 < int(found[number]["TIMER_DELAY_MS"]) <= 7_250 for number in (0, 2)] == [True, True]
+        assert found[1]["TIMER_DELIVER_MS"] == str(NOW_MS + 5_000)
+        assert not any(name in found[number] for number in (0, 2) for name in ("TIMER_DELIVER_MS", "DUE_MS"))
+        assert by_delay.due_time_ms == NOW_MS + int(found[0]["TIMER_DELAY_MS"])
+        assert by_time.due_time_ms == NOW_MS + 5_000
+
+
+async def test_a_duemq_broker_says_when_a_message_is_due_by_its_clock(broker: FakeBroker, producer: Producer) -> None:
+    handle = recall_handle.encode("demo", "broker-a", NOW_MS + 9_000, "KEY", 5, NOW_MS + 9_999).decode()
+    broker.on(SEND, success(SendMessageResponse("ID", 0, 0, recall_handle=handle)))
+    assert (await producer.send("demo", b"x", delay=5)).due_time_ms == NOW_MS + 9_999
 
 
 async def test_a_broker_is_asked_for_its_delays_once_per_connection(broker: FakeBroker, producer: Producer) -> None:
@@ -305,7 +317,7 @@ async def test_a_time_of_delivery_needs_no_table_where_there_are_timers(ours: Fa
         await producer.send("own", b"x", delay=10)
         await producer.send("own", b"x", delay=5)
     assert levels_sent(ours) == [None, None, "2"]
-    assert [request.properties().get("TIMER_DELIVER_MS") for request in sends(ours)][1] == str(NOW_MS + 10_000)
+    assert 9_000 < int(sends(ours)[1].properties()["TIMER_DELAY_MS"]) <= 10_000
 
 
 # --- where --------------------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def test_version_2_of_5_3_3_is_read() -> None:
 @pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
 def test_registrations_are_read(version: str, kind: str) -> None:
     body = golden(f"registration-{version}-{kind}.bin")
-    edition, topics = decode_registration(body, compressed=kind == "compressed")
+    edition, topics, _ = decode_registration(body, compressed=kind == "compressed")
     assert (edition.timestamp, edition.counter) == (1_700_000_000_000, 5)
     assert topics.pop("GoldenTopic").to_json() == TopicConfig("GoldenTopic", 4, 8, 6).to_json()
     assert list(topics) == (["Other"] if version == "5.3.3" else [])

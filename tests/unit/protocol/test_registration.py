@@ -45,12 +45,14 @@ def test_both_forms_say_the_same(table: dict[str, tuple[int, int, int]]) -> None
         }
     )
     packed = compressed([f"{name} {read} {write} {perm} SINGLE_TAG" for name, (read, write, perm) in table.items()])
-    assert decode_registration(plain, compressed=False) == (DataVersion(1, 2), expected)
-    assert decode_registration(packed, compressed=True) == (DataVersion(1, 2), expected)
+    assert decode_registration(plain, compressed=False) == (DataVersion(1, 2), expected, len(plain))
+    assert decode_registration(packed, compressed=True) == (DataVersion(1, 2), expected, len(zlib.decompress(packed)))
 
 
 def test_attributes_after_the_topic_are_passed_over() -> None:
-    _, topics = decode_registration(compressed(['T 1 2 6 MULTI_TAG {"+message.type":"DELAY MORE"}']), compressed=True)
+    _, topics, _ = decode_registration(
+        compressed(['T 1 2 6 MULTI_TAG {"+message.type":"DELAY MORE"}']), compressed=True
+    )
     assert topics == {"T": TopicConfig("T", 1, 2, 6, "MULTI_TAG")}
 
 
@@ -58,7 +60,7 @@ def test_integer_keys_in_fields_of_5_x_are_no_hindrance() -> None:
     body = (
         b'{"topicConfigSerializeWrapper":{"topicQueueMappingInfoMap":{"T":{"currIdMap":{0:1}}},"topicConfigTable":{}}}'
     )
-    assert decode_registration(body, compressed=False) == (DataVersion(), {})
+    assert decode_registration(body, compressed=False) == (DataVersion(), {}, len(body))
 
 
 @given(VALUES, VALUES, VALUES)

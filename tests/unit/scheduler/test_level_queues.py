@@ -282,10 +282,11 @@ def test_progress_that_did_not_change_is_not_saved_again() -> None:
     assert world.files.names[world.file.path] is node
 
 
-def test_a_checkpoint_that_cannot_save_the_progress_is_none_and_the_next_one_does() -> None:
-    world = World(delivery=DeliveryConfig(save_interval=0.0))
+@pytest.mark.parametrize("interval", [0.0, 10.0])
+def test_a_checkpoint_that_cannot_save_the_progress_is_none_and_the_next_one_does(interval: float) -> None:
+    world = World(delivery=DeliveryConfig(save_interval=interval))
     world.schedule(1)
-    world.pass_time(1000)
+    world.pass_time(1000 + int(interval * 1000))
     world.files.fail("write", errno.ENOSPC, world.file.path)
     with pytest.raises(OSError, match="No space"):
         world.checkpoint()

@@ -34,7 +34,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.cancelled: set[bytes] = set()
         self.newest: dict[str, bytes] = {}
         self.was_down: set[bytes] = set()
-        self.was_log_lost = False
+        self.was_log_lost = self.was_killed = False
 
     def waiting(self) -> set[bytes]:
         return set(self.due) - self.cancelled - set(self.world.bodies())
@@ -93,19 +93,43 @@ class TimerMachine(RuleBasedStateMachine):
             return
         body = sorted(self.due)[which % len(self.due)]
         answer = self.world.cancel(self.places[body])
+        self._holds(body, answer)
+        if answer is Cancelled.CANCELLED:
+            self.cancelled.add(body)
+
+    @rule(which=st.integers(0, 1000), delay=DELAYS)
+    def reschedule(self, which: int, delay: int) -> None:
+        """By the id that the sender was given, however often that was done before."""
+        if not self.due:
+            return
+        body = sorted(self.due)[which % len(self.due)]
+        answer, _ = self.world.reschedule(self.places[body], self.world.now_ms + delay)
+        self._holds(body, answer)
+        if answer is Cancelled.CANCELLED:
+            self.due[body] = self.world.now_ms + max(delay, 0)
+            if delay <= 0:
+                self.was_down.add(body)
+
+    @rule()
+    def keep(self) -> None:
+        """As if the files of all that waits were about to go."""
+        self.world.keep()
+
+    def _holds(self, body: bytes, answer: Cancelled) -> None:
+        """That an answer about a message is true, and says as much as can be known."""
         if body in self.cancelled:
-            assert answer is Cancelled.CANCELLED_BEFORE or (self.was_log_lost and answer is Cancelled.DELIVERED)
+            assert answer is Cancelled.CANCELLED_BEFORE or (self.was_log_lost and answer is Cancelled.NO_LONGER_WAITS)
         elif body in self.world.bodies():
-            assert answer is Cancelled.DELIVERED
+            assert answer is Cancelled.DELIVERED or (self.was_killed and answer is Cancelled.NO_LONGER_WAITS)
         else:
             assert answer is Cancelled.CANCELLED
-            self.cancelled.add(body)
 
     @rule(
         down_ms=st.one_of(st.just(0), st.integers(0, 60_000)),
         lost=st.sampled_from(["", "", "", "wheel", "log", "check"]),
     )
     def kill(self, down_ms: int, lost: str) -> None:
+        self.was_killed = True
         self._restart(down_ms, lost)
 
     @rule(down_ms=st.one_of(st.just(0), st.integers(0, 60_000)), lost=st.sampled_from(["", "", "wheel"]))

@@ -20,10 +20,10 @@ BEGIN_MS = SECOND * 1000 + 1
 
 
 def waits_of(messages: list[tuple[int, int]]) -> Waits:
-    """Messages as (ms within the second, number); the number stands for where the record lies."""
+    """Messages as (ms within the second, number); the number stands for where record and unit lie."""
     waits = np.zeros(len(messages), WAIT)
     waits["due"] = [BEGIN_MS + due for due, _ in messages]
-    waits["physical"] = [number for _, number in messages]
+    waits["physical"] = waits["position"] = [number for _, number in messages]
     return waits
 
 
@@ -37,12 +37,14 @@ class Model:
     def __init__(self) -> None:
         self.second = Second(SECOND)
         self.left: list[tuple[int, int]] = []
+        self.known: set[tuple[int, int]] = set()
         self.newest = self.oldest = 0
 
     def add(self, dues: list[int]) -> None:
         messages = [(due, self.newest + at) for at, due in enumerate(dues)]
         self.newest += len(dues)
         self.second.add(waits_of(messages))
+        self.known |= set(messages)
         self.left = sorted(self.left + messages)
 
     def load(self, parts: list[list[int]]) -> None:
@@ -56,6 +58,7 @@ class Model:
                 model.oldest -= len(dues)
                 messages = [(due, model.oldest + at) for at, due in enumerate(dues)]
                 model.second.add_older(waits_of(messages))
+                model.known |= set(messages)
                 model.left = sorted(model.left + messages)
                 return True
 
@@ -77,9 +80,9 @@ class Model:
                 self.left = self.left[count:]
 
     def remove(self, at: int) -> None:
-        number = self.left[at % len(self.left)][1] if self.left else 7
-        assert numbers(self.second.remove(number)) == ([number] if self.left else [])
-        self.left = [message for message in self.left if message[1] != number]
+        message = self.left[at % len(self.left)] if self.left else (0, 7)
+        assert numbers(self.second.remove(waits_of([message]))) == ([message[1]] if self.left else [])
+        self.left = [each for each in self.left if each != message]
 
     def check(self) -> None:
         head = self.second.head_ms
@@ -123,7 +126,9 @@ def test_messages_have_their_order_whatever_came_when(
                 model.remove(at)
         model.check()
     assert numbers(model.second.remaining()) == [number for _, number in model.left]
-    assert sorted(model.second.physical().tolist()) == sorted(number for _, number in model.left)
+    assert {each for each in model.known if model.second.has(waits_of([each]))} == set(model.left)
+    within = sorted(model.second.positions_between(-5, 5).tolist())
+    assert within == sorted(number for _, number in model.left if -5 <= number <= 5)
     while model.left:
         model.take(20, 5, 1.0, back=False)
     model.check()

@@ -166,10 +166,21 @@ class TimerWorld:
     # --- changing and looking
 
     def cancel(self, physical_offset: int) -> Cancelled:
-        return self.pending.cancel(physical_offset, self.now_ms)
+        return self._outcome(lambda: self.pending.cancel(physical_offset, self.now_ms))
 
     def reschedule(self, physical_offset: int, due_ms: int) -> tuple[Cancelled, int | None]:
-        return self.pending.reschedule(physical_offset, due_ms, self.now_ms)
+        """What became of it, and the physical offset of the record by which the message waits then."""
+        result = self._outcome(lambda: self.pending.reschedule(physical_offset, due_ms, self.now_ms))
+        return result, self.store.appender.last_physical_offset if result is Cancelled.CANCELLED else None
+
+    def _outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
+        """As the handlers do it."""
+        while (result := change()) is None:
+            while not self.timers.changes.ids.is_complete:
+                read = self.timers.changes.ids.look(self.now_ms)
+                if read is not None:
+                    read.run()
+        return result
 
     def keep(self) -> int:
         """Append once more what waits, as if all files were about to go; gives how many messages those were."""

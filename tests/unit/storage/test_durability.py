@@ -17,7 +17,7 @@ from storage import durability
 from storage.budget import UNLIMITED, Pieces
 from storage.check import problems
 from storage.clock import ManualClock, Moment
-from storage.durability import EXPIRE_SECONDS, FIRST_CHECKPOINT_SECONDS, RETRY_SECONDS, DurabilityConfig
+from storage.durability import EXPIRE_SECONDS, FIRST_CHECKPOINT_SECONDS, RETRY_SECONDS, STOP_TRIES, DurabilityConfig
 from storage.errors import NotDurable, StoreBroken, StoreClosed, StoreError, StoreFull
 from storage.health import Verdict
 from storage.jobs import Lane
@@ -1163,6 +1163,46 @@ def test_a_flush_that_cannot_begin_at_a_stop_is_tried_again() -> None:
     assert owned.ends == [None]
     assert turn > 5
     assert not files.exists("/s/abort")
+
+
+def test_a_stop_ends_also_where_no_flush_can_begin() -> None:
+    """Nothing acknowledged by a flush is lost; the rest is in the files, for as long as the power is on."""
+    owned = owned_store()
+    files = files_of(owned)
+    append(owned.store, "t", 0, b"x")
+    files.fail("open", errno.EMFILE, LOG)
+    owned.durability.stop()
+    for _ in range(3 * STOP_TRIES):
+        owned.step()
+        while owned.workers.run_one():
+            pass
+        owned.clock.advance(RETRY_MS)
+    (end,) = owned.ends
+    assert len(owned.workers.failures) == STOP_TRIES
+    assert isinstance(end, OSError)
+    assert end.errno == errno.EMFILE
+    assert owned.step() is None
+    assert files.exists("/s/abort")
+    store, _ = reopened(files)
+    assert bodies(store, "t") == [b"x"]
+
+
+def test_a_stop_tries_again_to_remove_what_could_not_be() -> None:
+    owned = owned_store()
+    files = files_of(owned)
+    append(owned.store, "t", 0, b"old")
+    owned.checkpoint()
+    files.fail("remove", errno.EBUSY, f"{QUEUES}/t")
+    removal = Removal(owned, "t")
+    owned.settle()
+    assert isinstance(removal.results[0], OSError)
+    append(owned.store, "t", 0, b"new")
+    files.heal()
+    owned.stop()
+    assert not files.exists("/s/abort")
+    store, recovered = reopened(files)
+    assert recovered.records == 0
+    assert bodies(store, "t") == [b"new"]
 
 
 def test_a_poisoned_store_is_left_as_it_is() -> None:

@@ -36,6 +36,7 @@ def position(number: int) -> int:
 ACTIONS = st.one_of(
     st.tuples(st.just("set"), st.integers(0, COUNT - 1), st.binary(min_size=4, max_size=4)),
     st.tuples(st.just("plan"), st.integers(0, COUNT)),
+    st.tuples(st.just("begin")),
     st.tuples(st.just("run")),
     st.tuples(st.just("drop"), st.integers(0, 2)),
 )
@@ -48,6 +49,7 @@ def test_readers_see_marks_whatever_the_files_have(actions: list[tuple[object, .
     seen, there = bytearray(contents(segments)), bytearray(contents(segments))
     planned: dict[int, bytes] = {}
     waiting: dict[int, bytes] = {}
+    begun: set[int] = set()
     job = None
     for action in actions:
         match action:
@@ -55,15 +57,19 @@ def test_readers_see_marks_whatever_the_files_have(actions: list[tuple[object, .
                 marks.set(position(number), mark)
                 seen[position(number) : position(number) + 4] = mark
                 waiting[number] = mark
+            case ("begin",):
+                marks.begin()
+                begun = set(waiting)
             case ("plan", int(end)):
                 job = marks.plan(end * UNIT)
-                planned = {number: mark for number, mark in waiting.items() if number < end}
+                planned = {number: waiting[number] for number in begun & waiting.keys() if number < end}
             case ("run",) if job is not None:
                 job()
                 for number, mark in planned.items():
                     there[position(number) : position(number) + 4] = mark
                     if waiting.get(number) == mark:
                         del waiting[number]
+                        begun.discard(number)
                 assert bool(marks) == bool(waiting)
                 job, planned = None, {}
             case ("drop", int(files)) if job is None:
@@ -79,10 +85,12 @@ def test_a_mark_that_the_disk_does_not_take_waits_on() -> None:
     segments = filled()
     marks = Marks(segments)
     marks.set(position(3), b"mark")
+    marks.begin()
     job = marks.plan(COUNT * UNIT)
     assert marks
     del job  # it failed
     marks.set(position(4), b"more")
+    marks.begin()
     marks.plan(COUNT * UNIT)()
     assert not marks
     assert segments.read(position(3), 4) + segments.read(position(4), 4) == b"markmore"

@@ -11,7 +11,7 @@ import pytest
 
 from protocol import record
 from storage.check import problems
-from storage.errors import StoreFormatError, StoreLocked
+from storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
 from storage.files import OsFiles
 from storage.health import Verdict
 from storage.store import MessageStore
@@ -185,8 +185,9 @@ def test_lost_consume_queues_are_made_again(lost: str) -> None:
     assert again.ensure_queue("a", 0).next_offset == 31
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
 @pytest.mark.parametrize("style", ["nothing", "some", "everything"])
-def test_a_power_cut_after_queues_were_made_again_loses_nothing(style: str) -> None:
+def test_a_power_cut_after_queues_were_made_again_loses_nothing(style: str, is_noted: bool) -> None:
     """The new files are not durable yet, and the checkpoint is of the old ones."""
     files = SimulatedFiles()
     stop(filled("/s", files))
@@ -194,9 +195,11 @@ def test_a_power_cut_after_queues_were_made_again_loses_nothing(style: str) -> N
     append(store, "a", 0, b"so that a record follows on the lost unit", now_ms=NOW_MS + 60_000)
     assert OwnedStore(store).flush()
     files.remove_tree("/s/consumequeue/a/0")
+    if not is_noted:
+        files.remove("/s/queuecheck")
     files.after_kill()
     again = make_store("/s", files, segment_size=8192)
-    assert again.open().rebuilt
+    assert again.open().rebuilt is not is_noted
     for seed in range(10):
         image = files.after_crash(len(files.operations), random.Random(seed), style)
         assert list(problems(reopened(image))) == []
@@ -225,11 +228,20 @@ def test_a_lost_or_foreign_checkpoint_is_no_harm() -> None:
         assert list(problems(reopened(files))) == []
 
 
-def test_a_checkpoint_beyond_the_commitlog_is_not_believed() -> None:
+@pytest.mark.parametrize("kept", [0, 1])
+def test_the_end_of_the_log_must_not_be_gone_unless_somebody_says_so(kept: int) -> None:
     files = SimulatedFiles()
     stop(filled("/s", files))
-    for name in files.list("/s/commitlog")[1:]:
+    names = files.list("/s/commitlog")
+    for name in names[kept:]:
         files.remove(f"/s/commitlog/{name}")
+    before = {path: bytes(node.data) for path, node in files.names.items()}
+    with pytest.raises(StoreFileMissing, match=f"/s/commitlog/{names[-1]}: is missing.*remove /s/checkpoint"):
+        reopened(files)
+    assert {path: bytes(node.data) for path, node in files.names.items()} == before
+    if not kept:
+        return
+    files.remove("/s/checkpoint")
     again = reopened(files)
     assert 0 < again.log.end <= 8192
     assert list(problems(again)) == []

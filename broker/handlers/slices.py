@@ -1,0 +1,49 @@
+"""Long work of a request, in slices between which everything else has its turn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from broker.errors import Refused
+from broker.handlers.replace import ReadApart
+from protocol.codes import ResponseCode
+from storage.budget import SPENT, Budget
+from storage.pull import ColdRead
+
+T = TypeVar("T")
+
+
+def always() -> bool:
+    """For work that is done whether its client waits or not."""
+    return True
+
+
+class Slices:
+    """Does the work of all requests that have much."""
+
+    def __init__(self, share: Callable[[], Awaitable[Budget]], read_apart: ReadApart) -> None:
+        """`share` gives a piece of work its part of the next turn of the loop, `read_apart` has a thread read."""
+        self._share = share
+        self._read_apart = read_apart
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End what is under way, before the store is closed: it is answered with an error."""
+        self._is_stopped = True
+
+    async def of(
+        self, steps: Iterable[T | ColdRead | None], goes_on: Callable[[], bool] = always
+    ) -> AsyncGenerator[T, None]:
+        """What the steps of some work give, with the loop's turns in between. Raises Refused when the broker stops, or
+        nobody waits for it any more (`goes_on`)."""
+        budget: Budget = SPENT
+        for found in steps:
+            if budget.is_spent:
+                budget = await self._share()
+                if self._is_stopped or not goes_on():
+                    raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the search was given up")
+            if isinstance(found, ColdRead):
+                await self._read_apart(found)
+            elif found is not None:
+                yield found

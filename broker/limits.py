@@ -1,0 +1,61 @@
+"""What clients can make the broker keep, and how much of it there may be. Each limit refuses what goes beyond it, by
+one of RocketMQ's codes and with a remark that says what to do; nothing that is kept already is lost by it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.config import BrokerConfig
+from broker.settings import LiveSettings
+
+MAX_NAME_LENGTH: Final = 255
+"""Of a group, in characters."""
+MAX_CLIENT_ID_LENGTH: Final = 1024
+MAX_EXPRESSION_LENGTH: Final = 65_536
+"""Of a subscription's tag expression, in characters."""
+MAX_ATTRIBUTES: Final = 100
+"""Of a topic."""
+MAX_ATTRIBUTES_LENGTH: Final = 32_768
+"""Of all attributes of a topic together, in characters."""
+
+_PROPERTIES: Final = {
+    "maxGroupsPerConnection": "groups_per_connection",
+    "maxHeartbeatEntries": "heartbeat_entries",
+    "maxSubscriptionsPerGroup": "subscriptions",
+    "maxTagsPerSubscription": "tags",
+    "maxBatchMessages": "batch_messages",
+    "maxQueueLocks": "queue_locks",
+    "maxSubscriptionGroups": "groups",
+    "maxTopics": "topics",
+    "maxQueuesPerTopic": "queues_per_topic",
+    "maxQueues": "queues",
+    "maxKVConfigEntries": "kv_entries",
+    "maxKVConfigBytes": "kv_bytes",
+    "maxRegistrationBytes": "registration_bytes",
+}
+
+
+class Limits:
+    """The limits as the settings say now. See the settings of the same names for what they mean."""
+
+    groups_per_connection: int
+    heartbeat_entries: int
+    subscriptions: int
+    tags: int
+    batch_messages: int
+    queue_locks: int
+    groups: int
+    topics: int
+    queues_per_topic: int
+    queues: int
+    kv_entries: int
+    kv_bytes: int
+    registration_bytes: int
+
+    def __init__(self, settings: LiveSettings) -> None:
+        self._follow(settings.config)
+        settings.on_change(_PROPERTIES, self._follow)
+
+    def _follow(self, config: BrokerConfig) -> None:
+        for name in _PROPERTIES.values():
+            setattr(self, name, getattr(config, f"max_{name}"))

@@ -1,0 +1,87 @@
+"""Pairs of 64-bit integers, found by the first number: 16 bytes each, and what comes is not sorted in among all that
+there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+_FRESH: Final = 4096
+"""Pairs that come one by one are sorted when there are so many."""
+_MOST_SORTED: Final = 1 << 17
+"""Runs are not merged beyond so many pairs, which takes some ms."""
+
+
+class _Run(NamedTuple):
+    """Pairs in the order of their first numbers, each of which is there once."""
+
+    firsts: Integers
+    seconds: Integers
+    largest: int
+    """Of the second numbers."""
+
+
+class SortedPairs:
+    """Of the pairs with one first number only the one that was added last counts."""
+
+    def __init__(self, least: Callable[[], int]) -> None:
+        """`least` tells below which second number pairs are of no use any more; they go when others are sorted."""
+        self._least = least
+        self._fresh: dict[int, int] = {}
+        self._runs: list[_Run] = []
+        """The oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._fresh) + sum(len(run.firsts) for run in self._runs)
+
+    def add(self, firsts: Integers, seconds: Integers) -> None:
+        """Add pairs."""
+        if len(firsts) + len(self._fresh) < _FRESH:
+            self._fresh.update(zip(firsts.tolist(), seconds.tolist(), strict=True))
+            return
+        fresh = np.array(list(self._fresh.items()), np.int64).reshape(-1, 2)
+        self._fresh = {}
+        self._take(np.concatenate((fresh[:, 0], firsts)), np.concatenate((fresh[:, 1], seconds)))
+
+    def add_one(self, first: int, second: int) -> None:
+        """Add a pair."""
+        self._fresh[first] = second
+        if len(self._fresh) >= _FRESH:
+            self.add(np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def _take(self, firsts: Integers, seconds: Integers) -> None:
+        least = self._least()
+        runs = [run for run in self._runs if run.largest >= least]
+        runs.append(_sorted(firsts, seconds, least))
+        while len(runs) > 1 and len(runs[-2].firsts) < 2 * len(runs[-1].firsts):
+            older, newer = runs[-2:]
+            if len(older.firsts) + len(newer.firsts) > _MOST_SORTED:
+                break
+            firsts = np.concatenate((older.firsts, newer.firsts))
+            runs[-2:] = [_sorted(firsts, np.concatenate((older.seconds, newer.seconds)), least)]
+        self._runs = [run for run in runs if len(run.firsts)]
+
+    def find(self, first: int) -> int | None:
+        """The second number of a first one; None where it has none."""
+        if first in self._fresh:
+            return self._fresh[first]
+        for run in reversed(self._runs):
+            at = int(run.firsts.searchsorted(first))
+            if at < len(run.firsts) and run.firsts[at] == first:
+                return int(run.seconds[at])
+        return None
+
+
+def _sorted(firsts: Integers, seconds: Integers, least: int) -> _Run:
+    # Stable: of what is equal the last one stays the last; and what is two runs is merged, which takes a tenth.
+    order = np.argsort(firsts, kind="stable")
+    firsts, seconds = firsts[order], seconds[order]
+    kept = np.append(firsts[1:] != firsts[:-1], True)[: len(firsts)] & (seconds >= least)
+    return _Run(firsts[kept], seconds[kept], int(seconds.max()) if len(seconds) else -1)

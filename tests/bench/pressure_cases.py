@@ -1,0 +1,165 @@
+"""What is measured of promptness while much else goes on, for one broker at a time; beside Apache's 5.3.3, since 4.9.7
+has no timers. Every case has a broker of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.codes import RequestCode, ResponseCode
+from tests.bench.blast import TimedFrames, blast, blast_delayed
+from tests.bench.brokers import MakeBroker, apache, apache_with_timers, running
+from tests.bench.figures import Figure, Figures, part
+from tests.bench.level_cases import wait_for
+from tests.bench.probe import pull_regularly, send_regularly
+from tests.bench.remote import Remote
+from tests.bench.stored import delivered
+from tests.bench.timer_cases import now_ms, wait_until_in_wheel
+from tests.peers.broker import HOST, Broker
+
+FIGURES: Mapping[str, Figure] = {
+    "beside_p50_ms": Figure("timers at 200/s beside 50,000/s plain sends: lateness p50", "ms", False),
+    "beside_p99_ms": Figure("  p99", "ms", False),
+    "beside_max_ms": Figure("  max", "ms", False),
+    "beside_behind_ms": Figure("  the most that the plain sends' client was late itself", "ms", False),
+    "mix_send_p50_ms": Figure("sends at 100/s beside a drain, pulls and removals of topics: p50", "ms", False),
+    "mix_send_p999_ms": Figure("  p99.9", "ms", False),
+    "mix_send_max_ms": Figure("  max", "ms", False),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much each case does."""
+
+    plain_rate: int
+    timer_rate: int
+    seconds: int
+    drain: int
+    """Messages that become due, 10,000 each second."""
+    drain_rate: int
+    lead_seconds: int
+    backlog: int
+    """Messages that are pulled meanwhile."""
+
+
+REAL = Sizes(50_000, 200, 20, drain=150_000, drain_rate=10_000, lead_seconds=12, backlog=200_000)
+TINY = Sizes(1000, 50, 1, drain=900, drain_rate=900, lead_seconds=3, backlog=3200)
+
+_PROPERTIES = {"timerWheelEnable": "true"}
+_DELAY_MS, _SPREAD_MS = 1000, 3000
+
+
+@dataclass(frozen=True)
+class PressureBench:
+    """One broker's turn."""
+
+    make: MakeBroker
+    directory: Path
+    sizes: Sizes
+
+
+async def _paced(broker: Broker, topic: str, rate: int, seconds: int, *delay: int | str) -> dict[str, float]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.bench.paced", str(broker.port), topic, str(rate), str(seconds), *map(str, delay),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError("the paced client failed")
+    result: dict[str, float] = json.loads(output)
+    if result["failed"]:
+        raise RuntimeError(f"{result['failed']} sends to {topic} were refused")
+    return result
+
+
+async def beside_plain(bench: PressureBench) -> Figures:
+    """A few messages with timers beside many without: 1 KiB each."""
+    sizes, directory = bench.sizes, bench.directory / "beside"
+    async with running(bench.make, directory, _PROPERTIES) as broker:
+        await asyncio.to_thread(blast, (HOST, broker.port), "plain", 3200)
+        timers, plain = await asyncio.gather(
+            _paced(broker, "timers", sizes.timer_rate, sizes.seconds, _DELAY_MS, _SPREAD_MS),
+            _paced(broker, "plain", sizes.plain_rate, sizes.seconds + (_DELAY_MS + _SPREAD_MS) // 1000, "plain"),
+        )
+        await wait_for(broker, "timers", int(timers["count"]))
+    result = await asyncio.to_thread(delivered, broker.store, "timers", int(timers["count"]), None)
+    await asyncio.to_thread(shutil.rmtree, directory)
+    return {
+        "beside_p50_ms": part(result.late_ms, 0.5),
+        "beside_p99_ms": part(result.late_ms, 0.99),
+        "beside_max_ms": max(result.late_ms),
+        "beside_behind_ms": plain["behind_ms"],
+    }
+
+
+async def mix(bench: PressureBench) -> Figures:
+    """A send each 10 ms, while timers become due, a backlog is pulled, and topics are made, used and removed. The
+    checkpoints come by themselves."""
+    sizes, directory = bench.sizes, bench.directory / "mix"
+    async with running(bench.make, directory, _PROPERTIES) as broker:
+        address, done = (HOST, broker.port), threading.Event()
+        await asyncio.to_thread(blast, address, "probe", 32)
+        await asyncio.to_thread(blast, address, "backlog", sizes.backlog)
+        first = (now_ms() // 1000 + sizes.lead_seconds) * 1000
+        frames = TimedFrames("drain", lambda number: first + number * 1000 // sizes.drain_rate)
+        await asyncio.to_thread(blast_delayed, address, frames, sizes.drain)
+        await asyncio.to_thread(wait_until_in_wheel, broker)
+        sending = asyncio.create_task(asyncio.to_thread(send_regularly, address, "probe", done))
+        others = [
+            asyncio.create_task(asyncio.to_thread(work, address, name, done))
+            for work, name in ((pull_regularly, "backlog"), (pull_regularly, "drain"), (_use_topics, "removed"))
+        ]
+        try:
+            await wait_for(broker, "drain", sizes.drain)
+        finally:
+            done.set()
+            samples = await sending
+            await asyncio.gather(*others)
+    result = await asyncio.to_thread(delivered, broker.store, "drain", sizes.drain, None)
+    await asyncio.to_thread(shutil.rmtree, directory)
+    latencies = [sample.latency_ms for sample in samples if first <= sample.wall_ms <= result.last_ms]
+    latencies = latencies or [samples[-1].latency_ms]
+    return {
+        "mix_send_p50_ms": part(latencies, 0.5),
+        "mix_send_p999_ms": part(latencies, 0.999),
+        "mix_send_max_ms": max(latencies),
+    }
+
+
+def _use_topics(address: tuple[str, int], name: str, done: threading.Event) -> None:
+    """Make a topic, send to it, and remove it, over and over."""
+    number = 0
+    with Remote(address) as remote:
+        while not done.is_set():
+            number += 1
+            topic = f"{name}_{number}"
+            blast(address, topic, 64, connections=1)
+            (answer,) = remote.requests(RequestCode.DELETE_TOPIC_IN_BROKER, [{"topic": topic}])
+            if answer.code != ResponseCode.SUCCESS:
+                raise RuntimeError(f"{topic} was not removed: {answer.code} {answer.remark}")
+
+
+Case = Callable[[PressureBench], Awaitable[Figures]]
+CASES: tuple[Case, ...] = (beside_plain, mix)
+NAMES = tuple(case.__name__ for case in CASES)
+
+
+async def run(
+    make: MakeBroker, directory: Path, sizes: Sizes, only: Collection[str], say: Callable[[str], None]
+) -> Figures:
+    """The figures of the cases whose names are in `only`, for one broker."""
+    bench = PressureBench(apache_with_timers if make is apache else make, directory / "pressure", sizes)
+    bench.directory.mkdir(parents=True)
+    figures: Figures = {}
+    for case in CASES:
+        if case.__name__ in only:
+            say(case.__name__)
+            figures |= await case(bench)
+    return figures

@@ -1,0 +1,137 @@
+"""Goal: the unit of a message is found by the physical offset of its record, at a cost that does not depend on how many
+messages wait.
+
+Method: units written in every order beside a dictionary; and whole worlds, in which units that are read are counted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler import timer_places
+from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timer_loading import Loading
+from scheduler.timer_log import APPLIED, UNIT, UNIT_SIZE, TimerLog
+from scheduler.timer_places import BLOCK_UNITS, UnitPlaces
+from scheduler.timer_policies import policy_of
+from tests.crash.simulated_files import SimulatedFiles
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+
+LATER = START_MS + 90_000
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(timer_places, "_BLOCK", chance.choice((1, 3, 30)) * UNIT_SIZE)
+    log = TimerLog(SimulatedFiles(), "/s/timerlog", chance.choice((5, 23, 1000)) * UNIT_SIZE + 7)
+    places, known = UnitPlaces(log), dict[int, int]()
+    for _ in range(40):
+        new = sorted(chance.sample(range(len(known) * 10, len(known) * 10 + 100), chance.choice((0, 1, 5, 20))))
+        moved = [chance.choice(list(known)) for _ in range(chance.choice((0, 0, 1, 7)))] if known else []
+        physical = chance.choice((new, moved, new + moved))
+        if not physical:
+            continue
+        units = np.zeros(len(physical), UNIT)
+        units["size"], units["physical_offset"] = UNIT_SIZE, physical
+        units["due_ms"] = [chance.choice((5, 5, 5, APPLIED)) for _ in physical]
+        positions = log.positions(len(units))
+        log.append(units, positions)
+        places.note(positions, units)
+        for at, due, position in zip(physical, units["due_ms"].tolist(), positions.tolist(), strict=True):
+            if due != APPLIED:
+                known[at] = position
+    again = UnitPlaces(log)
+    for position, units in log.scan(0, log.end):
+        again.note(position + np.arange(len(units)) * UNIT_SIZE, units)
+    for each in (places, again):
+        for physical_offset in range(max(known) + 100):
+            found = each.find(physical_offset)
+            assert (found[0] if found is not None else None) == known.get(physical_offset)
+            assert found is None or found[1]["physical_offset"].tolist() == [physical_offset]
+
+
+def counted(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many units each read of the timer log gives from now on."""
+    log, read = world.timers._slots.log, list[int]()
+    read_units, chunks, chain = log.read, log._chunks, log.chain
+
+    def noted_read(*each: int) -> Any:
+        units = read_units(*each)
+        read.append(len(units))
+        return units
+
+    def noted(parts: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        for position, units in parts:
+            read.append(len(units))
+            yield position, units
+
+    monkeypatch.setattr(log, "read", noted_read)
+    monkeypatch.setattr(log, "_chunks", lambda *each: noted(chunks(*each)))
+    monkeypatch.setattr(log, "chain", lambda *each: noted(chain(*each)))
+    return read
+
+
+@pytest.mark.parametrize("count", [1000, 20_000])
+@pytest.mark.parametrize("how", ["one second", "rolled", "held", "loaded"])
+def test_a_cancel_looks_at_as_many_units_however_many_wait(
+    monkeypatch: pytest.MonkeyPatch, how: str, count: int
+) -> None:
+    world = TimerWorld(TimerConfig(log_segment_size=5_200_000, roll_window=20), segment_size=1 << 24)
+    due = {"one second": START_MS + 15_000, "rolled": LATER, "held": START_MS + 100, "loaded": START_MS + 5000}[how]
+    if how == "held":
+        world.timers.set_policy("orders", policy_of({"timer.spread.seconds": "600"}))
+    places = [world.send(due, b"") for _ in range(count)]
+    world.pass_time(30_000 if how == "rolled" else 200)
+    read = counted(world, monkeypatch)
+    for place in places[:: count // 50]:
+        assert world.cancel(place) in (Cancelled.CANCELLED, Cancelled.DELIVERED)
+    assert sum(read) <= 51 * (BLOCK_UNITS + 10)
+    monkeypatch.undo()
+    assert world.cancel(places[0]) is not Cancelled.CANCELLED
+
+
+def test_a_message_that_is_cancelled_while_its_second_is_loaded_is_not_delivered() -> None:
+    """Its unit, which Apache's broker wrote, was read, and its record is being read."""
+    world = TimerWorld()
+    places = [world.send(LATER) for _ in range(100)]
+    world.run()
+    slots = world.timers._slots
+    number = LATER // 1000 - 1
+    chain = slots.log.chain
+
+    def theirs(last: int) -> Iterator[tuple[Any, Any]]:
+        for positions, units in chain(last):
+            without = units.copy()
+            without["due_ms"] = 0
+            yield positions, without
+
+    slots.log.chain = theirs  # type: ignore[method-assign,assignment]
+    slots.open(number)
+    second = slots.resident[number]
+    assert isinstance(second.loader, Loading)
+    while second.loader._part is None or len(second.loader._part.waits) < 60:
+        assert second.load_some()
+    for place in places[::2]:
+        assert world.cancel(place) is Cancelled.CANCELLED
+    world.pass_time(90_000)
+    assert len(world.bodies()) == 50
+
+
+def test_what_the_log_has_no_more_is_not_found() -> None:
+    log = TimerLog(SimulatedFiles(), "/s/timerlog", 10 * UNIT_SIZE)
+    places = UnitPlaces(log)
+    for number in range(500):
+        units = np.zeros(1, UNIT)
+        units["size"], units["physical_offset"] = UNIT_SIZE, number
+        positions = log.positions(1)
+        log.append(units, positions)
+        places.note(positions, units)
+        log.drop_before(log.end - 100 * UNIT_SIZE)
+        assert places.find(number) is not None
+    assert places.find(0) is None
+    assert len(places._starts) < 200
