@@ -264,6 +264,8 @@ def test_a_cancelled_message_of_a_level_is_not_delivered() -> None:
     world.pass_time(5000)
     assert world.bodies() == [b"two"]
     assert world.cancel(places[1]) is Cancelled.DELIVERED
+    level = world.levels.levels[2]
+    assert (level.delivered, level.skipped) == (1, 0)
 
 
 def test_cancel_tells_what_it_found(world: TimerWorld) -> None:
