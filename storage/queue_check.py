@@ -327,7 +327,7 @@ class QueueCheck:
 
     def _append(self, items: bytes, recovery_offset: int, changed: dict[Key, dict[int, Segment]]) -> None:
         block = _block(items, recovery_offset)
-        if self._at and self._at + len(block) <= self._capacity:
+        if self._at and self._at + len(block) <= self._capacity and self._files.exists(self._path):
             self._files.open(self._path).write_apart([(self._at, block)])
             self._at += len(block)
         else:

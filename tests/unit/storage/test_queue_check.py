@@ -379,6 +379,17 @@ def test_of_a_full_store_only_the_missing_part_is_read() -> None:
     world.look()
 
 
+def test_a_note_that_somebody_removes_from_under_a_running_broker_is_written_anew() -> None:
+    world = filled()
+    world.checkpoint()
+    world.files.remove(CHECK)
+    world.send("a", 0)
+    world.checkpoint()
+    assert world.owned.poison is None
+    assert world.reopen() == []
+    world.look()
+
+
 def unreadable(world: World, topic: str, reads: int) -> None:
     """Make a checkpoint for which the units of a topic cannot be read, but for so many times that its files are opened:
     each is synced before."""
