@@ -8,7 +8,7 @@ mark, recovery sets it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -161,7 +161,8 @@ class TimerChanges:
         self._enqueuer.through(message.queue_offset, now_ms)
         found = self._slots.places.find(physical_offset)
         if found is None:
-            return Cancelled.NO_LONGER_WAITS
+            is_done = self._slots.start.is_done(physical_offset)
+            return Cancelled.DELIVERED if is_done else Cancelled.NO_LONGER_WAITS
         position, unit = found
         if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
@@ -303,7 +304,7 @@ class TimerChanges:
 
     # --- after a start
 
-    def withdraw_again(self, physical_offsets: set[int]) -> None:
+    def withdraw_again(self, physical_offsets: Iterable[int]) -> None:
         """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
         for physical_offset in physical_offsets:
             found = self._slots.places.find(physical_offset)

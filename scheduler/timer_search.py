@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scheduler.timer_log import NO_MESSAGE, UNIT, seconds_of
-from scheduler.timer_second import NONE, waits_of
+from scheduler.timer_second import NONE, is_among, waits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,8 +41,12 @@ class TimerSearch:
         if number < slots.start.recovered_to and slots.start.is_done(int(waits["physical"][0])):
             return False
         second = slots.resident.get(number)
-        # Nothing of a second is delivered before all of it is loaded.
-        return second is None or not second.is_loaded or second.has(waits)
+        if second is None:
+            return True
+        if second.is_loaded:
+            return second.has(waits)
+        # Nothing of it is delivered before all of it is loaded.
+        return bool(slots.left_of(second, waits, waits["magic"].astype(np.int32))[0][0])
 
     def wait_at(self, position: int, number: int) -> Waits:
         """The message of a unit in the slot of a second. Raises OSError."""
@@ -75,13 +79,14 @@ class TimerSearch:
         kept = np.ones(len(at), bool)
         current = seconds == slots.second
         if current.any():
-            # Of the current second the unit does not tell, when it is loaded: until then nothing of it is delivered.
-            second = slots.current
+            # Of the current second the unit does not tell.
+            second, positions = slots.current, waits["position"]
             if second.is_loaded:
-                positions = waits["position"]
                 kept = ~current | np.isin(positions, second.positions_between(int(positions[0]), int(positions[-1])))
+            else:
+                kept = ~current | slots.left_of(second, waits, waits["magic"].astype(np.int32))[0]
         if len(slots.start.done):
-            kept &= (seconds >= slots.start.recovered_to) | ~np.isin(waits["physical"], slots.start.done)
+            kept &= (seconds >= slots.start.recovered_to) | ~is_among(waits["physical"], slots.start.done)
         return waits[kept], seconds[kept]
 
     def take_census(self) -> bool:
