@@ -95,6 +95,13 @@ class Batches:
         data = queue.read(offset, count)
         return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
 
+    def records(self, physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> Records | None:
+        """The records at some physical offsets, read as ranges that are as long as can be; None where not all are in
+        the commitlog. May wait for the disk. Raises OSError."""
+        parts = [self._store.log.read(*each) for each in _ranges(physical, sizes)]
+        data = b"".join([part for part in parts if part is not None])
+        return Records(data, physical, sizes) if len(data) == int(sizes.sum()) else None
+
     def deliver(self, units: Units, now_ms: int, *, may_wait: bool, **source: object) -> Outcome:
         """Deliver units that are due, at least one, as many as make a batch, at a time (ms). `may_wait`: read from the
         disk, if need be, where otherwise the answer is COLD. They are appended in the order given. `source` tells in

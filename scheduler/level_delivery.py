@@ -16,7 +16,7 @@ import structlog
 from scheduler.batches import Batches, Kind, Outcome
 from scheduler.level import Level, OpenRun, Put, Status
 from scheduler.level_times import LevelTimes
-from storage.errors import StoreError
+from storage.errors import NotInMemory, StoreError
 from storage.pull import ReadCold
 from storage.store import MessageStore
 
@@ -120,6 +120,8 @@ class LevelDelivery:
         put = Put(run.cursor, run.cursor + len(units), due_ms)
         try:
             outcome = self._append(level, units, now_ms)
+        except NotInMemory:
+            raise  # whoever gives us our turns has it read, and calls again
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
@@ -222,6 +224,8 @@ class LevelDelivery:
         units = self._batches.read(level.queue, put.start, put.end - put.start)
         try:
             outcome = self._append(level, units, now_ms)
+        except NotInMemory:
+            raise
         except StoreError as error:
             level.trouble = str(error)
             level.fail(put, now_ms, origin_is_gone=False)
@@ -265,9 +269,9 @@ class LevelDelivery:
     def _warm(self, level: Level, start: int, end: int) -> None:
         """Have a thread read from the disk what comes next."""
         assert self._read_cold is not None
+        job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
         level.is_reading = True
         level.trouble = "the disk: old messages are being read"
-        job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
 
         def done() -> None:
             level.is_reading = False

@@ -3,11 +3,13 @@ select by."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from protocol import properties
+from scheduler.timer_keys import key_of
 from storage.consume_queue import ConsumeQueue
 from storage.copies import Records
 from storage.scan import is_topic_name
@@ -21,6 +23,7 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 _REAL_TOPIC: Final = f"{properties.REAL_TOPIC}{properties.NAME_END}".encode()
 _REAL_QID: Final = f"{properties.PROPERTY_END}{properties.REAL_QID}{properties.NAME_END}".encode()
+_REPLACE: Final = properties.TIMER_REPLACE.encode()
 _TAGS: Final = f"{properties.TAGS}{properties.NAME_END}".encode()
 _END: Final = ord(properties.PROPERTY_END)
 _END_BYTE: Final = properties.PROPERTY_END.encode()
@@ -62,16 +65,9 @@ class Targets:
 
     def _queues_of_rows(self, rows: NDArray[np.uint8]) -> list[ConsumeQueue | None] | None:
         """The queues of texts of one length that have REAL_TOPIC at one place; None where that is not so."""
-        first = rows[0].tobytes()
-        at = first.rfind(_REAL_TOPIC)
-        if (
-            at < 1
-            or len(first) - at > _MAX_KEY
-            or first[at - 1] != _END
-            or not _same(rows, at - 1, at + len(_REAL_TOPIC))
-        ):
+        keys = _endings_of_rows(rows)
+        if keys is None:
             return None
-        keys = _columns(rows, at, len(first))
         for key in set(keys).difference(self._queues):
             # Whoever has REAL_TOPIC again, or REAL_QID before it, is looked at on its own.
             if _REAL_QID not in key or key.rfind(_REAL_TOPIC) > 0:
@@ -134,6 +130,60 @@ class Targets:
                 known[key] = _tags_code(key)
             result.append(known[key])
         return result
+
+
+class TopicHashes:
+    """Finds for property texts what a unit of the timer log has of the topic that a message is for, and of the key by
+    which it is to be replaced. Of most texts the topic is known by what follows from REAL_TOPIC on."""
+
+    def __init__(self, hash_of: Callable[[str], int]) -> None:
+        """`hash_of`: the hash of a topic's name."""
+        self._hash_of = hash_of
+        self._known: dict[bytes, int] = {}
+
+    def find(self, records: Records) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """For each record the hash of its topic's name, and that of its key, 0 where it is not to be replaced."""
+        if len(self._known) > _MAX_KNOWN:
+            self._known.clear()
+        rows = records.text_rows()
+        endings = _endings_of_rows(rows) if rows is not None else None
+        # A text that has the name twice, or in another one's value, is looked at on its own.
+        if rows is not None and endings is not None and rows.tobytes().count(_REAL_TOPIC) == len(rows):
+            has_keys = _REPLACE in rows.tobytes()
+            texts = records.properties() if has_keys else []
+            hashes = [self._of_ending(ending) for ending in endings]
+        else:
+            texts = records.properties()
+            has_keys = any(_REPLACE in text for text in texts)
+            hashes = [self._of_text(text) for text in texts]
+        keys = [key_of(_decoded(text)) for text in texts] if has_keys else np.zeros(len(records), np.int32)
+        return np.array(hashes, np.int32), np.array(keys, np.int32)
+
+    def _of_text(self, text: bytes) -> int:
+        at = text.find(_REAL_TOPIC)
+        if at > 0 and text[at - 1] == _END and len(text) - at <= _MAX_KEY and text.find(_REAL_TOPIC, at + 1) < 0:
+            return self._of_ending(text[at:])
+        return self._hash_of(properties.get(_decoded(text), properties.REAL_TOPIC) or "")
+
+    def _of_ending(self, ending: bytes) -> int:
+        found = self._known.get(ending)
+        if found is None:
+            found = self._hash_of(properties.get(_decoded(ending), properties.REAL_TOPIC) or "")
+            self._known[ending] = found
+        return found
+
+
+def _endings_of_rows(rows: NDArray[np.uint8]) -> list[bytes] | None:
+    """What texts of one length have from REAL_TOPIC on, where all have that at one place; else None."""
+    first = rows[0].tobytes()
+    at = first.rfind(_REAL_TOPIC)
+    if at < 1 or len(first) - at > _MAX_KEY or first[at - 1] != _END or not _same(rows, at - 1, at + len(_REAL_TOPIC)):
+        return None
+    return _columns(rows, at, len(first))
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
 
 
 def _tags_code(text: bytes) -> int:

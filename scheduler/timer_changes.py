@@ -8,7 +8,7 @@ mark, recovery sets it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -313,7 +313,7 @@ class TimerChanges:
 
     # --- after a start
 
-    def withdraw_again(self, physical_offsets: set[int]) -> None:
+    def withdraw_again(self, physical_offsets: Iterable[int]) -> None:
         """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
         for physical_offset in physical_offsets:
             found = self._slots.places.find(physical_offset)

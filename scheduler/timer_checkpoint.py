@@ -53,8 +53,6 @@ class TimerCheckpoint:
         """Whose turn it is, and when that was first seen."""
         self._is_bound = False
         """Whether `_bound_since` is done for the checkpoint that is being made."""
-        self._opened_at = 0
-        """Where the turn of the current second had begun in the commitlog when the store was opened."""
 
     def load(self, recovered: Recovered) -> tuple[TimerNote | None, TimerCheck | None]:
         """What was noted, as far as it belongs to the store, and what timercheck says. Raises StoreFormatError,
@@ -73,7 +71,6 @@ class TimerCheckpoint:
     def begin(self) -> None:
         """Be ready for the first checkpoint; `slots` are loaded."""
         self._synced = self._slots.log.begin
-        self._opened_at = self._slots.since
 
     # --- the note
 
@@ -89,6 +86,7 @@ class TimerCheckpoint:
             self._slots.held_to,
             self._slots.counted_at,
             self._topics.waiting(),
+            self._slots.found(),
         ).encode()
 
     def _note_on_disk(self) -> TimerNote | None:
@@ -100,7 +98,8 @@ class TimerCheckpoint:
     def needed_from(self) -> int:
         """See `storage.durability.Part`."""
         note = self._note_on_disk()
-        return note.since if note is not None else self._opened_at
+        # Without one the next start would read all of the commitlog.
+        return note.since if note is not None else 0
 
     @property
     def kept_from(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import structlog
@@ -10,13 +10,15 @@ import structlog
 from protocol import properties
 from protocol.timer_properties import MAX_HASH, first_id
 from scheduler.batches import Batches
+from scheduler.targets import TopicHashes
 from scheduler.timer_keys import key_of
 from scheduler.timer_log import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
 from scheduler.timer_search import LOOK_UNITS
-from scheduler.timer_second import WAIT, slot_second_of
+from scheduler.timer_second import WAIT, is_among, slot_second_of
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import PADDING_SIZE, ConsumeQueue
+from storage.copies import Records
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _UNITS: Final = 4096
+_FIRST_ID: Final = properties.TIMER_FIRST_ID.encode()
+_LOOK_BYTES: Final = 1 << 20
+"""About how much of the commitlog is read at once where units do not tell enough, so that it takes a few ms."""
 
 
 class Enqueuer:
@@ -41,6 +46,7 @@ class Enqueuer:
         self._slots = slots
         self._topics = topics
         self._batches = batches
+        self._hashes = TopicHashes(topics.hash_of)
         self.next_offset = 0
         """Next queue offset to put into the wheel."""
         self._replayed_to = 0
@@ -66,9 +72,8 @@ class Enqueuer:
 
     def is_done(self, physical_offset: int) -> bool:
         """Whether recovery found that a message, which is not in the wheel yet, was delivered or withdrawn."""
-        start = self._slots.start
-        places = ((found, np.searchsorted(found, physical_offset)) for found in (start.done, start.withdrawn))
-        return any(at < len(found) and found[at] == physical_offset for found, at in places)
+        start, offset = self._slots.start, np.array([physical_offset])
+        return bool(is_among(offset, start.done)[0] or is_among(offset, start.withdrawn)[0])
 
     def through(self, queue_offset: int, now_ms: int) -> None:
         """Put all messages up to one, and it too, into the wheel. Raises OSError."""
@@ -91,11 +96,13 @@ class Enqueuer:
         if count <= 0:
             return False
         units = self._batches.read(queue, self.next_offset, count)
-        codes = units["tags_code"]
+        count, codes = len(units), units["tags_code"]
         hashes = self._topics.hashes(self.next_offset, len(units))
         if hashes is None or not (codes > MAX_HASH).all():
-            units = units[:LOOK_UNITS]
-            waits, magic = self._look(units)
+            looked = self._look(units)
+            count = len(looked.waits)
+            known = looked.magic != 0
+            waits, magic = looked.waits[known], looked.magic[known]
         else:
             waits = np.zeros(len(units), WAIT)
             waits["physical"], waits["size"] = units["physical_offset"], units["size"]
@@ -105,18 +112,22 @@ class Enqueuer:
                 waits["key"] = keys
             waits["again"] = self._topics.again(self.next_offset, len(units))
             magic = np.full(len(units), NORMAL, np.int32)
-        if self.next_offset < self._replayed_to:
-            magic |= np.where(np.isin(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
-            kept = ~np.isin(waits["physical"], self._slots.start.done)
+        met = None
+        if self.next_offset < self._replayed_to and len(waits):
+            magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
+            done = is_among(waits["physical"], self._slots.start.done)
+            met = waits["physical"][done]
             # By the first record's id one has to learn that its message was appended again, and then delivered.
-            self._slots.put_past(waits[~kept & waits["again"]], now_ms)
-            waits, magic = waits[kept], magic[kept]
+            self._slots.put_past(waits[done & waits["again"]], now_ms)
+            waits, magic = waits[~done], magic[~done]
         if len(waits):
             self._slots.put(waits, magic, now_ms)
             is_message = magic == NORMAL
             self._topics.count(waits[is_message], 1)
             self.messages += int(is_message.sum())
-        self.next_offset += len(units)
+        if met is not None:
+            self._slots.forget([met])
+        self.next_offset += count
         self._slots.is_replayed |= self.next_offset >= self._replayed_to
         self._topics.drop_staged(self.next_offset)
         return True
@@ -127,26 +138,73 @@ class Enqueuer:
         if unit is not None:
             self._slots.mark_newest(unit[0], unit[1], now_ms)
 
-    def _look(self, units: NDArray[Any]) -> tuple[Waits, NDArray[np.int32]]:
-        """What units wait for of which only the records tell when they are due, and the magic numbers of their own."""
-        waits = np.zeros(len(units), WAIT)
-        magic = np.zeros(len(units), np.int32)
-        for at, (physical, size, code) in enumerate(units.tolist()):
-            message = self._store.message_at(physical, size) if 0 < size != PADDING_SIZE else None
-            due_ms = due_of(message) if message is not None else None
-            if message is None or due_ms is None:
-                log.error("timer_message_illegal", physical_offset=physical, size=size)
-                continue
-            text = message.properties_text
-            topic_hash = self._topics.hash_of(properties.get(text, properties.REAL_TOPIC) or "")
-            magic[at] = NORMAL
-            if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
-                magic[at] = NORMAL | DELETE
-                if message.prepared_transaction_offset:
-                    magic[at] |= WITHDRAWN
-            elif code > MAX_HASH:
-                due_ms = code
-            is_again = first_id(text, message.prepared_transaction_offset) is not None
-            waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again, 0)
-        known = magic != 0
-        return waits[known], magic[known]
+    def _look(self, units: NDArray[Any]) -> _Looked:
+        """What units wait for of which only the records tell the topic, or when they are due: of so many from the first
+        on as are read in one piece. Raises OSError."""
+        codes, sizes = units["tags_code"].astype(np.int64), units["size"].astype(np.int64)
+        physical = units["physical_offset"].astype(np.int64)
+        # Records of ours whose deliver time is known, and that are there.
+        is_usual = (codes > MAX_HASH) & (sizes > 0) & (sizes != PADDING_SIZE)
+        is_usual &= (physical >= self._store.log.begin) & (physical + sizes <= self._store.log.end)
+        special = np.flatnonzero(~is_usual)
+        count = int(special[LOOK_UNITS]) if len(special) > LOOK_UNITS else len(units)
+        total = np.cumsum(np.where(is_usual, sizes, 0))
+        count = max(1, min(count, int(np.searchsorted(total, _LOOK_BYTES, "right"))))
+        at = np.flatnonzero(is_usual[:count])
+        waits = np.zeros(count, WAIT)
+        magic = np.zeros(count, np.int32)
+        records = self._batches.records(physical[at], sizes[at]) if len(at) else None
+        if records is not None:
+            if not records.is_usual.all():
+                at = at[records.is_usual]
+                records = records.part(np.flatnonzero(records.is_usual))
+            if len(at):
+                waits["physical"][at], waits["size"][at] = physical[at], sizes[at]
+                waits["due"][at] = np.minimum(codes[at], MAX_DUE_MS)
+                waits["hash"][at], waits["key"][at] = self._hashes.find(records)
+                waits["again"][at] = _were_again(records)
+                magic[at] = NORMAL
+        special = np.flatnonzero(magic == 0)
+        if len(special) > LOOK_UNITS:  # of another make (IPv6), or they are just being removed
+            count = int(special[LOOK_UNITS])
+        for each in special[:LOOK_UNITS].tolist():
+            self._look_at(units[each].item(), waits, magic, each)
+        return _Looked(waits[:count], magic[:count])
+
+    def _look_at(self, unit: tuple[int, int, int], waits: Waits, magic: NDArray[np.int32], at: int) -> None:
+        """What one unit waits for, of which the record tells; nothing where it is none of a message that waits."""
+        physical, size, code = unit
+        message = self._store.message_at(physical, size) if 0 < size != PADDING_SIZE else None
+        due_ms = due_of(message) if message is not None else None
+        if message is None or due_ms is None:
+            log.error("timer_message_illegal", physical_offset=physical, size=size)
+            return
+        text = message.properties_text
+        topic_hash = self._topics.hash_of(properties.get(text, properties.REAL_TOPIC) or "")
+        magic[at] = NORMAL
+        if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+            magic[at] = NORMAL | DELETE
+            if message.prepared_transaction_offset:
+                magic[at] |= WITHDRAWN
+        elif code > MAX_HASH:
+            due_ms = code
+        is_again = first_id(text, message.prepared_transaction_offset) is not None
+        waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again, 0)
+
+
+def _were_again(records: Records) -> NDArray[np.bool_]:
+    """Of each record, whether it is one of a message that was appended again."""
+    result = np.zeros(len(records), bool)
+    if _FIRST_ID in bytes(records.data):
+        origins = records.heads["prepared_transaction_offset"].tolist()
+        for at, text in enumerate(records.properties()):
+            if _FIRST_ID in text:
+                result[at] = first_id(text.decode("utf-8", "replace"), origins[at]) is not None
+    return result
+
+
+class _Looked(NamedTuple):
+    """Of units from the first on: what they wait for, and their magic numbers, 0 for one that stands for nothing."""
+
+    waits: Waits
+    magic: NDArray[np.int32]

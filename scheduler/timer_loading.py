@@ -31,6 +31,8 @@ class Loading:
         self._slots = slots
         self._second = second
         self._chain = slots.log.chain(last)
+        self._is_over = False
+        """Whether the chain came to a unit of another second, which it does where the log was damaged."""
         self._part: _Part | None = None
         """A part that was read, and is not in the second yet."""
 
@@ -54,10 +56,16 @@ class Loading:
         return True
 
     def _next_part(self) -> _Part | None:
-        found = next(self._chain, None)
-        if found is None or int(seconds_of(found[1][-1:])[0]) != self._second.number:
+        found = next(self._chain, None) if not self._is_over else None
+        if found is None:
             return None
         positions, units = found
+        others = np.flatnonzero(seconds_of(units) != self._second.number)
+        if len(others):
+            self._is_over = True
+            positions, units = positions[others[-1] + 1 :], units[others[-1] + 1 :]
+            if not len(units):
+                return None
         magic = units["magic"].astype(np.int32) | NORMAL
         waits = waits_of(units, positions)
         kept, uncounted = self._slots.left_of(self._second, waits, magic)

@@ -80,6 +80,8 @@ _SCAN_UNITS: Final = 16_384
 _CRC_UNITS: Final = 64
 _FIRST_LOOK: Final = 64
 _MAX_LOOK: Final = 8192
+_DENSE: Final = 32
+"""Blocks get longer where at least one unit of so many is of the second that is read."""
 
 
 def seconds_of(units: Units) -> NDArray[np.int64]:
@@ -280,9 +282,7 @@ class Chain:
         self._position = last
         """The last unit of the next part."""
         self._look = _FIRST_LOOK
-        """How many units are read at once: more where what was read is used wholly."""
-        self._block, self._base = np.empty(0, UNIT), 0
-        self._linked = self._previous = np.empty(0, np.int64)
+        """How many units are read at once: more where many of them are of the second."""
 
     def __iter__(self) -> Chain:
         return self
@@ -291,29 +291,44 @@ class Chain:
         position = self._position
         if not self._log.begin <= position < self._log.end:
             raise StopIteration
-        at = (position - self._base) // UNIT_SIZE
-        if not 0 <= at < len(self._block) or position < self._base:
-            self._read()
-            at = len(self._block) - 1
-            if self._base + at * UNIT_SIZE != position:
-                raise StopIteration
-        first = at
-        if self._linked[at]:
-            first = int(np.flatnonzero(~self._linked[:at])[-1])
-        if self._block["size"][first] != UNIT_SIZE:
-            raise StopIteration
-        self._look = min(_MAX_LOOK, self._look * 2) if first == 0 else max(_FIRST_LOOK, self._look // 2)
-        before = int(self._previous[first])
-        self._position = before if before < position else -1
-        return self._base + np.arange(first, at + 1) * UNIT_SIZE, self._block[first : at + 1]
-
-    def _read(self) -> None:
-        """Have a block of units that ends with that of the position."""
-        position = self._position
         base = max(position - position % self._log.segment_size, position - (self._look - 1) * UNIT_SIZE)
         block = self._log.read(base, (position - base) // UNIT_SIZE + 1)
-        self._block, self._base = block, base
-        self._previous = block["previous"].astype(np.int64)
-        # Where a unit follows the one it is linked to; the first of the block begins a part in any case.
-        self._linked = self._previous == base + (np.arange(len(block)) - 1) * UNIT_SIZE
-        self._linked[:1] = False
+        if not len(block) or base + (len(block) - 1) * UNIT_SIZE != position:
+            raise StopIteration
+        runs, self._position = self._runs(base, block)
+        if not runs:
+            raise StopIteration
+        if len(runs) == 1:
+            at = np.arange(runs[0][0], runs[0][1] + 1)
+        else:
+            firsts, lasts = np.array(runs[::-1]).T
+            counts = lasts - firsts + 1
+            at = np.arange(int(counts.sum())) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+        is_dense = len(at) * _DENSE >= len(block)
+        self._look = min(_MAX_LOOK, self._look * 2) if is_dense else max(_FIRST_LOOK, self._look // 2)
+        return base + at * UNIT_SIZE, block[at]
+
+    @staticmethod
+    def _runs(base: int, block: Units) -> tuple[list[tuple[int, int]], int]:
+        """Those units of a block that are of the chain which ends with its last one, as first and last places of units
+        that follow each other, from the end on; and the position of the unit before, -1 without one."""
+        numbers = np.arange(len(block))
+        previous = block["previous"].astype(np.int64)
+        # Where a unit follows the one it is linked to; the first of the block begins a run in any case.
+        is_first = previous != base + (numbers - 1) * UNIT_SIZE
+        is_first[0] = True
+        first_of = np.maximum.accumulate(np.where(is_first, numbers, 0)).tolist()
+        links, sizes = previous.tolist(), block["size"].tolist()
+        runs: list[tuple[int, int]] = []
+        at = len(block) - 1
+        while True:
+            first = first_of[at]
+            if sizes[first] != UNIT_SIZE:
+                return runs, -1
+            runs.append((first, at))
+            before = links[first]
+            if before >= base + first * UNIT_SIZE:
+                return runs, -1
+            if before < base:
+                return runs, before
+            at = (before - base) // UNIT_SIZE

@@ -14,13 +14,14 @@ the timer topic.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
-from scheduler.timer_files import TimerCheck, TimerNote
+from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import NO_MESSAGE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_wheel import SLOTS, TimerWheel
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
@@ -36,33 +37,34 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-_NO_OFFSETS: Final[Offsets] = np.empty(0, np.int64)
-_MARGIN_SECONDS: Final = 2
-
 
 class Start(NamedTuple):
-    """Where timers go on. See `timer_files` for `second` to `queue_offset`."""
+    """Where timers go on. See `timer_files` for `second` to `waiting`."""
 
     second: int
     since: int
     log_since: int
     queue_offset: int
     waiting: dict[int, int]
-    done: Offsets = _NO_OFFSETS
-    """Physical offsets of messages that were delivered, as records from `since` on tell..."""
-    withdrawn: Offsets = _NO_OFFSETS
-    """...and of those that were cancelled, or appended once more."""
-    counted: Offsets = _NO_OFFSETS
-    """Of `done`, those without whose messages in the slot of `second` `waiting` is already, as of..."""
     counted_at: int = 0
-    """...this physical offset."""
-    moved: Offsets = _NO_OFFSETS
-    """Physical offsets, ascending, of messages that got units in the slot of `second`, or a later one, since its turn
-    began..."""
-    moved_by: Offsets = _NO_OFFSETS
-    """...and the positions of the last of those: units of `second` before them do not count."""
-    recovered_to: int = 0
-    """No second from here on has had anything delivered."""
+    """Where `waiting` is of, as far as the slot of `second` goes: a physical offset."""
+    found: Found = Found()
+    """What became of messages, as records from the noted `since` on, and those before it, tell."""
+
+    @property
+    def done(self) -> Offsets:
+        """See `Found`."""
+        return self.found.done
+
+    @property
+    def withdrawn(self) -> Offsets:
+        """See `Found`."""
+        return self.found.withdrawn
+
+    @property
+    def recovered_to(self) -> int:
+        """See `Found`."""
+        return self.found.recovered_to
 
     def is_done(self, physical_offset: int) -> bool:
         """Whether a message was delivered."""
@@ -106,8 +108,7 @@ class TimerRecovery:
             start = self._by_check(check)
         if start is None:
             start = self._by_queue()
-        last_ms = max(self._recovered.last_store_timestamp, self._now_second * PRECISION_MS)
-        return start._replace(recovered_to=max(last_ms // PRECISION_MS, start.second) + _MARGIN_SECONDS)
+        return start
 
     def _open_wheel(self) -> bool:
         try:
@@ -143,22 +144,34 @@ class TimerRecovery:
         counted_at = min(note.counted_at, self._store.checkpoint.recovery_offset or 0)
         counted.read(self._store.log, note.since, counted_at)
         others.read(self._store.log, max(note.since, counted_at), self._recovered.start)
+        moved, moved_by = self._moved_on(note)
+        # From here on the next note knows what these records tell: none of them is read again.
         return Start(
             note.second,
-            note.since,
-            note.log_since,
+            self._recovered.end,
+            note.log_end,
             note.queue_offset,
             note.waiting,
-            *self._done_of(counted, others),
-            np.array(counted.delivered, np.int64),
             counted_at,
-            *self._moved_on(note),
+            self._found(note.second, note.found, counted, others)._replace(
+                counted=_joined([note.found.counted, counted.delivered]), moved=moved, moved_by=moved_by
+            ),
         )
 
-    def _done_of(self, *more: Origins) -> tuple[Offsets, Offsets]:
-        """What was delivered, and what withdrawn."""
-        found = (self._recovered.origins, *more)
-        return _joined([origins.delivered for origins in found]), _joined([origins.withdrawn for origins in found])
+    def _found(self, second: int, before: Found, *more: Origins) -> Found:
+        """What was delivered, and what withdrawn, as records tell, and what an earlier start knew."""
+        origins = (self._recovered.origins, *more)
+        # The slot of a second that has not had its turn has nothing delivered, and none has its turn before its time.
+        # So what a record delivered was in a slot of its store time at the latest, or of `second`, where that was
+        # ahead because the clock was set back. No margin is needed.
+        newest_ms = max(each.newest_ms for each in origins)
+        end = self._recovered.end
+        return Found(
+            max(slot_second(newest_ms) + 1, second + 1, before.recovered_to),
+            # What the commitlog lost is no more, and other messages will have those places.
+            _before(end, _joined([before.done, *(each.delivered for each in origins)])),
+            withdrawn=_before(end, _joined([before.withdrawn, *(each.withdrawn for each in origins)])),
+        )
 
     def _take_back(self, end: int) -> None:
         parts = list(self._log.scan(end, self._log.end))
@@ -169,7 +182,7 @@ class TimerRecovery:
     def _moved_on(self, note: TimerNote) -> tuple[Offsets, Offsets]:
         """What got units in the slot of the note's second or a later one since that second's turn began, and the last
         of those: a policy may have put a message off within its second."""
-        physical, positions = [_NO_OFFSETS], [_NO_OFFSETS]
+        physical, positions = [note.found.moved], [note.found.moved_by]
         for position, units in self._log.scan(note.log_since, note.log_end):
             # Also one that was withdrawn there: what it had before does not come to life again.
             later = np.flatnonzero(seconds_of(units) >= note.second)
@@ -212,7 +225,9 @@ class TimerRecovery:
         low, high = self._queue.min_offset, self._queue.next_offset
         offset = min(max(offset if offset is not None else low, low), high)
         log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
-        return Start(second, self._store.log.end, self._log.end, offset, waiting, *self._done_of())
+        return Start(
+            second, self._store.log.end, self._log.end, offset, waiting, 0, self._found(self._now_second, Found())
+        )
 
     def _offset_behind_last(self) -> int | None:
         """The queue offset behind the message that the log's last unit is of."""
@@ -232,9 +247,13 @@ class TimerRecovery:
         self._wheel.establish()
         origins = Origins()
         origins.read(self._store.log, self._store.log.begin, self._recovered.start)
-        since = self._store.log.begin
-        return Start(self._now_second, since, 0, self._queue.min_offset, {}, *self._done_of(origins))
+        found = self._found(self._now_second, Found(), origins)
+        return Start(self._now_second, self._recovered.end, 0, self._queue.min_offset, {}, 0, found)
 
 
-def _joined(parts: list[array[int]]) -> Offsets:
+def _joined(parts: Sequence[array[int] | Offsets]) -> Offsets:
     return np.unique(np.concatenate([np.array(part, np.int64) for part in parts]))
+
+
+def _before(end: int, offsets: Offsets) -> Offsets:
+    return offsets[: int(np.searchsorted(offsets, end))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scheduler.timer_log import NO_MESSAGE, UNIT, seconds_of
-from scheduler.timer_second import NONE, waits_of
+from scheduler.timer_second import NONE, is_among, waits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,7 +117,7 @@ class TimerSearch:
             else:
                 kept = ~current | slots.left_of(second, waits, waits["magic"].astype(np.int32))[0]
         if len(slots.start.done):
-            kept &= (seconds >= slots.start.recovered_to) | ~np.isin(waits["physical"], slots.start.done)
+            kept &= (seconds >= slots.start.recovered_to) | ~is_among(waits["physical"], slots.start.done)
         return waits[kept], seconds[kept]
 
     def take_census(self) -> bool:

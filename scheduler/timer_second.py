@@ -142,6 +142,7 @@ class Second:
         "again",
         "deletes",
         "delivered",
+        "found_done",
         "is_loaded",
         "is_touched",
         "loader",
@@ -167,6 +168,8 @@ class Second:
         """Where units lie of messages that were taken out while it was loaded."""
         self.delivered: list[Waits] = []
         """What recovery found delivered of it, as long as the counts of what waits have that."""
+        self.found_done: list[NDArray[np.int64]] = []
+        """Physical offsets of all that recovery found delivered of it, as far as it is loaded."""
         self.is_touched = False
         """Whether a message of this second has been delivered."""
         self._runs: list[_Run] = []
@@ -361,6 +364,15 @@ def picked(waits: Waits, at: NDArray[Any]) -> Waits:
 def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
     """As `timer_properties.slot_second`, of many."""
     result: NDArray[np.int64] = (due - 1) // PRECISION_MS
+    return result
+
+
+def is_among(values: NDArray[np.int64], found: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of some values are in an ascending array: a search of that for each."""
+    if not len(found):
+        return np.zeros(len(values), bool)
+    at = np.minimum(np.searchsorted(found, values), len(found) - 1)
+    result: NDArray[np.bool_] = found[at] == values
     return result
 
 

@@ -8,7 +8,7 @@ in memory, in the order of their deliver times.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from protocol.record import StoredMessage
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.timer_census import Census
 from scheduler.timer_config import DAY_SECONDS, TimerConfig
+from scheduler.timer_files import NO_OFFSETS, Found
 from scheduler.timer_keys import key_of
 from scheduler.timer_loading import Deleting, Loading
 from scheduler.timer_log import (
@@ -35,7 +36,7 @@ from scheduler.timer_log import (
 from scheduler.timer_places import UnitPlaces
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import TimerSearch
-from scheduler.timer_second import Second, due_fields, picked, slot_second_of
+from scheduler.timer_second import Second, due_fields, is_among, picked, slot_second_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.store import MessageStore
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 PRELOAD_SECONDS: Final = 10
 """Slots are loaded so long before their time."""
-NOTHING: Final = Start(0, 0, 0, 0, {})
 _ROLL_UNITS: Final = 4096
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 
@@ -74,8 +74,10 @@ class Slots:
         self.resident: dict[int, Second] = {}
         """The current second, and those up to `preloaded` that have messages."""
         self.preloaded = 0
-        self.start = NOTHING
+        self.start = Start(0, 0, 0, 0, {})
         """What recovery found, as long as it matters."""
+        self._met: list[NDArray[np.int64]] = []
+        """What of that does not matter any more."""
         self.is_replayed = False
         """Whether all messages are in the wheel that there were when the store opened."""
         self.is_handing_on = False
@@ -201,14 +203,16 @@ class Slots:
         counted as waiting."""
         kept = magic & WITHDRAWN == 0
         uncounted = np.zeros(len(waits), bool)
+        if second.number == self.start.second:
+            # What got another unit is looked for by that one.
+            kept &= waits["position"] >= self._moved_by(waits["physical"])
         if second.number < self.start.recovered_to:
-            done = kept & np.isin(waits["physical"], self.start.done)
+            done = kept & is_among(waits["physical"], self.start.done)
+            second.found_done.append(waits["physical"][done])
             uncounted = done & (magic & DELETE == 0)
             if second.number == self.start.second:
-                uncounted &= ~np.isin(waits["physical"], self.start.counted)
+                uncounted &= ~is_among(waits["physical"], self.start.found.counted)
             kept &= ~done
-            if second.number == self.start.second:
-                kept &= waits["position"] >= self._moved_by(waits["physical"])
         return kept, uncounted
 
     def was_loaded(self, second: Second) -> None:
@@ -241,11 +245,11 @@ class Slots:
     def _moved_by(self, physical: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of messages of the second whose turn it was at a crash: where the last unit lies that they got since that
         turn began, -1 without one."""
-        moved = self.start.moved
+        moved = self.start.found.moved
         if not len(moved):
             return np.full(len(physical), -1)
         at = np.minimum(np.searchsorted(moved, physical), len(moved) - 1)
-        return np.where(moved[at] == physical, self.start.moved_by[at], -1)
+        return np.where(moved[at] == physical, self.start.found.moved_by[at], -1)
 
     def loaded(self, number: int) -> Second:
         """A second that is in memory, wholly. Raises OSError."""
@@ -309,16 +313,48 @@ class Slots:
 
     def _turn(self, number: int) -> None:
         """Give a second its turn, after the current one. What has been delivered until now need not be known any more,
-        since it was not of this second or a later one; but for what recovery found, which may be. Raises OSError; then
-        nothing changed."""
+        since it was not of this second or a later one; what recovery found may be, and is noted apart. Raises OSError;
+        then nothing changed."""
         self.open(number)
-        del self.resident[self.second]
+        old = self.resident.pop(self.second)
+        self.forget(old.found_done)
         self.second = number
         self.preloaded = max(self.preloaded, number)
         self._count_delivered(self.current)
+        self.since, self.log_since = self._store.log.end, self.log.end
         if self.is_replayed and self.second >= self.start.recovered_to:
-            self.start = NOTHING
-            self.since, self.log_since = self._store.log.end, self.log.end
+            self.start, self._met = Start(0, 0, 0, 0, {}), []
+
+    def forget(self, done: Iterable[NDArray[np.int64]]) -> None:
+        """That recovery found messages delivered matters no more: they have no unit in a slot to come."""
+        self._met += [offsets for offsets in done if len(offsets)]
+        if sum(map(len, self._met)) * 4 > len(self.start.done):
+            self._forget_met()
+
+    def _forget_met(self) -> None:
+        if not self._met:
+            return
+        found = self.start.found
+        met, self._met = np.concatenate(self._met), []
+        left = [
+            np.delete(offsets, np.searchsorted(offsets, met[is_among(met, offsets)]))
+            for offsets in (found.done, found.counted)
+        ]
+        self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
+
+    def found(self) -> Found:
+        """What recovery found and what matters still, as of now: see the note (`timer_files`)."""
+        self._forget_met()
+        found = self.start.found
+        if self.current.is_loaded:
+            found = found._replace(counted=found.done)
+        elif self.second != self.start.second:
+            found = found._replace(counted=NO_OFFSETS)
+        if self.second != self.start.second:
+            found = found._replace(moved=NO_OFFSETS, moved_by=NO_OFFSETS)
+        if self.is_replayed:
+            found = found._replace(withdrawn=NO_OFFSETS)
+        return found
 
     def move(
         self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None

@@ -115,15 +115,18 @@ class TimerWheel:
         self._file = self._files.open(self._path)
 
     def survey(self, second: int, end: int) -> bool:
-        """Look at the file, to learn which hours have slots of a second or later; whether all of those lie before a
+        """Look at all slots, to learn which hours have some of a second or later; whether all of those lie before a
         position of the timer log."""
         is_right = True
         for hour in range(HOURS):
-            slots = self._read(hour)
-            seconds = slots["second"]
+            if self._is_resident[hour]:  # what was taken back is not in the file yet
+                seconds, last = self._part(self._second, hour), self._part(self._last, hour)
+            else:
+                slots = self._read(hour)
+                seconds, last = slots["second"], slots["last"]
             used = (seconds >= second) & (seconds % SLOTS // HOUR == hour)
             self._is_used[hour] = bool(used.any())
-            is_right &= not (slots["last"][used] >= end).any()
+            is_right &= not (last[used] >= end).any()
         return is_right
 
     def clear(self) -> None:

@@ -170,7 +170,7 @@ class Timers:
         self._enqueuer.load(start.queue_offset)
         self._topics.load(self._checkpoint.topic_names(), start.waiting)
         slots.open(slots.second)
-        self.changes.withdraw_again(set(recovered.origins.withdrawn))
+        self.changes.withdraw_again(recovered.origins.withdrawn)
         self._checkpoint.begin()
         self.queue.watch(self._arrived)
 

@@ -26,6 +26,8 @@ class Origins:
         """Their messages were delivered."""
         self.withdrawn = array("q")
         """Their messages were cancelled, or appended once more to wait on."""
+        self.newest_ms = 0
+        """The latest store time of the records that delivered them, ms since the epoch."""
 
     def look(self, record: ScannedRecord) -> None:
         """Take the origin that a record names, if it names one. Records that are scheduled have their deliver time
@@ -38,6 +40,7 @@ class Origins:
             return
         if record.topic != _TIMER_TOPIC:
             self.delivered.append(origin)
+            self.newest_ms = max(self.newest_ms, record.store_timestamp)
         elif _AGAIN in record.properties or _DELETES in record.properties:
             self.withdrawn.append(origin)
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -177,6 +177,12 @@ class QueueCheck:
             (base // UNIT_SIZE + segment.units for base, segment in self.segments.get(key, {}).items()), default=0
         )
 
+    def durable_offset(self, key: Key) -> int | None:
+        """The queue offset up to which a queue's units are durable, and its files' names; None where that is not
+        known."""
+        is_known = self.is_whole and key in self.segments and key not in self._outdated
+        return self.next_offset(key) if is_known else None
+
     # --- comparing
 
     def wrong(
@@ -235,15 +241,19 @@ class QueueCheck:
             self.removed.update(dict.fromkeys(beyond, end))
             self._begin_file()
 
-    def plan(self, queues: Iterable[tuple[ConsumeQueue, int]], recovery_offset: int, begin: int) -> Callable[[], None]:
-        """What notes queues up to queue offsets, whose units are durable when it runs, for a checkpoint; run by a
-        worker. `begin`: of the commitlog. It raises OSError; then nothing of it is noted."""
-        planned = [
-            _Planned(queue.topic, queue.queue_id, queue.directory, queue.files_begin, offset)
-            for queue, offset in queues
-        ]
+    def plan(
+        self, queues: Iterable[ConsumeQueue], offsets: Mapping[ConsumeQueue, int], recovery_offset: int, begin: int
+    ) -> Callable[[], None]:
+        """What notes queues, as far as `offsets` has one, up to these queue offsets, for a checkpoint; run by a worker
+        when their units are durable. `begin`: of the commitlog. Neither collection may change any more. It raises
+        OSError; then nothing of it is noted."""
 
         def run() -> None:
+            planned = [
+                _Planned(queue.topic, queue.queue_id, queue.directory, queue.files_begin, offsets[queue])
+                for queue in queues
+                if queue in offsets
+            ]
             changed: dict[Key, dict[int, Segment]] = {}
             unread: dict[Key, _Planned] = {}
             items = bytearray()

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from protocol import properties, record
-from scheduler.targets import HALF_TOPIC, Targets
+from scheduler.targets import HALF_TOPIC, Targets, TopicHashes
+from scheduler.timer_keys import key_of
 from storage.copies import Records
 from storage.store import MessageStore
 from tests.unit.scheduler.world import HOST, World
@@ -89,6 +90,27 @@ def test_many_at_once_are_as_each_alone(store: MessageStore, texts: list[str]) -
         queues, codes = targets.find(records_of(texts))
         found = [((queue.topic, queue.queue_id) if queue is not None else None) for queue in queues]
         assert list(zip(found, codes, strict=True)) == [expected(text) for text in texts]
+
+
+REPLACED = st.sampled_from(
+    ["TIMER_REPLACE\x01true", "TIMER_REPLACE\x01false", "KEYS\x01k", "KEYS\x01k l", "a\x01REAL_TOPIC\x01T"]
+)
+
+
+@given(
+    st.one_of(
+        st.lists(st.lists(PIECES | REPLACED, max_size=6).map("\x02".join), min_size=1, max_size=8),
+        st.lists(OURS, min_size=1, max_size=12),
+        st.lists(OURS.map(lambda text: "KEYS\x01k\x02TIMER_REPLACE\x01true\x02" + text), min_size=1, max_size=12),
+    )
+)
+@example(["KEYS\x01REAL_TOPIC\x01U\x02REAL_TOPIC\x01T", "KEYS\x01REAL_TOPIC\x01U\x02REAL_TOPIC\x01U"])
+def test_hashes_of_many_at_once_are_as_of_each_alone(texts: list[str]) -> None:
+    found = TopicHashes(properties.java_hash)
+    for _ in range(2):
+        hashes, keys = found.find(records_of(texts))
+        assert hashes.tolist() == [properties.java_hash(properties.get(text, "REAL_TOPIC") or "") for text in texts]
+        assert keys.tolist() == [key_of(text) for text in texts]
 
 
 def test_a_deleted_topic_gets_new_queues(store: MessageStore) -> None:

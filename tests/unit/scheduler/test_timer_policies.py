@@ -74,6 +74,25 @@ def test_what_was_put_off_within_its_second_comes_once_over_a_kill(world: TimerW
     assert sorted(Counter(world.bodies()).values()) == [1] * (len(places) - len(gone))
 
 
+@pytest.mark.parametrize("down_ms", [0, 30_000])
+def test_what_was_put_off_to_a_later_second_and_delivered_is_so_over_a_kill(world: TimerWorld, down_ms: int) -> None:
+    """Of its two units the one in the second whose turn it was says nothing of the other's second."""
+    world.timers.set_policy("orders", TimerPolicy(spread_ms=3000))
+    for _ in range(50):
+        world.send(START_MS + 5900)
+    world.pass_time(5900)
+    world.checkpoint()
+    world.pass_time(2000)
+    before = len(world.bodies())
+    assert 10 < before < 40
+    world.clock.advance(down_ms)
+    world.open()
+    world.timers.set_policy("orders", TimerPolicy(spread_ms=3000))
+    world.pass_time(5000)
+    assert sorted(Counter(world.bodies()).values()) == [1] * 50
+    assert world.state().pending == 0
+
+
 def test_a_paused_topic_waits_until_it_goes_on(world: TimerWorld) -> None:
     world.timers.set_policy("orders", TimerPolicy(is_paused=True))
     world.send(START_MS + 1000)

@@ -6,20 +6,24 @@ import errno
 import random
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
 from scheduler import timer_files
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
-from scheduler.timer_files import TimerNote
+from scheduler.timer_files import Found, TimerNote
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_search import LOOK_UNITS
 from storage.budget import Pieces
+from storage.commitlog import Commitlog
+from storage.origins import Origins
 from storage.pull import ColdRead, ReadAhead
 from storage.retention import RetentionConfig
 from tests.unit.scheduler.test_timer_policies import TWINS
@@ -398,24 +402,36 @@ def test_old_files_of_the_timer_log_go() -> None:
 
 
 def test_a_note_is_read_as_it_was_written() -> None:
-    note = TimerNote(1, 2, 3, 4, 5, 6, 7, 8, {-9: 10, 11: 12})
-    data = note.encode()
-    assert timer_files.decode_note(data) == note
-    assert timer_files.decode_note(data[:-1]) is None
-    assert timer_files.decode_note(data + b"\0") is None
-    assert timer_files.decode_note(b"\x03" + data[1:]) is None
+    offsets = np.array([0, 3, 2**40, 2**61])
+    found = Found(77, offsets, offsets[1:3], offsets[:1], offsets[2:], np.array([52, 104]))
+    for note in (
+        TimerNote(1, 2, 3, 4, 5, 6, 7, 8, {-9: 10, 11: 12}),
+        TimerNote(1, 2, 3, 4, 5, 6, 7, 8, {}, found),
+    ):
+        data = note.encode()
+        again = timer_files.decode_note(data)
+        assert again is not None
+        assert again.encode() == data
+        assert [each.tolist() for each in again.found[1:]] == [each.tolist() for each in note.found[1:]]
+        assert (again.second, again.waiting, again.found.recovered_to) == (1, note.waiting, note.found.recovered_to)
+        assert timer_files.decode_note(data[:-1]) is None
+        assert timer_files.decode_note(data + b"\0") is None
+        assert timer_files.decode_note(b"\x04" + data[1:]) is None
     assert timer_files.decode_note(b"") is None
 
 
-def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It did not say how far the counts are: to where the note was taken."""
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
+    """The first did not say how far the counts are: to where the note was taken."""
     for ms in (100, 400, 900):
         world.send(START_MS + 60_000 + ms)
     world.pass_time(60_400)
 
     def encode(note: TimerNote) -> bytes:
-        head = struct.pack(">Bqqqq", 1, note.second, note.since, note.log_since, note.log_end)
-        head += struct.pack(">IqqI", note.log_crc, note.queue_offset, note.held_to, len(note.waiting))
+        head = struct.pack(">Bqqqq", version, note.second, note.since, note.log_since, note.log_end)
+        head += struct.pack(">Iqq", note.log_crc, note.queue_offset, note.held_to)
+        head += struct.pack(">q", note.counted_at) if version > 1 else b""
+        head += struct.pack(">I", len(note.waiting))
         return head + b"".join(struct.pack(">iq", *item) for item in note.waiting.items())
 
     with monkeypatch.context() as patch:
@@ -426,6 +442,52 @@ def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: py
     world.run()
     assert world.bodies() == [b"m1", b"m2", b"m3"]
     assert world.state().pending == 0
+
+
+def test_each_start_reads_what_was_written_since_the_last_checkpoint_only() -> None:
+    """However often it is killed while messages wait, are delivered, cancelled and put off: what a start found is in
+    the next note."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 1000), segment_size=1 << 22)
+    places = [world.send(START_MS + 1000 + 10 * n) for n in range(1000)]
+    world.run()
+    cancelled = set()
+    for n in range(8):
+        world.pass_time(300)
+        for place in places[900 + n * 10 : 900 + n * 10 + 2]:
+            assert world.cancel(place) is Cancelled.CANCELLED
+            cancelled.add(place)
+        since = world.timers._slots.since
+        world.checkpoint()
+        world.pass_time(55)
+        with reads_of(Origins) as origins:
+            world.open()
+        assert all(start >= since for start, end in origins if end > start)
+        world.checkpoint()
+        with reads_of(Origins) as origins:
+            world.open()
+        assert sum(end - start for start, end in origins if end > start) == 0
+        world.run()
+        assert world.state().pending == len(places) - len(cancelled) - len(world.bodies())
+    world.pass_time(12_000)
+    counts = Counter(world.bodies())
+    assert set(counts.values()) == {1}
+    assert len(counts) == len(places) - len(cancelled)
+    assert world.timers.metrics() == {}
+
+
+@contextmanager
+def reads_of(origins: type[Origins]) -> Iterator[list[tuple[int, int]]]:
+    """The ranges of the commitlog that are read once more, beside what recovery reads."""
+    found: list[tuple[int, int]] = []
+    read = origins.read
+
+    def noted(self: Origins, log: Commitlog, start: int, end: int) -> None:
+        found.append((start, end))
+        read(self, log, start, end)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(origins, "read", noted)
+        yield found
 
 
 def test_no_file_goes_that_the_checkpoint_on_the_disk_needs() -> None:
@@ -754,3 +816,71 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
     assert world.timers.metrics() == {}
     world.pass_time(120_000)
     assert world.bodies() == []
+
+
+def test_what_is_put_into_the_wheel_after_a_start_is_read_in_ranges() -> None:
+    """Of messages that were staged before the start the records tell the topic: thousands in a step, not one by one."""
+    world = TimerWorld(segment_size=1 << 22)
+    for n in range(3000):
+        world.send(START_MS + 60_000 + n % 7, topic=f"topic{n % 3}")
+    world.open()
+    reads, read = 0, world.store.log.read
+
+    def counted(offset: int, size: int) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        return read(offset, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.store.log, "read", counted)
+        world.run()
+    assert world.state().behind_messages == 0
+    assert reads < 10
+    assert world.timers.metrics() == {f"topic{n}": 1000 for n in range(3)}
+    world.pass_time(61_000)
+    assert sorted(world.bodies("topic1")) == sorted(f"m{n + 1}".encode() for n in range(1, 3000, 3))
+
+
+def test_records_of_every_make_are_put_into_the_wheel_after_a_start() -> None:
+    """Usual ones, Apache's, deleting ones, and those of which nothing is left, in any order."""
+    world = TimerWorld()
+    text = "TIMER_DELAY_MS\x0130000\x02UNIQ_KEY\x01R{0}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    bodies = []
+    for n in range(120):
+        if n % 3:
+            world.send(START_MS + 30_000 + n, f"o{n}".encode())
+            bodies.append(f"o{n}".encode())
+        elif n % 2:
+            world.put(text.format(n) + f"\x02TIMER_OUT_MS\x01{START_MS + 29_000}", f"r{n}".encode())
+            bodies.append(f"r{n}".encode())
+        else:
+            place = world.send(START_MS + 30_000, b"gone")
+            assert world.cancel(place) is Cancelled.CANCELLED
+    world.open()
+    world.run()
+    assert world.state().behind_messages == 0
+    world.pass_time(32_000)
+    assert sorted(world.bodies()) == sorted(bodies)
+
+
+def test_a_second_that_is_scattered_over_the_log_is_loaded_in_few_reads() -> None:
+    """Messages for any of 20 seconds, one after the other: each link of a second's chain leads elsewhere."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 10_000), segment_size=1 << 22)
+    chance = random.Random(1)
+    for _ in range(4000):
+        world.send(START_MS + 30_000 + chance.randrange(20_000))
+    world.run()
+    world.checkpoint()
+    world.open()
+    reads, read = 0, world.timers._slots.log.read
+
+    def counted(position: int, count: int) -> Any:
+        nonlocal reads
+        reads += 1
+        return read(position, count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world.timers._slots.log, "read", counted)
+        world.pass_time(51_000)
+    assert len(world.bodies()) == 4000
+    assert reads < 20 * 10
