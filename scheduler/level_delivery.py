@@ -157,8 +157,7 @@ class LevelDelivery:
             else:
                 level.skipped += outcome.units
         else:
-            level.delivered += outcome.delivered
-            level.skipped += outcome.units - outcome.delivered
+            self._count(level, outcome)
             if outcome.delivered and self._is_awaited:
                 put.position = self._store.log.end
                 level.add(put)
@@ -169,6 +168,12 @@ class LevelDelivery:
         run.due_ms = self._times.head(level, run, now_ms)
         if len(level.runs) > 1:
             level.settle()
+
+    @staticmethod
+    def _count(level: Level, outcome: Outcome) -> None:
+        level.delivered += outcome.delivered
+        if outcome.kind is not Kind.PASSED:
+            level.skipped += outcome.units - outcome.delivered
 
     def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
         """The store took nothing of a put."""
@@ -239,8 +244,7 @@ class LevelDelivery:
 
     def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:
         """A put went through, or the first part of it did."""
-        level.delivered += outcome.delivered
-        level.skipped += outcome.units - outcome.delivered
+        self._count(level, outcome)
         part = level.take_part(put, outcome.units)
         part.status, part.position = Status.RUNNING, self._store.log.end
         if not outcome.delivered or not self._is_awaited:

@@ -304,7 +304,7 @@ class Slots:
         if len(waits):
             self.on_moving(waits)
             next_second = np.full(len(waits), second.number + 1)
-            self.put(waits.copy(), np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
+            self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
             self.census.removed(waits)
             second.drop(len(waits))
             return True
@@ -356,12 +356,21 @@ class Slots:
             found = found._replace(withdrawn=NO_OFFSETS)
         return found
 
+    def move(
+        self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
+    ) -> None:
+        """As `put`, for messages that have units already."""
+        moved = waits.copy()
+        self.put(moved, magic, now_ms, not_before)
+        kept = magic & NO_MESSAGE == 0
+        self.search.moved(waits["position"][kept], moved[kept])
+
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
         moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
         self.on_moving(moving)
-        self.put(waits[:_ROLL_UNITS].copy(), magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
+        self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
         self.census.removed(moving)
         if len(waits) > _ROLL_UNITS:
             second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]

@@ -345,7 +345,7 @@ class Timers:
             both = np.concatenate((later, held))
             latest = np.maximum(slot_second_of(both["due"]), not_before)
             slots.held_to = max(slots.held_to, int(latest.max()))
-            slots.put(both, np.full(len(both), NORMAL, np.int32), now_ms, not_before)
+            slots.move(both, np.full(len(both), NORMAL, np.int32), now_ms, not_before)
             slots.census.removed(split.moved)
         if len(split.dropped):
             self.dropped += len(split.dropped)

@@ -21,7 +21,6 @@ from tests.bench.blast import Pipeline, TimedFrames, blast, blast_delayed
 from tests.bench.brokers import MakeBroker, apache, apache_with_timers, ours, running, start_timed
 from tests.bench.figures import Figure, Figures, part
 from tests.bench.level_cases import wait_for
-from tests.bench.measure import bytes_read
 from tests.bench.probe import pull_regularly, send_regularly
 from tests.bench.remote import Remote
 from tests.bench.stored import delivered
@@ -167,8 +166,7 @@ async def kills(bench: PressureBench) -> Figures:
     due: list[int] = []
     read = []
     try:
-        await broker.start()
-        least = bytes_read(broker.pid)
+        least = (await start_timed(broker)).bytes_read
         await asyncio.to_thread(blast, (HOST, broker.port), "kills", 32)
         acknowledged = 0
         for _ in range(sizes.kills):
@@ -179,7 +177,7 @@ async def kills(bench: PressureBench) -> Figures:
             await broker.kill()
             acknowledged += await sending
             started = await start_timed(broker)
-            read.append(bytes_read(broker.pid) - least)
+            read.append(started.bytes_read - least)
         await asyncio.to_thread(_wait_until_nothing_waits, broker)
     finally:
         await broker.stop()
