@@ -13,7 +13,7 @@ import structlog
 from protocol.timer_properties import PRECISION_MS
 from scheduler import timer_files
 from scheduler.timer_enqueuer import Enqueuer
-from scheduler.timer_files import TimerCheck, TimerNote
+from scheduler.timer_files import Sums, TimerCheck, TimerNote
 from scheduler.timer_slots import Slots
 from scheduler.timer_topics import TimerTopics
 from storage.clock import Moment
@@ -81,12 +81,12 @@ class TimerCheckpoint:
             self._slots.since,
             self._slots.log_since,
             self._slots.log.end,
-            self._slots.log.crc(self._slots.log.end),
             self._enqueuer.next_offset,
             self._slots.held_to,
             self._slots.counted_at,
             self._topics.waiting(),
             self._slots.found(),
+            Sums(self._slots.log.sums.by_file, self._slots.wheel.sums),
         ).encode()
 
     def _note_on_disk(self) -> TimerNote | None:

@@ -8,20 +8,21 @@
     config/timermetrics: {"dataVersion": {...}, "timingCount": {"<topic>": {"count": n, "timeStamp": ms}}}
 
     the note "timers" in the checkpoint (see `storage.checkpoint`), as of its recovery offset:
-    | version | second | since | log since | log end | log crc32 | queue offset | held to | counted at |
-    | uint8 3 | int64  | int64 | int64     | int64   | uint32    | int64        | int64   | int64      |
-    | topics | hash  | waiting |
-    | uint32 | int32 | int64   |
+    | version | second | since | log since | log end | queue offset | held to | counted at | topics | hash  | waiting |
+    | uint8 3 | int64  | int64 | int64     | int64   | int64        | int64   | int64      | uint32 | int32 | int64   |
     the last two for each topic that has messages waiting
     | recovered to | done   | withdrawn | moved  | done: offset << 1 | withdrawn: | moved: offset | position |
     | int64        | uint32 | uint32    | uint32 | counted, int64    | int64      | int64         | int64    |
     first the numbers, then so many of each
+    | files  | base  | crc32  | magic  | hours  | crc32  |
+    | uint32 | int64 | uint32 | uint64 | uint32 | uint32 |
+    three for each file of the timer log, then one for each hour of the wheel
     second:       the messages of all slots before it have been delivered, or withdrawn, by records before the recovery
                   offset, or have got other slots
     since:        where the commitlog ended when that second's turn came, or when the store was opened, if that was
                   later: records behind that tell what of the second itself was delivered
     log since:    likewise of the timer log: units behind that tell what of the second got another unit
-    log end:      the timer log's end; log crc32: of its last units, since a log that was lost is made again, otherwise
+    log end:      the timer log's end
     queue offset: next of the timer topic's queue to be put into the wheel
     held to:      no second beyond has a message whose time its topic's policy chose (see `timer_policies`)
     counted at:   `waiting` is without the second's messages that records before this physical offset delivered. Those
@@ -33,7 +34,11 @@
                   wheel yet; counted: 1 where `waiting` is without the message, if it is in the slot of `second`
     withdrawn:    of those that were cancelled, or appended once more, and are not in the wheel yet
     moved:        of those that got another unit since the turn of `second` began, and that unit's position
-    Versions 1, without counted at, and 2 end with the topics.
+    The checksums are looked at by the next start, which makes again what is not as it was:
+    base:         position at which the file begins; its checksums: see `timer_sums`
+    hours:        of each hour of the wheel's file, by its place there; 0 where it changed and is not written yet
+    Versions 1, without counted at, and 2 end with the topics; they have the crc32 of the log's last units behind log
+    end.
     All integers big-endian.
 
 Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
@@ -43,12 +48,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 from scheduler.timer_second import is_among
+from scheduler.timer_sums import FileSum
 from storage.files import Files
 
 if TYPE_CHECKING:
@@ -58,13 +65,16 @@ if TYPE_CHECKING:
 
 CHECK_SIZE: Final = 4096
 _CHECK: Final = struct.Struct(">7q")
-_NOTE: Final = struct.Struct(">BqqqqIqqqI")
+_NOTE: Final = struct.Struct(">BqqqqqqqI")
+_NOTE_2: Final = struct.Struct(">BqqqqIqqqI")
 _NOTE_1: Final = struct.Struct(">BqqqqIqqI")
-"""As earlier versions wrote it, without `counted_at`."""
 _EVERYTHING: Final = 2**62
 _WAITING: Final = struct.Struct(">iq")
 _FOUND: Final = struct.Struct(">qIII")
 _OFFSET: Final = np.dtype(">i8")
+_COUNT: Final = struct.Struct(">I")
+_FILE: Final = struct.Struct(">qIQ")
+_CRC: Final = np.dtype(">u4")
 _NOTE_VERSION: Final = 3
 NO_OFFSETS: Final = np.empty(0, np.int64)
 
@@ -145,18 +155,47 @@ class Found(NamedTuple):
         return head + b"".join([part.astype(_OFFSET).tobytes() for part in (done, self.withdrawn, moved)])
 
 
-def _decode_found(data: bytes) -> Found | None:
+def _decode_found(data: bytes) -> tuple[Found, bytes] | None:
+    """What a start found, and what follows."""
     if len(data) < _FOUND.size:
         return None
     recovered_to, *counts = _FOUND.unpack_from(data)
-    numbers = np.frombuffer(data[_FOUND.size :], _OFFSET, (len(data) - _FOUND.size) // _OFFSET.itemsize)
     done_count, withdrawn_count, moved_count = counts
-    if len(data) != _FOUND.size + (done_count + withdrawn_count + 2 * moved_count) * _OFFSET.itemsize:
+    count = done_count + withdrawn_count + 2 * moved_count
+    end = _FOUND.size + count * _OFFSET.itemsize
+    if len(data) < end:
         return None
+    numbers = np.frombuffer(data[_FOUND.size : end], _OFFSET, count)
     done, withdrawn, moved = np.split(numbers.astype(np.int64), np.cumsum(counts[:2]))
     moved = moved.reshape(-1, 2)
     offsets = done >> 1
-    return Found(recovered_to, offsets, offsets[done & 1 == 1], withdrawn, moved[:, 0], moved[:, 1])
+    return Found(recovered_to, offsets, offsets[done & 1 == 1], withdrawn, moved[:, 0], moved[:, 1]), data[end:]
+
+
+class Sums(NamedTuple):
+    """Checksums of the files."""
+
+    log: Mapping[int, FileSum] = MappingProxyType({})
+    wheel: NDArray[np.uint32] = np.empty(0, np.uint32)
+
+    def encode(self) -> bytes:
+        """See the module."""
+        files = b"".join([_FILE.pack(base, *each) for base, each in self.log.items()])
+        hours = self.wheel.astype(_CRC).tobytes()
+        return _COUNT.pack(len(self.log)) + files + _COUNT.pack(len(self.wheel)) + hours
+
+
+def _decode_sums(data: bytes) -> Sums | None:
+    if len(data) < _COUNT.size:
+        return None
+    end = _COUNT.size + _COUNT.unpack_from(data)[0] * _FILE.size
+    if len(data) < end + _COUNT.size:
+        return None
+    files = {base: FileSum(*sums) for base, *sums in _FILE.iter_unpack(data[_COUNT.size : end])}
+    (hours,) = _COUNT.unpack_from(data, end)
+    if len(data) != end + _COUNT.size + hours * _CRC.itemsize:
+        return None
+    return Sums(files, np.frombuffer(data[end + _COUNT.size :], _CRC).astype(np.uint32))
 
 
 class TimerNote(msgspec.Struct, eq=False):
@@ -166,13 +205,16 @@ class TimerNote(msgspec.Struct, eq=False):
     since: int
     log_since: int
     log_end: int
-    log_crc: int
     queue_offset: int
     held_to: int
     counted_at: int
     waiting: dict[int, int]
     """Messages in the wheel by topic hash."""
     found: Found = Found()
+    sums: Sums | None = None
+    """None where an earlier version wrote it..."""
+    log_crc: int = 0
+    """...which has this."""
 
     def encode(self) -> bytes:
         """The note's bytes."""
@@ -182,13 +224,43 @@ class TimerNote(msgspec.Struct, eq=False):
             self.since,
             self.log_since,
             self.log_end,
-            self.log_crc,
             self.queue_offset,
             self.held_to,
             self.counted_at,
             len(self.waiting),
         )
-        return head + b"".join([_WAITING.pack(*item) for item in self.waiting.items()]) + self.found.encode()
+        waiting = b"".join([_WAITING.pack(*item) for item in self.waiting.items()])
+        return head + waiting + self.found.encode() + (self.sums or Sums()).encode()
+
+
+def decode_note(data: bytes) -> TimerNote | None:
+    """What a note says; None for one that is empty or of another make."""
+    if data and data[0] in (1, 2):
+        return _decode_earlier(data)
+    if len(data) < _NOTE.size or data[0] != _NOTE_VERSION:
+        return None
+    _, second, since, log_since, log_end, queue_offset, held_to, counted_at, count = _NOTE.unpack_from(data)
+    end = _NOTE.size + count * _WAITING.size
+    if len(data) < end:
+        return None
+    found = _decode_found(data[end:])
+    sums = _decode_sums(found[1]) if found is not None else None
+    if found is None or sums is None:
+        return None
+    waiting = dict(_WAITING.iter_unpack(data[_NOTE.size : end]))
+    return TimerNote(second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, found[0], sums)
+
+
+def _decode_earlier(data: bytes) -> TimerNote | None:
+    head = _NOTE_1 if data[0] == 1 else _NOTE_2
+    if len(data) < head.size:
+        return None
+    _, second, since, log_since, log_end, log_crc, queue_offset, held_to, *rest, count = head.unpack_from(data)
+    if len(data) != head.size + count * _WAITING.size:
+        return None
+    counted_at = rest[0] if rest else _EVERYTHING
+    waiting = dict(_WAITING.iter_unpack(data[head.size :]))
+    return TimerNote(second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, log_crc=log_crc)
 
 
 def needed_from(notes: Mapping[str, bytes]) -> int | None:
@@ -196,20 +268,3 @@ def needed_from(notes: Mapping[str, bytes]) -> int | None:
     None where they say nothing of timers."""
     note = decode_note(notes.get("timers", b""))
     return note.since if note is not None else None
-
-
-def decode_note(data: bytes) -> TimerNote | None:
-    """What a note says; None for one that is empty or of another make."""
-    head = {1: _NOTE_1, 2: _NOTE, _NOTE_VERSION: _NOTE}.get(data[0]) if data else None
-    if head is None or len(data) < head.size:
-        return None
-    version, second, since, log_since, log_end, log_crc, queue_offset, held_to, *rest, count = head.unpack_from(data)
-    end = head.size + count * _WAITING.size
-    if len(data) < end or (version < _NOTE_VERSION and len(data) != end):
-        return None
-    counted_at = rest[0] if rest else _EVERYTHING
-    waiting = dict(_WAITING.iter_unpack(data[head.size : end]))
-    found = _decode_found(data[end:]) if version == _NOTE_VERSION else Found()
-    if found is None:
-        return None
-    return TimerNote(second, since, log_since, log_end, log_crc, queue_offset, held_to, counted_at, waiting, found)

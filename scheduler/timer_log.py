@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import structlog
 
+from scheduler.timer_sums import LogSums
 from storage.files import File, Files
 from storage.marks import Marks
 from storage.segments import Segments
@@ -98,6 +99,8 @@ class TimerLog:
         self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         """Bytes of units in a full file."""
         self._marks = Marks(self._segments)
+        self.sums = LogSums(segment_size)
+        """Of all units before the end, with the marks that they have."""
         self.end = 0
         """Position of the next unit, or where the blank unit goes that ends a file."""
 
@@ -143,6 +146,7 @@ class TimerLog:
     def remove_all(self) -> None:
         """Begin anew."""
         self._segments.remove_all()
+        self.sums = LogSums(self.segment_size)
         self.end = 0
 
     def positions(self, count: int) -> Positions:
@@ -158,6 +162,7 @@ class TimerLog:
         """Write units, at the positions that `positions` gave for as many. Raises OSError; then none counts."""
         data = memoryview(units.tobytes())
         size, done, end = self._segments.segment_size, 0, self.end
+        parts: list[tuple[int, int, int]] = []
         while done < len(data):
             position = int(positions[done // UNIT_SIZE])
             base = position - position % size
@@ -166,8 +171,11 @@ class TimerLog:
             self._segments.ensure(position)
             count = min(len(data) - done, base + self._room - position)
             self._segments.write(position, bytes(data[done : done + count]))
+            parts.append((position, done // UNIT_SIZE, (done + count) // UNIT_SIZE))
             done += count
             end = position + count
+        for position, first, last in parts:
+            self.sums.add(position, units[first:last])
         self.end = end
 
     def read(self, position: int, count: int) -> Units:
@@ -178,8 +186,8 @@ class TimerLog:
         return np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
 
     def crc(self, end: int) -> int:
-        """The checksum of the last units before a position, as far as they lie in its file, but for their magic, which
-        may change."""
+        """The checksum that earlier versions noted: of the last units before a position, as far as they lie in its
+        file, but for their magic, which may change."""
         start = max(self._segments.base_of(max(0, end - 1)), end - _CRC_UNITS * UNIT_SIZE)
         data = self._segments.read(start, end - start)
         units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE).copy()
@@ -245,6 +253,7 @@ class TimerLog:
         says so is in the commitlog, so this does not read, which might fail. From now on every reader sees it; the
         files have it when `plan_marks` says, see `storage.marks`."""
         self._marks.set(position + _MAGIC_AT, (magic | WITHDRAWN).to_bytes(4, "big"))
+        self.sums.change(position, magic, magic | WITHDRAWN)
 
     def begin_marks(self) -> None:
         """See `Marks.begin`."""
@@ -260,7 +269,9 @@ class TimerLog:
 
     def drop_before(self, position: int) -> list[str]:
         """Forget the files that end at or before a position. Gives their paths, for the caller to remove."""
-        return self._segments.drop_before(min(position, self._segments.base_of(self.end)))
+        paths = self._segments.drop_before(min(position, self._segments.base_of(self.end)))
+        self.sums.drop_before(self.begin)
+        return paths
 
     def file_ends(self) -> list[int]:
         """The positions behind the files that are full, oldest first."""

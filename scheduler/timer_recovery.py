@@ -4,9 +4,10 @@ Exactly, where only we wrote the store: by the checkpoint's note, to which the t
 back; and by the records that tell what was delivered since. Units behind the note's are made again from the queue of
 the timer topic.
 
-    timer wheel missing, or not in line with the log     made again from the log
-    no note yet; timer log missing, or damaged before    both made again from the queue; what was delivered is read
-    the note's end                                       from the whole commitlog
+    timer wheel missing; hours of it that are not as     made again from the log, in the pass that holds the log
+    their checksums in the note say                      against its checksums
+    no note yet; timer log missing, or not as its        both made again from the queue; what was delivered is read
+    checksums in the note say                            from the whole commitlog
     Apache's broker had the store                        by timercheck and the log, as Apache's broker does: at least
                                                          once. Without them, by the queue as above
 """
@@ -21,9 +22,11 @@ import numpy as np
 import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
-from scheduler.timer_files import Found, TimerCheck, TimerNote
+from scheduler.timer_files import Found, Sums, TimerCheck, TimerNote
 from scheduler.timer_log import NO_MESSAGE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
-from scheduler.timer_wheel import SLOTS, TimerWheel
+from scheduler.timer_second import is_among
+from scheduler.timer_sums import LogSums
+from scheduler.timer_wheel import HOUR, HOURS, SLOTS, TimerWheel
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.errors import StoreFormatError
 from storage.origins import Origins
@@ -32,6 +35,8 @@ from storage.store import MessageStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from scheduler.timer_log import Units
 
     Offsets = NDArray[np.int64]
 
@@ -90,6 +95,8 @@ class TimerRecovery:
         self._wheel = wheel
         self._now_second = slot_second(now_ms)
         self._recovered = recovered
+        self._reason = "no timer log to go by"
+        """Why the log is not what the checkpoint knew."""
 
     def run(self, note: TimerNote | None, check: TimerCheck | None) -> Start:
         """Recover, by a note that only we wrote, or by timercheck. Raises StoreFormatError, OSError."""
@@ -118,9 +125,12 @@ class TimerRecovery:
             return False
 
     def _open_log(self) -> bool:
+        files, directory = self._store.files, self._log.directory
         try:
+            if files.exists(directory):
+                files.make_directories(directory)  # it may be something else
             self._log.load()
-        except StoreFormatError as error:
+        except (StoreFormatError, FileExistsError) as error:
             log.error("timer_log_replaced", reason=str(error))
             self._log.remove_all()
         return self._log.end > self._log.begin
@@ -130,16 +140,18 @@ class TimerRecovery:
     def _by_note(self, note: TimerNote, *, has_wheel: bool, has_log: bool) -> Start | None:
         if has_log:
             self._log.recover(note.log_end)
-        is_there = note.log_since >= self._log.begin and note.log_end <= self._log.end
-        if not is_there or self._log.crc(note.log_end) != note.log_crc:
-            log.error("timer_log_damaged", end=self._log.end, noted=note.log_end)
+        if note.log_since < self._log.begin or note.log_end > self._log.end:
+            there = f"{self._log.begin} to {self._log.end}"
+            self._reason = (
+                f"the timer log has positions {there}, the checkpoint knew {note.log_since} to {note.log_end}"
+            )
             return None
-        if has_wheel:
-            self._take_back(note.log_end)
-        self._log.truncate(note.log_end)
-        if not has_wheel or not self._wheel.survey(note.second, note.log_end):
-            self._rebuild_wheel(note.second)
-            log.warning("timer_wheel_rebuilt", was_there=has_wheel)
+        if note.sums is not None:
+            is_right = self._check_files(note, note.sums, has_wheel=has_wheel)
+        else:
+            is_right = self._check_earlier(note, has_wheel=has_wheel)
+        if not is_right:
+            return None
         counted, others = Origins(), Origins()
         counted_at = min(note.counted_at, self._store.checkpoint.recovery_offset or 0)
         counted.read(self._store.log, note.since, counted_at)
@@ -173,6 +185,62 @@ class TimerRecovery:
             withdrawn=_before(end, _joined([before.withdrawn, *(each.withdrawn for each in origins)])),
         )
 
+    def _check_files(self, note: TimerNote, sums: Sums, *, has_wheel: bool) -> bool:
+        """Cut the log, hold it and the wheel against their checksums in one pass over the log, and make again hours of
+        the wheel that are not as noted; whether the log is."""
+        # Hours that changed since, of which the units that are cut off tell, are not damaged.
+        changed = np.zeros(HOURS, bool)
+        for _, units in self._log.scan(note.log_end, self._log.end):
+            changed[seconds_of(units) % SLOTS // HOUR] = True
+        self._log.truncate(note.log_end)
+        if has_wheel and len(sums.wheel) == HOURS:
+            hours = self._wheel.check(note.second, sums.wheel)
+        else:
+            self._wheel.clear()
+            hours = np.ones(HOURS, bool)
+        found = noted = LogSums(self._log.segment_size)
+        withdrawn = _joined([self._recovered.origins.withdrawn])
+        if len(withdrawn):
+            noted = LogSums(self._log.segment_size)
+        for position, units in self._log.scan(self._log.begin, note.log_end):
+            found.add(position, units)
+            if noted is not found:
+                noted.add(position, _without_marks(units, withdrawn))
+            self._put_into_wheel(position, units, note.second, hours)
+        for base, there in noted.by_file.items():
+            if sums.log.get(base) != there:
+                self._reason = f"timerlog/{base:020} is not as it was written: its checksum is another"
+                return False
+        if has_wheel:
+            damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)
+            if len(damaged):
+                log.warning("timer_wheel_rebuilt", file="timerwheel", hours=len(damaged), reason="other checksums")
+        else:
+            self._wheel.establish()
+            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
+        self._log.sums = found
+        return True
+
+    def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
+        """As `_check_files`, by the note of an earlier version, which knew less."""
+        if self._log.crc(note.log_end) != note.log_crc:
+            self._reason = "the end of the timer log is not as it was written: its checksum is another"
+            return False
+        if has_wheel:
+            self._take_back(note.log_end)
+        self._log.truncate(note.log_end)
+        if not has_wheel or not self._wheel.survey(note.second, note.log_end):
+            self._rebuild_wheel(note.second)
+            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="not in line with the timer log")
+        self._sum_up()
+        return True
+
+    def _sum_up(self) -> None:
+        """Take the checksums of a log that nobody noted any of."""
+        self._log.sums = LogSums(self._log.segment_size)
+        for position, units in self._log.scan(self._log.begin, self._log.end):
+            self._log.sums.add(position, units)
+
     def _take_back(self, end: int) -> None:
         parts = list(self._log.scan(end, self._log.end))
         for position, units in reversed(parts):
@@ -197,19 +265,29 @@ class TimerRecovery:
         self._wheel.clear()
         waiting: dict[int, int] = {}
         for position, units in self._log.scan(self._log.begin, self._log.end):
-            seconds = seconds_of(units)
-            # Past ones too: they tell what became of a message.
-            known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS // 2)
-            known &= (units["magic"] != NORMAL | WITHDRAWN) | (units["due_ms"] > 0)
-            if not known.any():
-                continue
-            positions = (position + np.arange(len(units)) * UNIT_SIZE)[known]
-            self._wheel.put(self._wheel.plan(seconds[known], positions))
-            is_message = known & (seconds >= second) & (units["magic"] & NO_MESSAGE == 0)
-            for key, count in zip(*np.unique(units["topic_hash"][is_message], return_counts=True), strict=True):
+            waits = self._put_into_wheel(position, units, second, np.ones(HOURS, bool))
+            for key, count in zip(*np.unique(waits, return_counts=True), strict=True):
                 waiting[int(key)] = waiting.get(int(key), 0) + int(count)
         self._wheel.establish()
         return waiting
+
+    def _put_into_wheel(
+        self, position: int, units: Units, second: int, hours: NDArray[np.bool_]
+    ) -> NDArray[np.signedinteger]:
+        """Put units into those slots of the wheel that are of some hours; gives the topic hashes of those that stand
+        for messages of a second or later."""
+        seconds = seconds_of(units)
+        # Past ones too: they tell what became of a message.
+        known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS // 2)
+        known &= (units["magic"] != NORMAL | WITHDRAWN) | (units["due_ms"] > 0)
+        known &= hours[seconds % SLOTS // HOUR]
+        if known.any():
+            positions = (position + np.arange(len(units)) * UNIT_SIZE)[known]
+            self._wheel.put(self._wheel.plan(seconds[known], positions))
+        hashes: NDArray[np.signedinteger] = units["topic_hash"][
+            known & (seconds >= second) & (units["magic"] & NO_MESSAGE == 0)
+        ]
+        return hashes
 
     # --- RocketMQ's
 
@@ -219,6 +297,7 @@ class TimerRecovery:
         oldest = self._now_second - SLOTS // 2
         second = max(check.read_ms // PRECISION_MS, oldest) if check is not None and check.read_ms else oldest
         waiting = self._rebuild_wheel(second)
+        self._sum_up()
         offset = self._offset_behind_last()
         if check is not None:
             offset = min(offset, check.master_queue_offset) if offset is not None else check.queue_offset
@@ -240,7 +319,7 @@ class TimerRecovery:
     # --- the last resort
 
     def _by_queue(self) -> Start:
-        log.warning("timers_rebuilt", reason="no timer log to go by: the whole commitlog was read")
+        log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog was read")
         self._store.forget_note("timers")
         self._log.remove_all()
         self._wheel.clear()
@@ -249,6 +328,16 @@ class TimerRecovery:
         origins.read(self._store.log, self._store.log.begin, self._recovered.start)
         found = self._found(self._now_second, Found(), origins)
         return Start(self._now_second, self._recovered.end, 0, self._queue.min_offset, {}, 0, found)
+
+
+def _without_marks(units: Units, physical_offsets: Offsets) -> Units:
+    """Units as they were before some messages were withdrawn: the marks may be in the file, or not yet."""
+    is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets) & (units["magic"] & WITHDRAWN != 0)
+    if not is_one.any():
+        return units
+    result = units.copy()
+    result["magic"][is_one] &= ~WITHDRAWN
+    return result
 
 
 def _joined(parts: Sequence[array[int] | Offsets]) -> Offsets:

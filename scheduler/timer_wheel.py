@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from protocol.record import crc32
 from storage.errors import StoreFormatError
 from storage.files import File, Files
 
@@ -83,6 +84,8 @@ class TimerWheel:
         self._is_dirty = np.zeros(HOURS, bool)
         self._to_write: list[int] = []
         """Hours that `begin_write` found changed."""
+        self._crcs = np.zeros(HOURS, np.uint32)
+        """CRC-32 of each hour as it is in the file."""
         self._is_used = np.zeros(HOURS, bool)
         """The wheel of hours: whether an hour may have slots in use."""
 
@@ -123,18 +126,40 @@ class TimerWheel:
                 seconds, last = self._part(self._second, hour), self._part(self._last, hour)
             else:
                 slots = self._read(hour)
+                self._crcs[hour] = crc32(slots.tobytes())
                 seconds, last = slots["second"], slots["last"]
             used = (seconds >= second) & (seconds % SLOTS // HOUR == hour)
             self._is_used[hour] = bool(used.any())
             is_right &= not (last[used] >= end).any()
         return is_right
 
+    @property
+    def sums(self) -> NDArray[np.uint32]:
+        """CRC-32 of each hour, 0 of one that is not in the file as it is now."""
+        return np.where(self._is_dirty, 0, self._crcs).astype(np.uint32)
+
+    def check(self, second: int, sums: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Look at the file, to learn which hours have slots of a second or later; which are not as their `sums` say.
+        Those are empty then, and to be filled."""
+        is_other = np.zeros(HOURS, bool)
+        for hour in range(HOURS):
+            slots = self._read(hour)
+            self._crcs[hour] = crc32(slots.tobytes())
+            is_other[hour] = self._crcs[hour] != sums[hour]
+            seconds = slots["second"]
+            self._is_used[hour] = bool(((seconds >= second) & (seconds % SLOTS // HOUR == hour)).any())
+        for hour in np.flatnonzero(is_other).tolist():
+            self._release(hour)
+            self._is_resident[hour] = self._is_dirty[hour] = True
+            self._is_used[hour] = False
+        return is_other
+
     def clear(self) -> None:
         """Empty all slots, in memory; `establish` makes a file of them."""
         for hour in range(HOURS):
             self._release(hour)
-        self._is_resident[:] = True
-        self._is_dirty[:] = self._is_used[:] = False
+        self._is_resident[:] = self._is_dirty[:] = True
+        self._is_used[:] = False
 
     def begin_write(self) -> None:
         """Those hours that have changed by now are to be put into the file."""
@@ -149,7 +174,9 @@ class TimerWheel:
             slots = np.zeros(HOUR, SLOT)
             for name, column in self._columns():
                 slots[name] = self._part(column, hour)
-            self._file.write(hour * _HOUR_BYTES, slots.tobytes())
+            data = slots.tobytes()
+            self._file.write(hour * _HOUR_BYTES, data)
+            self._crcs[hour] = crc32(data)
             self._is_dirty[hour] = False
             self._to_write.pop()
             return True

@@ -68,9 +68,9 @@ def write(
     note = None
     if timers.note is not None:
         old = timers.note
-        crc = log.crc(log.end)
+        sums = timer_files.Sums(log.sums.by_file, wheel.sums)
         note = timer_files.TimerNote(
-            old.second, log_end, log.end, log.end, crc, old.queue_offset, old.held_to, log_end, waiting
+            old.second, log_end, log.end, log.end, old.queue_offset, old.held_to, log_end, waiting, sums=sums
         )
     log.close()
     wheel.close()

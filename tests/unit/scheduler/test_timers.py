@@ -18,9 +18,10 @@ from protocol import properties, timer_properties
 from protocol.record import StoredMessage
 from scheduler import timer_files
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
-from scheduler.timer_files import Found, TimerNote
+from scheduler.timer_files import Found, Sums, TimerNote
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_search import LOOK_UNITS
+from scheduler.timer_sums import FileSum
 from storage.budget import Pieces
 from storage.commitlog import Commitlog
 from storage.origins import Origins
@@ -403,10 +404,11 @@ def test_old_files_of_the_timer_log_go() -> None:
 
 def test_a_note_is_read_as_it_was_written() -> None:
     offsets = np.array([0, 3, 2**40, 2**61])
+    hours = np.arange(336).astype(np.uint32)
     found = Found(77, offsets, offsets[1:3], offsets[:1], offsets[2:], np.array([52, 104]))
     for note in (
-        TimerNote(1, 2, 3, 4, 5, 6, 7, 8, {-9: 10, 11: 12}),
-        TimerNote(1, 2, 3, 4, 5, 6, 7, 8, {}, found),
+        TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10, 11: 12}),
+        TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
     ):
         data = note.encode()
         again = timer_files.decode_note(data)
@@ -429,7 +431,7 @@ def test_a_note_of_an_earlier_version_is_read(world: TimerWorld, monkeypatch: py
 
     def encode(note: TimerNote) -> bytes:
         head = struct.pack(">Bqqqq", version, note.second, note.since, note.log_since, note.log_end)
-        head += struct.pack(">Iqq", note.log_crc, note.queue_offset, note.held_to)
+        head += struct.pack(">Iqq", world.timers._slots.log.crc(note.log_end), note.queue_offset, note.held_to)
         head += struct.pack(">q", note.counted_at) if version > 1 else b""
         head += struct.pack(">I", len(note.waiting))
         return head + b"".join(struct.pack(">iq", *item) for item in note.waiting.items())

@@ -379,33 +379,77 @@ def test_of_a_full_store_only_the_missing_part_is_read() -> None:
     world.look()
 
 
-def test_units_that_cannot_be_read_when_they_are_noted_poison_nothing() -> None:
-    world = World()
-    world.send("a", 0, 30)
-    for _ in world.owned.writing():
-        pass
-    real = world.files.node_at
+def test_a_note_that_somebody_removes_from_under_a_running_broker_is_written_anew() -> None:
+    world = filled()
+    world.checkpoint()
+    world.files.remove(CHECK)
+    world.send("a", 0)
+    world.checkpoint()
+    assert world.owned.poison is None
+    assert world.reopen() == []
+    world.look()
 
-    def fail(path: str) -> Node:
-        if path.startswith(f"{QUEUES}/a") and fail.calls:  # type: ignore[attr-defined]
-            fail.calls -= 1  # type: ignore[attr-defined]
-            return real(path)
-        if path.startswith(f"{QUEUES}/a"):
-            raise OSError(errno.EIO, "Input/output error", path)
+
+def unreadable(world: World, topic: str, reads: int) -> None:
+    """Make a checkpoint for which the units of a topic cannot be read, but for so many times that its files are opened:
+    each is synced before."""
+    real, left = world.files.node_at, [reads]
+
+    def node_at(path: str) -> Node:
+        if path.startswith(f"{QUEUES}/{topic}/"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.EIO, "Input/output error", path)
         return real(path)
 
-    fail.calls = 2  # type: ignore[attr-defined]
-    world.files.node_at = fail  # type: ignore[method-assign]
+    for _ in world.owned.writing():
+        pass
+    world.files.node_at = node_at  # type: ignore[method-assign]
     with capture_logs() as lines:
         world.owned.sync()
     assert [line["event"] for line in lines] == ["queue_not_noted"]
     world.files.node_at = real  # type: ignore[method-assign]
+
+
+def test_units_that_cannot_be_read_when_they_are_noted_poison_nothing() -> None:
+    world = World()
+    world.send("a", 0, 30)
+    unreadable(world, "a", 2)
     image = world.copy()
     assert image.reopen() == []
     image.look()
     world.checkpoint()
     world.files.remove(f"{QUEUES}/a/0/{0:020}")
     assert len(world.reopen()) == 1
+    world.look()
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_a_queue_of_which_nothing_could_be_noted_is_not_taken_for_a_removed_one(checkpoints: int) -> None:
+    world = filled()
+    world.checkpoint()
+    removed(world, "a")
+    world.send("a", 0, 30)
+    world.send("b", 0)
+    unreadable(world, "a", 2)
+    image = world.copy()
+    for _ in range(checkpoints):  # of a start, which begins the note anew
+        assert image.reopen() == []
+        image.send("b", 0)
+        image.owned.checkpoint()
+    assert image.reopen() == []
+    image.look()
+
+
+def test_after_a_start_that_is_not_needed_nothing_is_read_however_much_a_removed_topic_has_left() -> None:
+    world = World()
+    world.send("b", 0)
+    world.send("a", 0, 200)
+    world.checkpoint()
+    removed(world, "a")
+    world.checkpoint()
+    assert world.reopen() == []
+    assert world.recovered.records == 0
     world.look()
 
 

@@ -1,0 +1,71 @@
+"""Checksums of the timer log, a file at a time: of its units but for their magic numbers, and of those.
+
+The magic numbers change when messages are withdrawn, in any order, and the files have that later. So theirs is a sum
+over all units of a hash of position and magic number: what changes is taken out and added again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from protocol.record import crc32
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from scheduler.timer_log import Units
+
+_UNIT_SIZE: Final = 52
+_MASK: Final = 2**64 - 1
+_POSITION: Final = 0x9E3779B97F4A7C15
+_MAGIC: Final = 0xC2B2AE3D27D4EB4F
+_MIX: Final = 0xD6E8FEB86659FD93
+
+
+class FileSum(NamedTuple):
+    """Of the units in one file."""
+
+    crc: int = 0
+    """CRC-32 of the units, with 0 for their magic numbers."""
+    magic: int = 0
+    """Sum, modulo 2**64, over the units."""
+
+
+class LogSums:
+    """Checksums by the position at which a file begins."""
+
+    def __init__(self, segment_size: int) -> None:
+        self._segment_size = segment_size
+        self.by_file: dict[int, FileSum] = {}
+
+    def add(self, position: int, units: Units) -> None:
+        """Units from a position on, in one file, behind those that are known of it."""
+        base = position - position % self._segment_size
+        before = self.by_file.get(base, FileSum())
+        plain = units.copy()
+        plain["magic"] = 0
+        total = int(mixed(position + np.arange(len(units)) * _UNIT_SIZE, units["magic"]).sum())
+        self.by_file[base] = FileSum(crc32(plain.tobytes(), before.crc), before.magic + total & _MASK)
+
+    def change(self, position: int, old: int, new: int) -> None:
+        """The magic number of the unit at a position is another one."""
+        base = position - position % self._segment_size
+        before = self.by_file[base]
+        at = np.array([position])
+        taken, added = (int(mixed(at, np.array([magic]))[0]) for magic in (old, new))
+        self.by_file[base] = before._replace(magic=before.magic - taken + added & _MASK)
+
+    def drop_before(self, position: int) -> None:
+        """Forget the files that end at or before a position."""
+        for base in [base for base in self.by_file if base + self._segment_size <= position]:
+            del self.by_file[base]
+
+
+def mixed(positions: NDArray[np.int64], magic: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """A hash of each position and magic number."""
+    both = positions.astype(np.uint64) * np.uint64(_POSITION) ^ magic.astype(np.uint64) * np.uint64(_MAGIC)
+    both = (both ^ both >> np.uint64(29)) * np.uint64(_MIX)
+    result: NDArray[np.uint64] = both ^ both >> np.uint64(32)
+    return result

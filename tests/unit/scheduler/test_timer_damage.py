@@ -1,0 +1,161 @@
+"""Goal: what the timers keep beside the commitlog is checked at the start, and made again where it is damaged: nothing
+is lost, nothing comes twice, and what was cancelled stays so.
+
+Method: a life with messages near and far, delivered, cancelled, put off and moved on, cut short by a kill; then bytes
+of the timer log's files or of the wheel are flipped, or all of a file is zeros."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from structlog.testing import capture_logs
+
+from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timer_policies import TimerPolicy
+from scheduler.timer_wheel import FILE_SIZE
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+
+Damage = Callable[[TimerWorld], None]
+
+
+def lived(seed: int, *, is_stopped: bool = False) -> tuple[TimerWorld, set[bytes]]:
+    """A world that was killed, or stopped, and what has to come in it, in all."""
+    chance = random.Random(seed)
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 30, roll_window=20_000))
+    world.timers.set_policy("orders", TimerPolicy(spread_ms=1500))
+    places: dict[bytes, int] = {}
+    gone: set[bytes] = set()
+    for _ in range(chance.randint(2, 6)):
+        for _ in range(chance.randint(1, 25)):
+            body = f"b{len(places)}".encode()
+            delay = chance.choice((50, 900, 3000, 9000, 4_000_000, 100_000_000))
+            places[body] = world.send(world.now_ms + chance.randrange(delay), body)
+        world.pass_time(chance.choice((0, 10, 700, 2500)))
+        for body in chance.sample(sorted(places), min(3, len(places))):
+            if world.cancel(places[body]) is Cancelled.CANCELLED:
+                gone.add(body)
+        if chance.random() < 0.7:
+            world.checkpoint()
+    if is_stopped:
+        world.close()
+    return world, set(places) - gone
+
+
+def settled(world: TimerWorld, come: set[bytes]) -> None:
+    """Open again, and see that all come once."""
+    world.open()
+    world.run()
+    world.pass_time(100_100_000)
+    assert Counter(world.bodies()) == Counter(come)
+    assert world.timers.metrics() == {}
+    world.checkpoint()
+    with capture_logs() as logs:
+        world.open()
+    assert not warnings(logs), "what was made again is noted"
+
+
+def warnings(logs: object) -> list[str]:
+    assert isinstance(logs, list)
+    return [line["reason"] for line in logs if line["event"] in ("timers_rebuilt", "timer_wheel_rebuilt")]
+
+
+def used(world: TimerWorld) -> list[tuple[str, int]]:
+    """The files of the timer log, and how many bytes of each there are."""
+    end = world.timers._slots.log.end
+    paths = sorted(path for path in world.files.names if path.startswith("/s/timerlog/"))
+    return [(path, min(52 * 30, end - int(path.rpartition("/")[2]))) for path in paths]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 30),
+    is_stopped=st.booleans(),
+    flips=st.lists(st.tuples(st.floats(0, 0.999999), st.integers(1, 255)), min_size=1, max_size=3),
+)
+def test_flipped_bytes_of_the_log_lose_nothing(seed: int, is_stopped: bool, flips: list[tuple[float, int]]) -> None:
+    world, come = lived(seed, is_stopped=is_stopped)
+    files = used(world)
+    for where, bits in flips:
+        path, size = files[int(where * len(files))]
+        if size > 0:
+            world.files.names[path].data[int(where * len(files) % 1 * size)] ^= bits
+    settled(world, come)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 30),
+    is_stopped=st.booleans(),
+    flips=st.lists(st.tuples(st.integers(0, 33_600_000), st.integers(1, 255)), min_size=1, max_size=3),
+)
+def test_flipped_bytes_of_the_wheel_lose_nothing(seed: int, is_stopped: bool, flips: list[tuple[int, int]]) -> None:
+    world, come = lived(seed, is_stopped=is_stopped)
+    data = world.files.names["/s/timerwheel"].data
+    slots = [at // 32 for at in range(0, FILE_SIZE, 32) if data[at + 7]]
+    for where, bits in flips:
+        # Mostly where something is.
+        at = slots[where % len(slots)] * 32 + where % 28 if slots and where % 4 else where
+        data[at] ^= bits
+    settled(world, come)
+
+
+def zeros(path: str) -> Damage:
+    def damage(world: TimerWorld) -> None:
+        data = world.files.names[path].data
+        data[:] = bytes(len(data))
+
+    return damage
+
+
+@pytest.mark.parametrize("path", ["/s/timerwheel", f"/s/timerlog/{0:020}", f"/s/timerlog/{52 * 30:020}"])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_files_of_zeros_are_made_again(path: str, *, is_stopped: bool) -> None:
+    for seed in range(5):
+        world, come = lived(seed, is_stopped=is_stopped)
+        if path in world.files.names and any(world.files.names[path].data):
+            zeros(path)(world)
+            settled(world, come)
+
+
+def test_one_warning_says_which_file_and_why() -> None:
+    world, _ = lived(3, is_stopped=True)
+    path, _ = used(world)[0]
+    world.files.names[path].data[44] ^= 1
+    with capture_logs() as logs:
+        world.open()
+    (warning,) = warnings(logs)
+    assert f"timerlog/{0:020}" in warning
+    assert "checksum" in warning
+
+
+def test_hours_of_the_wheel_that_are_damaged_are_told() -> None:
+    world = TimerWorld(start_ms=START_MS - START_MS % 3_600_000)
+    due = world.now_ms + 3 * 3_600_000
+    world.send(due)
+    world.run()
+    world.checkpoint()
+    world.send(world.now_ms + 90_000)
+    world.run()
+    world.checkpoint()
+    world.files.names["/s/timerwheel"].data[(due // 1000 - 1) % 1_209_600 * 32 + 20] ^= 1
+    with capture_logs() as logs:
+        world.open()
+    assert [line["hours"] for line in logs if line["event"] == "timer_wheel_rebuilt"] == [1]
+    world.pass_time(3 * 3_600_000)
+    assert len(world.bodies()) == 2
+
+
+def test_a_kill_alone_makes_no_warning() -> None:
+    """Neither hours of the wheel that changed since the checkpoint, nor marks, nor units behind it are damage."""
+    for seed in range(16):
+        world, come = lived(seed)
+        with capture_logs() as logs:
+            world.open()
+        noted = "timers" in world.recovered.notes
+        assert not noted or not warnings(logs), seed
+        settled(world, come)
