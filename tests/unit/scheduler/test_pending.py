@@ -451,9 +451,9 @@ def test_a_search_after_a_kill_changes_nothing_of_what_was_found_delivered(world
     """It comes while the second whose turn it was is not loaded yet; one after it has delivered messages, too."""
     for number in range(4):
         world.send(START_MS + 500 + 1000 * number)
-    world.run()
+    world.pass_time(600)
     world.checkpoint()
-    world.pass_time(2000)
+    world.pass_time(1400)
     assert world.bodies() == [b"m1", b"m2"]
     world.open()
     assert not world.timers._slots.current.is_loaded
