@@ -198,22 +198,21 @@ class Slots:
 
     def left_of(
         self, second: Second, waits: Waits, magic: NDArray[np.int32]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Of units of a second's slot: which are still to be done, and which recovery found delivered while they are
-        counted as waiting."""
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of units of a second's slot: which are still to be done, which recovery found delivered, and which of these
+        are counted as waiting. Searches ask, too: nothing changes."""
         kept = magic & WITHDRAWN == 0
-        uncounted = np.zeros(len(waits), bool)
+        done = uncounted = np.zeros(len(waits), bool)
         if second.number == self.start.second:
             # What got another unit is looked for by that one.
             kept &= waits["position"] >= self._moved_by(waits["physical"])
         if second.number < self.start.recovered_to:
             done = kept & is_among(waits["physical"], self.start.done)
-            second.found_done.append(waits["physical"][done])
             uncounted = done & (magic & DELETE == 0)
             if second.number == self.start.second:
                 uncounted &= ~is_among(waits["physical"], self.start.found.counted)
             kept &= ~done
-        return kept, uncounted
+        return kept, done, uncounted
 
     def was_loaded(self, second: Second) -> None:
         """All of a second's messages are in memory."""
