@@ -333,6 +333,7 @@ class Broker:
             turns,
             limits,
             self._workers,
+            reads,
         )
         sources = Sources(config, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock)
         staging = Staging(store, topics.table, levels, timers)
@@ -340,7 +341,7 @@ class Broker:
             config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, reads, limits
         )
         send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock, reads)
-        self._slices = slices = Slices(self._turns.share, self._read_apart)
+        self._slices = slices = Slices(self._turns.share, self._read_apart, reads)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)

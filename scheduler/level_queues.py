@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -41,7 +42,7 @@ from storage.clock import Moment
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import NotInMemory, StoreFormatError
-from storage.pull import EXT_ADDRESS_MAX, ReadCold
+from storage.pull import EXT_ADDRESS_MAX, ColdRead, ReadCold, patiently
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
@@ -101,6 +102,8 @@ class LevelQueues:
         self._store = store
         self._file = file
         self._watch = ClockWatch(now)
+        self._jump_ms = 0
+        """By how much the wall clock was set, as far as nothing follows it yet."""
         self._is_awaited = is_awaited
         self._wake = wake
         self._batches = Batches(store)
@@ -236,7 +239,7 @@ class LevelQueues:
                 queue.watch(self._arrived)
             elif table.delay_ms(number) < old.delay_ms(old.cap(number)):
                 level.split(level.queue.next_offset)
-            self._times.look(level, now_ms)
+            self._times.forget(level, now_ms)
         log.info("delay_levels_changed", old=old.text, new=table.text)
         self._wants_checkpoint = True
         self._wake()
@@ -244,12 +247,15 @@ class LevelQueues:
     # --- time
 
     def _watch_clock(self, now: Moment) -> None:
-        jump = self._watch.jump_ms(now)
-        if not jump:
+        self._jump_ms += self._watch.jump_ms(now)
+        if not self._jump_ms:
             return
+        # All that is read for it comes first: where that fails, the next step begins anew.
+        jump = self._jump_ms
+        boundaries = [(level, self._times.first_after(level, now.wall_ms, jump)) for level in self.levels.values()]
+        self._jump_ms = 0
         log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)
-        for level in self.levels.values():
-            boundary = self._times.first_after(level, now.wall_ms, jump)
+        for level, boundary in boundaries:
             last_shift = 0
             for run in level.runs:
                 if run.start < boundary:
@@ -259,7 +265,7 @@ class LevelQueues:
                 level.split(boundary)
             level.trouble = "the clock was set"
             level.settle()
-            self._times.look(level, now.wall_ms)
+            self._times.forget(level, now.wall_ms)
         self._wants_checkpoint = True
 
     @property
@@ -329,33 +335,39 @@ class LevelQueues:
         """A message that waits is not to be delivered any more. Raises OSError."""
         self._store.withdraw(self.levels[message.queue_id + 1].queue, message.queue_offset)
 
-    def waiting_before(self, limit: int, now_ms: int) -> Iterator[tuple[StoredMessage, int] | None]:
+    def waiting_before(self, limit: int, now_ms: int) -> Iterator[tuple[StoredMessage, int] | ColdRead | None]:
         """The messages that wait and whose records lie before a physical offset, each with when it is due as of now
-        (ms); None now and then, so that other work can be done."""
+        (ms); None now and then, so that other work can be done, and reads that have to be made before the next step
+        (`patiently`)."""
         for level in list(self.levels.values()):
             for run in list(level.runs):
                 # What was tried and is to be tried again lies before the cursor.
                 offset = min([run.cursor, *(put.start for put in level.failed if put.start >= run.start)])
                 while run in level.runs and offset < level.end_of(run):
-                    unit = level.queue.unit(offset)
+                    unit = yield from patiently(partial(level.queue.unit, offset))
                     if unit is None or unit[0] >= limit:
                         break
-                    message = self._store.message_at(unit[0], unit[1]) if unit[1] != WITHDRAWN_SIZE else None
-                    if message is not None and self.is_waiting(message):
+                    message = None
+                    if unit[1] != WITHDRAWN_SIZE:
+                        message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
+                    is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
+                    if message is not None and is_waiting:
                         yield message, self._times.due_ms(level, run, *unit, now_ms)
                     else:
                         yield None
                     offset += 1
 
-    def due_times(self) -> Iterator[NDArray[np.int64]]:
-        """When the messages that wait are due, ms since the epoch, in parts of bounded size."""
+    def due_times(self) -> Iterator[NDArray[np.int64] | ColdRead]:
+        """When the messages that wait are due, ms since the epoch, in parts of bounded size; and reads that have to be
+        made before the next step (`patiently`)."""
         for level in list(self.levels.values()):
             for run in list(level.runs):
                 if run not in level.runs:
                     continue
                 offset, end = run.cursor, level.end_of(run)
                 while offset < end:
-                    units = self._batches.read(level.queue, offset, min(_SETTLE_UNITS, end - offset))
+                    look = partial(self._batches.read, level.queue, offset, min(_SETTLE_UNITS, end - offset))
+                    units = yield from patiently(look)
                     if not len(units):
                         break
                     offset += len(units)

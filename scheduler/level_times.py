@@ -28,6 +28,12 @@ class LevelTimes:
         for run in level.runs:
             run.due_ms = self.head(level, run, now_ms)
 
+    @staticmethod
+    def forget(level: Level, now_ms: int) -> None:
+        """Have the next step find the heads of a level anew: nothing is read here."""
+        for run in level.runs:
+            run.due_ms = now_ms if run.cursor < level.end_of(run) else None
+
     def head(self, level: Level, run: OpenRun, now_ms: int) -> int | None:
         """When the first message of a run that was not tried is due, or None."""
         unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None

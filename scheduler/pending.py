@@ -11,6 +11,7 @@ which they came into it, those of the levels, then those that are not in the whe
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Cancelled
 from scheduler.timers import Timers
 from storage.consume_queue import SCHEDULE_TOPIC
-from storage.pull import ColdRead, Range
+from storage.pull import ColdRead, Range, patiently
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -148,49 +149,64 @@ class Pending:
         behind = self._behind(after)
         if after.part == _WHEEL:
             for waits in self._of_wheel(selection, after.offset):
+                if isinstance(waits, ColdRead):
+                    yield waits
+                    continue
                 found = waits[waits["position"] > after.offset]
                 for start in range(0, len(found), _SLICE_UNITS):
                     part = found[start : start + _SLICE_UNITS]
                     yield from self._cold(part[["physical", "size"]].tolist())
                     for position, physical, size, due_ms in part[["position", "physical", "size", "due"]].tolist():
-                        yield Place(_WHEEL, 0, position), self._store.message_at(physical, size), due_ms
+                        message = yield from patiently(partial(self._store.message_at, physical, size))
+                        yield Place(_WHEEL, 0, position), message, due_ms
                 yield after, None, 0
         if after.part <= _LEVELS:
             for one in self._levels.waiting_before(self._store.log.end, now_ms):
+                if isinstance(one, ColdRead):
+                    yield one
+                    continue
                 place = Place(_LEVELS, one[0].queue_id + 1, one[0].queue_offset) if one is not None else after
                 yield (place, *one) if one is not None and place > after else (after, None, 0)
-        for offset, physical, size, due_ms in behind:
+        for waiting in behind:
+            if isinstance(waiting, ColdRead):
+                yield waiting
+                continue
+            offset, physical, size, due_ms = waiting
             yield from self._cold([(physical, size)])
-            yield Place(_BEHIND, 0, offset), self._store.message_at(physical, size), due_ms
+            message = yield from patiently(partial(self._store.message_at, physical, size))
+            yield Place(_BEHIND, 0, offset), message, due_ms
 
     def _cold(self, ranges: list[Range]) -> Iterator[ColdRead]:
         """What has to be read from the disk so that some records are in memory."""
         if ranges and not self._store.is_cached(ranges):
             yield ColdRead(self._store.log, ranges)
 
-    def _of_wheel(self, selection: Selection, start: int = 0) -> Iterator[NDArray[Any]]:
+    def _of_wheel(self, selection: Selection, start: int = 0) -> Iterator[NDArray[Any] | ColdRead]:
         """What is in the wheel and may be of a selection, for all its units tell, from a position of its log on."""
         topic_hash = properties.java_hash(selection.topic) if selection.topic is not None else None
         for waits in self._timers.units_waiting(start):
+            if isinstance(waits, ColdRead):
+                yield waits
+                continue
             right = selection.has_time(waits["due"])
             if topic_hash is not None:
                 right &= waits["hash"] == topic_hash
             yield waits[right]
 
-    def _behind(self, after: Place) -> Iterator[tuple[int, int, int, int]]:
+    def _behind(self, after: Place) -> Iterator[tuple[int, int, int, int] | ColdRead]:
         """Queue offset, physical offset, size and deliver time of what is not in the wheel now. What deletes other
         messages, and what Apache's broker put there, is not among them: of those only the record tells."""
         queue = self._timers.queue
         start = max(self._timers.queue_offset, queue.min_offset)
         if after.part == _BEHIND:
             start = max(start, after.offset + 1)
-        units = ((offset, queue.unit(offset)) for offset in range(start, queue.next_offset))
-        is_done = self._timers.is_done
-        return (
-            (offset, *unit)
-            for offset, unit in units
-            if unit is not None and unit[2] > MAX_HASH and not is_done(unit[0])
-        )
+        return self._units_behind(start, queue.next_offset)
+
+    def _units_behind(self, start: int, end: int) -> Iterator[tuple[int, int, int, int] | ColdRead]:
+        for offset in range(start, end):
+            unit = yield from patiently(partial(self._timers.queue.unit, offset))
+            if unit is not None and unit[2] > MAX_HASH and not self._timers.is_done(unit[0]):
+                yield offset, *unit
 
     # --- counting
 
@@ -254,15 +270,24 @@ class Pending:
         behind = self._behind(_FIRST)
         if with_wheel:
             for waits in self._of_wheel(ours):
-                yield waits["due"]
+                yield waits if isinstance(waits, ColdRead) else waits["due"]
         if topic is None:
             yield from self._levels.due_times()
         else:
             for found in self._levels.waiting_before(self._store.log.end, now_ms):
+                if isinstance(found, ColdRead):
+                    yield found
+                    continue
                 is_ours = found is not None and ours.has(found[0].properties_text, found[1])
                 yield np.array([found[1]]) if found is not None and is_ours else none
-        for _, physical, size, due_ms in behind:
-            message = self._store.message_at(physical, size) if topic is not None else None
+        for waiting in behind:
+            if isinstance(waiting, ColdRead):
+                yield waiting
+                continue
+            _, physical, size, due_ms = waiting
+            message = None
+            if topic is not None:
+                message = yield from patiently(partial(self._store.message_at, physical, size))
             is_ours = topic is None or (message is not None and ours.has(message.properties_text, due_ms))
             yield np.array([due_ms]) if is_ours else none
 

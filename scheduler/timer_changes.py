@@ -9,6 +9,7 @@ mark, recovery sets it again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,7 +31,8 @@ from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.copies import ORIGIN_ZERO
-from storage.pull import ColdRead, Range
+from storage.errors import NotInMemory
+from storage.pull import ColdRead, Range, patiently
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class TimerChanges:
         self._expect = expect
         self.levels = levels
         """Where messages with a level wait, which can be changed as well."""
-        self._keeping: Iterator[bool] | None = None
+        self._keeping: Iterator[bool | ColdRead] | None = None
         self._now_ms = 0
         """When the last bit of that was done."""
 
@@ -271,23 +273,30 @@ class TimerChanges:
         except BaseException:
             self._keeping = None  # the next search begins anew, and finds what is withdrawn already
             raise
+        if isinstance(was_needed, ColdRead):
+            raise NotInMemory("what still waits", was_needed.run)
         if was_needed is None:
             self._keeping = None
         return was_needed
 
-    def _keep_before(self, limit: int) -> Iterator[bool]:
+    def _keep_before(self, limit: int) -> Iterator[bool | ColdRead]:
         count, slots = 0, self._slots
-        for position, units in slots.log.scan(slots.log.begin, slots.log.end):
+        begin, end = slots.log.begin, slots.log.end
+        while (part := (yield from patiently(partial(slots.log.part, begin, end)))) is not None:
+            position, units = part
+            begin = position + len(units) * UNIT.itemsize
             seconds = seconds_of(units)
             live = (units["physical_offset"] < limit) & (seconds >= slots.second)
             live &= units["magic"] & NO_MESSAGE == 0
             for at in np.flatnonzero(live).tolist():
-                message = self._store.message_at(int(units["physical_offset"][at]), int(units["record_size"][at]))
+                place = int(units["physical_offset"][at]), int(units["record_size"][at])
+                message = yield from patiently(partial(self._store.message_at, *place))
                 second, due_ms = int(seconds[at]), abs(int(units["due_ms"][at])) & MAX_DUE_MS
                 if message is None or second < slots.second:
                     continue
-                waits = slots.search.wait_at(position + at * UNIT.itemsize, second)
-                if not slots.search.is_waiting(waits, second):
+                look = partial(slots.search.wait_at, position + at * UNIT.itemsize, second)
+                waits = yield from patiently(look)
+                if second < slots.second or not slots.search.is_waiting(waits, second):
                     continue
                 again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS, self._now_ms)
                 slots.withdraw(waits, second)
@@ -296,6 +305,9 @@ class TimerChanges:
                 yield True
             yield False
         for found in self.levels.waiting_before(limit, self._now_ms) if self.levels is not None else ():
+            if isinstance(found, ColdRead):
+                yield found
+                continue
             if found is not None:
                 assert self.levels is not None
                 self._again(*found, self._now_ms)

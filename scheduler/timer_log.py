@@ -226,6 +226,10 @@ class TimerLog:
         start -= start % self._segments.segment_size % UNIT_SIZE
         return self._chunks(start, min(end, self.end))
 
+    def part(self, start: int, end: int) -> tuple[int, Units] | None:
+        """The first part of such a scan."""
+        return next(self.scan(start, end), None)
+
     def _chunks(self, position: int, end: int) -> Iterator[tuple[int, Units]]:
         size = self._segments.segment_size
         while position < end:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from scheduler.timer_log import NO_MESSAGE, UNIT, seconds_of
 from scheduler.timer_second import NONE, is_among, waits_of
+from storage.pull import ColdRead, patiently
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,16 +73,17 @@ class TimerSearch:
             slots.learn(waits, 0, number)
         return waits
 
-    def units_waiting(self, start: int = 0) -> Iterator[Waits]:
+    def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
         """The messages in the wheel, each once, in parts of bounded size, in the order of the timer log, from a
-        position of it on. Of those that get another slot meanwhile, the ones to whose units it had not come are last,
-        by their new units."""
+        position of it on; and reads that have to be made before the next step (`patiently`). Of the messages that get
+        another slot meanwhile, those to whose units it had not come are last, by their new units."""
         this = _Pass(start, self._log.end)
         self._passes.append(this)
         try:
-            for position, units in self._log.scan(start, this.end):
+            while (part := (yield from patiently(partial(self._log.part, this.reached, this.end)))) is not None:
+                position, units = part
                 waits, seconds = self._waiting_of(position, units)
-                self._learn(waits, seconds)
+                yield from patiently(partial(self._learn, waits, seconds))
                 this.reached = position + len(units) * UNIT.itemsize
                 yield waits
             while this.moved:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -39,6 +40,7 @@ from scheduler.timer_search import TimerSearch
 from scheduler.timer_second import Second, due_fields, is_among, picked, slot_second_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
+from storage.pull import ColdRead, patiently
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -457,15 +459,16 @@ class Slots:
         units["delay_ms"] = (self.second - HOUR) * PRECISION_MS - units["write_ms"]
         return units
 
-    def expire(self, kept_from: int) -> Iterator[list[str]]:
+    def expire(self, kept_from: int) -> Iterator[list[str] | ColdRead]:
         """Forget the files of the timer log before a position whose slots are all past; each step gives paths for the
-        caller to remove."""
+        caller to remove, or a read that has to be made before the next one."""
         for end in self.log.file_ends():
             if end > kept_from:
                 return
-            start = self.log.begin
-            for _, units in self.log.scan(start, end):
-                if int(seconds_of(units).max()) >= self.second:
+            at = self.log.begin
+            while (part := (yield from patiently(partial(self.log.part, at, end)))) is not None:
+                at = part[0] + len(part[1]) * UNIT.itemsize
+                if int(seconds_of(part[1]).max()) >= self.second:
                     return
                 yield []
             yield self.log.drop_before(end)

@@ -52,7 +52,8 @@ from storage.budget import Budget
 from storage.clock import Moment
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.copies import UNITS
-from storage.pull import ReadAhead, ReadCold
+from storage.errors import NotInMemory
+from storage.pull import ColdRead, ReadAhead, ReadCold
 from storage.recovery import Recovered
 from storage.store import MessageStore
 
@@ -139,7 +140,7 @@ class Timers:
         self._is_called = self._is_called_soon = False
         self._on_counted: list[Callable[[], None]] = []
         self._trouble: str | None = None
-        self._expiring: Iterator[list[str]] | None = None
+        self._expiring: Iterator[list[str] | ColdRead] | None = None
         self._is_handed_on = False
         self.dequeued = self.lost = self.dropped = 0
         """Messages delivered, found missing, and cancelled by their topic's policy, since start."""
@@ -540,6 +541,8 @@ class Timers:
         except BaseException:
             self._expiring = None  # the next search begins anew
             raise
+        if isinstance(paths, ColdRead):
+            raise NotInMemory("the timer log", paths.run)
         if paths is None:
             self._expiring = None
         return paths
@@ -548,7 +551,7 @@ class Timers:
         """See `Enqueuer.is_done`."""
         return self._enqueuer.is_done(physical_offset)
 
-    def units_waiting(self, start: int = 0) -> Iterator[Waits]:
+    def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
         """See `TimerSearch.units_waiting`."""
         return self._slots.search.units_waiting(start)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from protocol.command import Body
 from storage.commitlog import Commitlog
 from storage.consume_queue import PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
+from storage.errors import NotInMemory
 from storage.files import File
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ EXT_ADDRESS_MAX: Final = -(2**31) - 1
 
 _NO_RECORD: Final = (PADDING_SIZE, WITHDRAWN_SIZE)
 _units = UNIT.iter_unpack
+
+
+T = TypeVar("T")
 
 
 class PullStatus(Enum):
@@ -160,6 +164,28 @@ class ColdRead:
     def run(self) -> bytes:
         """Read. Raises OSError, FileNotFoundError where retention removed the file meanwhile."""
         return b"".join([file.read_apart(ranges) for file, ranges in self._files])
+
+
+class _Missing(ColdRead):
+    """What somebody looked for and was not in memory."""
+
+    def __init__(self, missing: NotInMemory) -> None:
+        self.missing = missing
+
+    def run(self) -> bytes:
+        """Read. Raises OSError."""
+        self.missing.read()
+        return b""
+
+
+def patiently(look: Callable[[], T]) -> Generator[ColdRead, None, T]:
+    """What `look` gives, for a search in steps: whatever it needs is read first, by whoever makes the steps, if it is
+    not in memory. It must change nothing before its last read. Raises what `look` raises."""
+    while True:
+        try:
+            return look()
+        except NotInMemory as missing:
+            yield _Missing(missing)
 
 
 class ReadAhead:

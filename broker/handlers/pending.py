@@ -121,7 +121,9 @@ class PendingHandlers:
     async def _result(self, connection: Connection, steps: Iterator[T | ColdRead | None]) -> T:
         """The one result of a search."""
         async with self._turn():
-            results = [found async for found in self._slices.of(steps, lambda: not connection.is_closed)]
+            results = [
+                found async for found in self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)
+            ]
         return results[0]
 
     # --- looking
@@ -150,7 +152,7 @@ class PendingHandlers:
     ) -> PendingPage:
         messages: list[PendingMessage] = []
         place, size = None, 0
-        async with aclosing(self._slices.of(steps, lambda: not connection.is_closed)) as all_found:
+        async with aclosing(self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)) as all_found:
             async for found in all_found:
                 size += len(found.message.properties_text)
                 if len(messages) == limit or (messages and size > MAX_PAGE_BYTES):
@@ -215,7 +217,7 @@ class PendingHandlers:
         """Change the messages of a selection, some of which are looked for before they are changed. Raises Refused,
         StoreError, OSError."""
         part: list[_Found] = []
-        async for found in self._slices.of(self._pending.select(selection, self._clock.now_ms())):
+        async for found in self._slices.of(self._pending.select(selection, self._clock.now_ms()), is_patient=True):
             # Not the message itself: together they may be large.
             part.append(_Found(given_id(found.message), found.message.physical_offset))
             if len(part) == _CHANGE_UNITS:

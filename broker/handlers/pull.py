@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from broker.clients import Clients, check_expression, tags_codes
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig
 from broker.connection import Connection, OutputBudget
 from broker.errors import Refused
@@ -32,6 +33,7 @@ from protocol.headers import (
     Request,
     response,
 )
+from storage.errors import NotInMemory
 from storage.pull import ColdRead, Pulled, PullStatus
 from storage.store import MessageStore
 
@@ -71,6 +73,7 @@ class PullHandlers:
         turns: RequestTurns,
         limits: Limits,
         workers: Workers,
+        reads: ColdReads,
     ) -> None:
         self._limits = limits
         self._store = store
@@ -83,6 +86,7 @@ class PullHandlers:
         self._output = output
         self._loop = loop
         self._workers = workers
+        self._reads = reads
         self.polls = LongPolls(
             loop,
             turns,
@@ -263,7 +267,11 @@ class PullHandlers:
         if not held.connection.takes_answers:
             return False
         header = held.request.header
-        found = self._find(header, held.offset, held.codes)
+        try:
+            found = self._reads.at_once(self._find, header, held.offset, held.codes)
+        except NotInMemory:
+            self._answer_later(held)
+            return True
         if found.status is PullStatus.NO_MATCHED_MESSAGE:
             held.offset = found.next_offset
             return False
@@ -274,15 +282,32 @@ class PullHandlers:
         return True
 
     def _expire_held(self, held: HeldPull) -> None:
-        """Answer a held pull that nothing came for; a client that wants few of many messages need not have those
-        looked at again."""
-        found = self._find(held.request.header, held.offset, held.codes)
+        """Answer a held pull that nothing came for."""
+        try:
+            found = self._reads.at_once(self._find, held.request.header, held.offset, held.codes)
+        except NotInMemory:
+            self._answer_later(held)
+            return
+        answer = self._answer_held(held, found)
+        self._router.answer(held.connection, held.request, answer)
+
+    def _answer_later(self, held: HeldPull) -> None:
+        """Answer a held pull when the consume queue has been read from the disk, whether it has messages or not."""
+
+        async def answer() -> Answer:
+            found = await self._reads.run(self._find, held.request.header, held.offset, held.codes)
+            return self._answer_held(held, found)
+
+        self._router.spawn(held.connection, held.request, answer(), at_once=True)
+
+    def _answer_held(self, held: HeldPull, found: Pulled) -> Answer:
+        """The answer to a pull that was held; a client that wants few of many messages need not have those looked at
+        again."""
         if held.offset > held.request.header.queue_offset and found.status is not PullStatus.FOUND:
             found.status = PullStatus.NO_MATCHED_MESSAGE
         elif found.status is PullStatus.FOUND and held.connection.is_stalled:
             found = Pulled(PullStatus.OFFSET_FOUND_NULL, held.offset, found.min_offset, found.max_offset)
-        answer = self._answer(held.connection, held.request, found, at_once=True)
-        self._router.answer(held.connection, held.request, answer)
+        return self._answer(held.connection, held.request, found, at_once=True)
 
 
 def _check_expression_type(expression_type: str | None) -> None:

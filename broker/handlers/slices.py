@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import TypeVar
 
+from broker.cold_reads import TRIES, ColdReads
 from broker.errors import Refused
 from broker.handlers.replace import ReadApart
 from protocol.codes import ResponseCode
@@ -22,8 +23,9 @@ def always() -> bool:
 class Slices:
     """Does the work of all requests that have much."""
 
-    def __init__(self, share: Callable[[], Awaitable[Budget]], read_apart: ReadApart) -> None:
+    def __init__(self, share: Callable[[], Awaitable[Budget]], read_apart: ReadApart, reads: ColdReads) -> None:
         """`share` gives a piece of work its part of the next turn of the loop, `read_apart` has a thread read."""
+        self._reads = reads
         self._share = share
         self._read_apart = read_apart
         self._is_stopped = False
@@ -33,12 +35,13 @@ class Slices:
         self._is_stopped = True
 
     async def of(
-        self, steps: Iterable[T | ColdRead | None], goes_on: Callable[[], bool] = always
+        self, steps: Iterable[T | ColdRead | None], goes_on: Callable[[], bool] = always, *, is_patient: bool = False
     ) -> AsyncGenerator[T, None]:
-        """What the steps of some work give, with the loop's turns in between. Raises Refused when the broker stops, or
-        nobody waits for it any more (`goes_on`)."""
+        """What the steps of some work give, with the loop's turns in between. `is_patient`: they never wait for the
+        disk, see `storage.pull.patiently`. Raises Refused when the broker stops, or nobody waits for it any more
+        (`goes_on`)."""
         budget: Budget = SPENT
-        for found in steps:
+        for found in self._at_once(steps) if is_patient else steps:
             if budget.is_spent:
                 budget = await self._share()
                 if self._is_stopped or not goes_on():
@@ -47,3 +50,14 @@ class Slices:
                 await self._read_apart(found)
             elif found is not None:
                 yield found
+
+    def _at_once(self, steps: Iterable[T | ColdRead | None]) -> Iterator[T | ColdRead | None]:
+        """The steps, none of which may wait for the disk."""
+        iterator, tries = iter(steps), 0
+        while True:
+            try:
+                found = next(iterator) if tries == TRIES else self._reads.at_once(next, iterator)
+            except StopIteration:
+                return
+            tries = tries + 1 if isinstance(found, ColdRead) and tries < TRIES else 0
+            yield found

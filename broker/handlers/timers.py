@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from broker.cold_reads import ColdReads
@@ -27,6 +27,7 @@ from scheduler.timer_files import metrics_json
 from scheduler.timer_ids import given_id
 from scheduler.timers import Timers
 from storage.clock import Clock
+from storage.pull import ColdRead, patiently
 from storage.store import MessageStore
 
 MAX_CANCELLED: Final = 1000
@@ -44,7 +45,6 @@ _NOT_RECALLED: Final = {
     Cancelled.NO_LONGER_WAITS: "the message waits no longer: it is delivered or cancelled",
     Cancelled.UNKNOWN: "no such message",
 }
-_DONE: Final = object()
 
 
 class TimerHandlers:
@@ -189,8 +189,13 @@ class TimerHandlers:
         """Have the timers know by which records messages wait that were appended again."""
         ids = self._timers.changes.ids
         async with self._learning:
-            steps = iter(lambda: ids.look(self._clock.now_ms()) if not ids.is_complete else _DONE, _DONE)
-            async for _ in self._slices.of(steps):
+
+            def steps() -> Iterator[ColdRead | None]:
+                while not ids.is_complete:
+                    yield from patiently(lambda: ids.look(self._clock.now_ms()))
+                    yield None
+
+            async for _ in self._slices.of(steps(), is_patient=True):
                 pass
 
     def check_allowed(self, what: str) -> None:

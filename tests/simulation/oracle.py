@@ -40,6 +40,8 @@ def complaints(life: Life) -> Iterator[str]:
     for failure in life.world.loop.failures:
         if "was destroyed but it is pending" not in failure and "Killed()" not in failure:
             yield failure
+    for path, times in life.world.disk.loop_waits.items():
+        yield f"the event loop waited {times} times for the disk to read {path}"
     if life.world.broker is not None:
         yield "the last broker did not end"
     yield from _of_consumers(life)

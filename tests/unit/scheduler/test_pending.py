@@ -439,7 +439,11 @@ def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
     world.store.health.fill("full")
     world.pass_time(1500)
     assert world.bodies() == []
-    found = [each[0].physical_offset for each in world.levels.waiting_before(world.store.log.end, world.now_ms) if each]
+    found = [
+        each[0].physical_offset
+        for each in world.levels.waiting_before(world.store.log.end, world.now_ms)
+        if isinstance(each, tuple)
+    ]
     assert found == [place]
     world.store.health.has_room()
     assert world.keep() == 1
