@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+from broker.turns import Step
 from broker.workers import Background, Workers
 from storage.budget import Budget
+from storage.clock import Moment
 from storage.errors import NotInMemory
 from storage.files import Files
 
@@ -46,6 +48,32 @@ class ColdReads:
             with suppress(OSError):  # whoever looks again is told, in its own words
                 await self._workers.run(Background.READS, read)
         return look(*arguments)
+
+    def step(self, step: Step, wake: Callable[[], None]) -> Step:
+        """A step that ends where it would have to wait for the disk; `wake` is called when a thread has read."""
+        failed = tries = 0
+
+        def read(error: Exception | None) -> None:
+            nonlocal failed
+            failed += error is not None
+            wake()
+
+        def run(now: Moment, budget: Budget) -> float | None:
+            nonlocal failed, tries
+            if failed or tries == TRIES:
+                # It is told what is wrong, in its own words; or others take memory faster than it is filled.
+                failed = tries = 0
+                return step(now, budget)
+            try:
+                wait = self.at_once(step, now, budget)
+            except NotInMemory as missing:
+                tries += 1
+                self._workers.start(Background.READS, missing.read, read)
+                return None
+            tries = 0
+            return wait
+
+        return run
 
     async def each(self, looks: Iterable[Callable[[], T]]) -> list[T]:
         """What each of many looks gives, with the loop's turns in between."""

@@ -405,9 +405,12 @@ class Broker:
             self.housekeeping,
             self._durability_work.wake,
         )
-        self._durability_work.step = self._step_durability
-        self._levels_work.step = self._step_levels
-        self._timers_work.step = lambda now, budget: _wait(timers.step(now, budget), now)
+        for work, step in (
+            (self._durability_work, self._step_durability),
+            (self._levels_work, self._step_levels),
+            (self._timers_work, lambda now, budget: _wait(timers.step(now, budget), now)),
+        ):
+            work.step = reads.step(step, work.wake)
 
     # --- turns
 
@@ -416,10 +419,11 @@ class Broker:
 
     def _step_levels(self, now: Moment, budget: SliceBudget) -> float | None:
         before = self.store.log.end
-        due_ms = self.levels.step(now, budget)
-        if self.config.sync_flush and self.store.log.end > before:
-            self._want(self.store.log.end)  # its deliveries count when the disk has them
-        return _wait(due_ms, now)
+        try:
+            return _wait(self.levels.step(now, budget), now)
+        finally:
+            if self.config.sync_flush and self.store.log.end > before:
+                self._want(self.store.log.end)  # its deliveries count when the disk has them
 
     def _want(self, position: int) -> None:
         self.durability.want(position)

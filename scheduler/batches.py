@@ -36,8 +36,10 @@ class Kind(Enum):
     """What became of a batch."""
 
     APPENDED = auto()
+    PASSED = auto()
+    """They stand for no message that waits: cancelled, delivered before, or none at all."""
     SKIPPED = auto()
-    """They stand for no message, or for one that cannot be delivered: there is nothing to wait for."""
+    """Their messages cannot be delivered."""
     GONE = auto()
     """Their records are not in the commitlog."""
     COLD = auto()
@@ -109,7 +111,7 @@ class Batches:
         if self._done_end and physical[0] < self._done_end:
             skipped |= self.is_delivered(units)
         if skipped[0]:
-            return Outcome(Kind.SKIPPED, _leading(skipped))
+            return Outcome(Kind.PASSED, _leading(skipped))
         begin, end = self._store.log.begin, self._store.log.end
         gone = (physical < begin) | (sizes <= 0) | (physical + sizes > end)
         if gone[0]:

@@ -16,7 +16,7 @@ import structlog
 from scheduler.batches import Batches, Kind, Outcome
 from scheduler.level import Level, OpenRun, Put, Status
 from scheduler.level_times import LevelTimes
-from storage.errors import StoreError
+from storage.errors import NotInMemory, StoreError
 from storage.pull import ReadCold
 from storage.store import MessageStore
 
@@ -120,6 +120,8 @@ class LevelDelivery:
         put = Put(run.cursor, run.cursor + len(units), due_ms)
         try:
             outcome = self._append(level, units, now_ms)
+        except NotInMemory:
+            raise  # whoever gives us our turns has it read, and calls again
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
@@ -155,8 +157,7 @@ class LevelDelivery:
             else:
                 level.skipped += outcome.units
         else:
-            level.delivered += outcome.delivered
-            level.skipped += outcome.units - outcome.delivered
+            self._count(level, outcome)
             if outcome.delivered and self._is_awaited:
                 put.position = self._store.log.end
                 level.add(put)
@@ -167,6 +168,12 @@ class LevelDelivery:
         run.due_ms = self._times.head(level, run, now_ms)
         if len(level.runs) > 1:
             level.settle()
+
+    @staticmethod
+    def _count(level: Level, outcome: Outcome) -> None:
+        level.delivered += outcome.delivered
+        if outcome.kind is not Kind.PASSED:
+            level.skipped += outcome.units - outcome.delivered
 
     def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
         """The store took nothing of a put."""
@@ -217,6 +224,8 @@ class LevelDelivery:
         units = self._batches.read(level.queue, put.start, put.end - put.start)
         try:
             outcome = self._append(level, units, now_ms)
+        except NotInMemory:
+            raise
         except StoreError as error:
             level.trouble = str(error)
             level.fail(put, now_ms, origin_is_gone=False)
@@ -235,8 +244,7 @@ class LevelDelivery:
 
     def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:
         """A put went through, or the first part of it did."""
-        level.delivered += outcome.delivered
-        level.skipped += outcome.units - outcome.delivered
+        self._count(level, outcome)
         part = level.take_part(put, outcome.units)
         part.status, part.position = Status.RUNNING, self._store.log.end
         if not outcome.delivered or not self._is_awaited:
@@ -261,9 +269,9 @@ class LevelDelivery:
     def _warm(self, level: Level, start: int, end: int) -> None:
         """Have a thread read from the disk what comes next."""
         assert self._read_cold is not None
+        job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
         level.is_reading = True
         level.trouble = "the disk: old messages are being read"
-        job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
 
         def done() -> None:
             level.is_reading = False

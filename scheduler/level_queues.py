@@ -40,7 +40,7 @@ from storage.budget import Budget
 from storage.clock import Moment
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
-from storage.errors import StoreFormatError
+from storage.errors import NotInMemory, StoreFormatError
 from storage.pull import EXT_ADDRESS_MAX, ReadCold
 from storage.recovery import Recovered
 from storage.store import MessageStore
@@ -217,7 +217,7 @@ class LevelQueues:
             now_ms = self._store.appender.store_timestamp
             try:
                 run.due_ms = self._times.head(level, run, now_ms)
-            except OSError:
+            except (OSError, NotInMemory):
                 run.due_ms = now_ms  # the step looks again, and says what is wrong
             self._wake()
         # Into the file at once: RocketMQ, were it to go on with this store after a crash, would make the unit anew, and

@@ -196,7 +196,7 @@ class Pending:
 
     def count(self, selection: Selection, now_ms: int) -> Iterator[int | ColdRead | None]:
         """How many messages a selection has as of now; at its end the number, before it None, as of `select`. Without a
-        key no record of the wheel is read, and topics whose names have the same hash count as one there."""
+        key no record of the wheel is read, unless another topic has the same hash."""
         if selection.key is not None:
             number = 0
             for found in self.select(selection, now_ms):
@@ -206,13 +206,16 @@ class Pending:
             return
         number = 0
         for due in self._due_times(selection.topic, now_ms):
+            if isinstance(due, ColdRead):
+                yield due
+                continue
             number += int(selection.has_time(due).sum())
             yield None
         yield number
 
     def curve(
         self, begin_ms: int, step_ms: int, steps: int, now_ms: int, topic: str | None = None
-    ) -> Iterator[list[int] | None]:
+    ) -> Iterator[list[int] | ColdRead | None]:
         """How many messages are due in each of so many spans of `step_ms` from a time on; at its end the list, before
         it None, as of `count`. What is overdue counts as due now. Without a topic, in whole seconds, the wheel's
         messages are not looked at but once: then they are counted by the second (`timer_census`)."""
@@ -227,15 +230,26 @@ class Pending:
                 yield None
                 counts = counted
         for due in self._due_times(topic, now_ms, with_wheel=not is_counted):
+            if isinstance(due, ColdRead):
+                yield due
+                continue
             numbers = (np.maximum(due, now_ms) - begin_ms) // step_ms
             counts += np.bincount(numbers[(numbers >= 0) & (numbers < steps)], minlength=steps)
             yield None
         yield counts.tolist()
 
-    def _due_times(self, topic: str | None, now_ms: int, *, with_wheel: bool = True) -> Iterator[Times]:
+    def _is_alone(self, topic: str | None) -> bool:
+        """Whether the units of the wheel tell which messages are of a topic: two names may have the same hash."""
+        return topic is None or self._timers.is_alone(topic)
+
+    def _due_times(self, topic: str | None, now_ms: int, *, with_wheel: bool = True) -> Iterator[Times | ColdRead]:
         """When the messages of a topic, or all, are due, in parts of bounded size; those that are not in the wheel come
         last."""
         ours, none = Selection(topic), np.empty(0, np.int64)
+        if not self._is_alone(topic):
+            for each in self.select(ours, now_ms):
+                yield np.array([each.due_ms]) if isinstance(each, Waiting) else each or none
+            return
         self._timers.gather(now_ms)
         behind = self._behind(_FIRST)
         if with_wheel:

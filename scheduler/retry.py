@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from storage.errors import StoreError
+from storage.errors import NotInMemory, StoreError
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +32,8 @@ class Retry:
             return False
         try:
             worked = work()
+        except NotInMemory:
+            raise  # whoever gives us our turns has it read, and calls again
         except (StoreError, OSError) as error:
             self.failed(now_ms, error)
             return False

@@ -122,20 +122,20 @@ class CatchUp:
         self._store = store
         self._slots = slots
         self._read_cold = read_cold
-        self._asked: dict[int, _Hold] = {}
-        """Topics, by hash, whose overdue messages are to be looked at, or are."""
+        self._asked: dict[str, _Hold] = {}
+        """Topics whose overdue messages are to be looked at, or are."""
         self._search: _Search | None = None
         self._is_stale = False
         """Whether it has to be done once more."""
-        self._results: dict[int, _Result] = {}
+        self._results: dict[str, _Result] = {}
         self._is_reading = False
         self._on_read: Callable[[], None] = lambda: None
 
     # --- what comes due
 
-    def judge(self, topic_hash: int, waits: Waits, now_ms: int) -> Verdict | None:
+    def judge(self, topic: str, waits: Waits, now_ms: int) -> Verdict | None:
         """What becomes of messages of a topic that are due; None where all of them are delivered."""
-        result, due = self._results.get(topic_hash), waits["due"]
+        result, due = self._results.get(topic), waits["due"]
         none = np.zeros(len(waits), bool)
         current = self._slots.second
         if result is not None and current < result.second:
@@ -143,9 +143,9 @@ class CatchUp:
         is_overdue = now_ms - due > OVERDUE_MS
         if result is not None:
             is_overdue &= due > result.second * PRECISION_MS
-        if topic_hash not in self._asked and is_overdue.any():
-            self._asked[topic_hash] = _Hold(now_ms)
-        hold = self._asked.get(topic_hash)
+        if topic not in self._asked and is_overdue.any():
+            self._asked[topic] = _Hold(now_ms)
+        hold = self._asked.get(topic)
         if hold is None:
             dropped = (due <= result.horizon_ms) & result.older.has(waits["physical"]) if result is not None else none
             return Verdict(dropped, none, 0) if dropped.any() else None
@@ -168,9 +168,9 @@ class CatchUp:
             if older.has(np.array([old]))[0]:
                 older.add(new)
 
-    def forget(self, topic_hash: int) -> None:
+    def forget(self, topic: str) -> None:
         """A topic asks for it no more."""
-        self._results.pop(topic_hash, None)
+        self._results.pop(topic, None)
 
     # --- the search
 
@@ -197,9 +197,9 @@ class CatchUp:
     def _take(self, search: _Search) -> None:
         """Go by what a search found."""
         newest = search.newest
-        for topic_hash in search.topics.tolist():
-            hold = self._asked.pop(topic_hash)
-            self._results[topic_hash] = _Result(search.horizon_ms, hold.second, newest.older)
+        for topic in search.names:
+            hold = self._asked.pop(topic)
+            self._results[topic] = _Result(search.horizon_ms, hold.second, newest.older)
         log.info("overdue_messages_looked_at", messages=newest.looked, keys=newest.keys, older=len(newest.older))
         if newest.beyond:
             log.warning("overdue_messages_beyond", delivered=newest.beyond, max_keys=MAX_KEYS, max_older=MAX_OLDER)
@@ -217,11 +217,13 @@ class CatchUp:
 class _Search:
     """One search. It is where it was when something cannot be read, and tries that again."""
 
-    def __init__(self, store: MessageStore, slots: Slots, topics: list[int], horizon_ms: int) -> None:
-        """`topics`: by hash, whose messages that were due until `horizon_ms` are looked at."""
+    def __init__(self, store: MessageStore, slots: Slots, topics: list[str], horizon_ms: int) -> None:
+        """`topics`: whose messages that were due until `horizon_ms` are looked at. Those of others whose names have the
+        same hash are, too, which does no harm: keys are of one topic each."""
         self._store = store
         self._slots = slots
-        self.topics: NDArray[np.int32] = np.array(topics, np.int32)
+        self.names = topics
+        self.topics: NDArray[np.int32] = np.array(list(map(properties.java_hash, topics)), np.int32)
         self.horizon_ms = horizon_ms
         self.newest = _Newest()
         self._position, self._end = slots.log.begin, slots.log.end

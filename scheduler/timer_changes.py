@@ -25,11 +25,12 @@ from scheduler.timer_ids import TimerIds, first_place
 from scheduler.timer_keys import key_hash, tag_of
 from scheduler.timer_log import MAX_DUE_MS, NO_MESSAGE, UNIT, WITHDRAWN, seconds_of
 from scheduler.timer_records import TimerRecords
+from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.copies import ORIGIN_ZERO
-from storage.pull import Range
+from storage.pull import ColdRead, Range
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ class TimerChanges:
         self._enqueuer.through(message.queue_offset, now_ms)
         found = self._slots.places.find(physical_offset)
         if found is None:
-            return Cancelled.NO_LONGER_WAITS
+            is_done = self._slots.start.is_done(physical_offset)
+            return Cancelled.DELIVERED if is_done else Cancelled.NO_LONGER_WAITS
         position, unit = found
         if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
@@ -173,23 +175,31 @@ class TimerChanges:
             return Cancelled.DELIVERED
         return _Place(message, due_ms, waits, second)
 
-    def find(self, topic: str, unique_key: str, deliver_ms: int) -> int | None:
-        """The physical offset of the message of a topic with this UNIQ_KEY that waits for a time whose slot is that
-        of `deliver_ms`; None where there is none. Looks at each message of the slot."""
+    def find(self, topic: str, unique_key: str, deliver_ms: int) -> Iterator[int | ColdRead | None]:
+        """Look for the message of a topic with this UNIQ_KEY that waits for a time whose slot is that of `deliver_ms`:
+        gives its physical offset, once, if there is one. It looks at the record of each message of the topic in the
+        slot, at a bounded number of them in each step, and gives None in between; or a read for a thread to do before
+        the next step. Raises OSError."""
         second, window = slot_second(deliver_ms), self._slots.window
         if second > self._slots.second:
             second -= (second - self._slots.second - 1) // window * window
-        topic_hash = self._topics.hash_of(topic)
+        topic_hash = properties.java_hash(topic)
         for candidate in (second, second + window):
             for _, units in self._slots.log.chain(self._slots.wheel.last(candidate)):
-                for unit in units[units["topic_hash"] == topic_hash][["physical_offset", "record_size"]].tolist():
-                    message = self._store.message_at(*unit)
-                    if (
-                        message is not None
-                        and properties.get(message.properties_text, properties.UNIQ_KEY) == unique_key
-                    ):
-                        return message.physical_offset
-        return None
+                mine = units[units["topic_hash"] == topic_hash][["physical_offset", "record_size"]]
+                yield None
+                for start in range(0, len(mine), LOOK_UNITS):
+                    ranges: list[Range] = mine[start : start + LOOK_UNITS].tolist()
+                    if not self._store.is_cached(ranges):
+                        yield ColdRead(self._store.log, sorted(ranges))
+                    for each in ranges:
+                        message = self._store.message_at(*each)
+                        text = message.properties_text if message is not None else ""
+                        is_it = properties.get(text, properties.UNIQ_KEY) == unique_key
+                        if is_it and properties.get(text, properties.REAL_TOPIC) == topic:
+                            yield each[0]
+                            return
+                    yield None
 
     # --- all messages of a key
 

@@ -64,8 +64,8 @@ class TimerCheckpoint:
         note = None if recovered.is_foreign else timer_files.decode_note(recovered.notes.get("timers", b""))
         return note, check
 
-    def topic_names(self) -> list[str]:
-        """The topics that timermetrics knows."""
+    def topic_names(self) -> dict[str, int]:
+        """The topics that timermetrics knows, and how many messages of each waited."""
         return timer_files.load_topics(self._store.files, self._metrics_path)
 
     def begin(self) -> None:

@@ -124,13 +124,15 @@ def metrics_json(counts: Mapping[str, int], now_ms: int, version: int) -> bytes:
     return msgspec.json.encode(_Metrics(data_version, {name: _Metric(n, now_ms) for name, n in counts.items()}))
 
 
-def load_topics(files: Files, path: str) -> list[str]:
-    """The topics that timermetrics names; none where it is missing or broken, since it is only statistics."""
+def load_topics(files: Files, path: str) -> dict[str, int]:
+    """The topics that timermetrics names, and how many messages of each waited; none where it is missing or broken,
+    since it is only statistics."""
     data = files.read_whole(path)
     try:
-        return list(msgspec.json.decode(data, type=_Metrics).timingCount) if data else []
+        counts = msgspec.json.decode(data, type=_Metrics).timingCount if data else {}
     except msgspec.DecodeError:
-        return []
+        return {}
+    return {topic: metric.count for topic, metric in counts.items()}
 
 
 class Found(NamedTuple):

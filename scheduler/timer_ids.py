@@ -84,7 +84,8 @@ class TimerIds:
 
     def _add(self, first: int, origin: int | None, newest: int) -> None:
         for place in (first, origin):
-            if place is not None and place != newest:
+            # Units of what a recovery found delivered are not always in the order of their records.
+            if place is not None and place != newest and (self._newest.find(place) or 0) < newest:
                 self._newest.add_one(place, newest)
 
     def look(self, now_ms: int) -> ColdRead | None:

@@ -9,7 +9,9 @@
                            spread:SECONDS    deliver them over so much time
                            newest            of each key deliver only the one that is due last (`timer_catch_up`)
 
-Other topics are not touched: a message that is to be delivered later gets another unit in the timer log, for then.
+Other topics are not touched, even where their names have the same hash: where a unit's hash is that of a topic with a
+policy, the record says which topic its message is for. A message that is to be delivered later gets another unit in the
+timer log, for then.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from protocol import properties
 from scheduler.timer_catch_up import Verdict
 from scheduler.timer_config import OVERDUE_MS
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
     Waits = NDArray[Any]
 
-Judge = Callable[[int, "Waits", int], Verdict | None]
+Judge = Callable[[str, "Waits", int], Verdict | None]
 """See `timer_catch_up.CatchUp.judge`."""
 
 RATE: Final = "timer.release.rate"
@@ -67,8 +70,8 @@ class Split(NamedTuple):
     moved: Waits
     """As `later`, with the times that they have had, and those of `held`."""
     dropped: Waits
-    turns: dict[int, float]
-    """By topic hash, when the next message of a topic with a rate has its turn, after these."""
+    turns: dict[str, float]
+    """By topic, when the next message of one with a rate has its turn, after these."""
 
 
 def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
@@ -99,39 +102,57 @@ def _number(name: str, text: str, limit: int) -> int:
 
 
 class Policies:
-    """The policies of all topics, by topic hash, and how far their rates are."""
+    """The policies of all topics, and how far their rates are."""
 
-    def __init__(self) -> None:
-        self._by_hash: dict[int, TimerPolicy] = {}
-        self._next_ms: dict[int, float] = {}
-        self.judge: Judge = lambda topic_hash, waits, now_ms: None
-        """Says what becomes of overdue messages of topics that want the newest only."""
+    def __init__(self, topics_of: Callable[[Waits], list[str]], judge: Judge) -> None:
+        """`topics_of` reads for which topics messages are. `judge` says what becomes of overdue messages of topics that
+        want the newest only."""
+        self._topics_of = topics_of
+        self._judge = judge
+        self._policies: dict[str, TimerPolicy] = {}
+        self._by_hash: dict[int, list[str]] = {}
+        """The topics that have a policy."""
+        self._next_ms: dict[str, float] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._by_hash)
+        return bool(self._policies)
 
-    def set(self, topic_hash: int, policy: TimerPolicy | None) -> None:
+    def set(self, topic: str, policy: TimerPolicy | None) -> None:
         """Give a topic a policy, or none."""
-        self._next_ms.pop(topic_hash, None)
-        if policy is None:
-            self._by_hash.pop(topic_hash, None)
-        else:
-            self._by_hash[topic_hash] = policy
+        self._next_ms.pop(topic, None)
+        self._policies.pop(topic, None)
+        if policy is not None:
+            self._policies[topic] = policy
+        self._by_hash = {}
+        for name in self._policies:
+            self._by_hash.setdefault(properties.java_hash(name), []).append(name)
+
+    def concerns(self, waits: Waits) -> NDArray[np.bool_]:
+        """Which of some messages may be of a topic whose policy asks for something, for all that their units tell: of
+        these `split` reads the records."""
+        hashes, result = waits["hash"], np.zeros(len(waits), bool)
+        for key in set(hashes.tolist()) & self._by_hash.keys():
+            mine = hashes == key
+            if not any(self._policies[name].is_paused for name in self._by_hash[key]):
+                mine &= ~waits["held"]  # those have had it
+            result |= mine
+        return result
 
     def split(self, waits: Waits, now_ms: int) -> Split | None:
         """What becomes of messages that are due; None where their topics ask for nothing, or had it already. It counts
-        when it is given to `took`: until then it may be asked for again."""
-        hashes = waits["hash"]
-        concerned = [key for key in set(hashes.tolist()) if key in self._by_hash]
-        if not concerned:
+        when it is given to `took`: until then it may be asked for again. Raises OSError."""
+        asked = np.flatnonzero(self.concerns(waits))
+        if not len(asked):
             return None
+        topics = self._topics_of(waits[asked])
+        concerned = {topic: self._policies[topic] for topic in topics if topic in self._policies}
         is_later, is_dropped, is_put_off = (np.zeros(len(waits), bool) for _ in range(3))
         seconds = np.zeros(len(waits), np.int64)
         release = waits["due"].copy()
         is_held = waits["held"].copy()
-        turns: dict[int, float] = {}
-        for key in concerned:
-            policy, mine = self._by_hash[key], np.flatnonzero(hashes == key)
+        turns: dict[str, float] = {}
+        for topic, policy in concerned.items():
+            mine = asked[[name == topic for name in topics]]
             if policy.is_paused:
                 release[mine], is_later[mine], is_held[mine] = now_ms + PAUSE_MS, True, False
                 continue
@@ -141,14 +162,14 @@ class Policies:
                 dropped = late > max(policy.drop_after_ms, OVERDUE_MS)
                 is_dropped[mine[dropped]] = True
                 mine, late = mine[~dropped], late[~dropped]
-            verdict = self.judge(key, waits[mine], now_ms) if policy.newest and len(mine) else None
+            verdict = self._judge(topic, waits[mine], now_ms) if policy.newest and len(mine) else None
             if verdict is not None:
                 is_dropped[mine[verdict.dropped]] = True
                 is_put_off[mine[verdict.held]] = True
                 seconds[mine[verdict.held]] = verdict.second
                 kept = ~verdict.dropped & ~verdict.held
                 mine, late = mine[kept], late[kept]
-            release[mine] = self._release(key, policy, waits[mine], late, now_ms, turns)
+            release[mine] = self._release(topic, policy, waits[mine], late, now_ms, turns)
             is_later[mine] = release[mine] > now_ms
             is_held[mine] = True
         is_here = ~is_later & ~is_dropped & ~is_put_off
@@ -165,12 +186,12 @@ class Policies:
 
     def _release(
         self,
-        key: int,
+        topic: str,
         policy: TimerPolicy,
         waits: Waits,
         late: NDArray[np.int64],
         now_ms: int,
-        turns: dict[int, float],
+        turns: dict[str, float],
     ) -> NDArray[np.int64]:
         """When messages of a topic are to be delivered; `turns` gets the topic's next turn."""
         release: NDArray[np.int64] = waits["due"].copy()
@@ -180,9 +201,9 @@ class Policies:
             overdue = late > OVERDUE_MS
             release[overdue] = now_ms + _scattered(waits[overdue], policy.catch_up_spread_ms)
         if policy.rate:
-            start = max(float(now_ms), self._next_ms.get(key, 0.0))
+            start = max(float(now_ms), self._next_ms.get(topic, 0.0))
             mine = start + np.arange(len(waits)) * (1000 / policy.rate)
-            turns[key] = start + len(waits) * (1000 / policy.rate)
+            turns[topic] = start + len(waits) * (1000 / policy.rate)
             release = np.maximum(release, mine.astype(np.int64))
         return release
 

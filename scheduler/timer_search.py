@@ -6,6 +6,7 @@ more, of the second whose turn it is only what is in memory counts, and recovery
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -26,12 +27,26 @@ LOOK_UNITS: Final = 32
 _CENSUS_UNITS: Final = 2048
 
 
+class _Pass:
+    """A search through the log."""
+
+    def __init__(self, start: int, end: int) -> None:
+        self.reached = start
+        """The units from here on..."""
+        self.end = end
+        """...and before here have not been looked at."""
+        self.moved: deque[Waits] = deque()
+        """Messages that had units there, and got others, behind."""
+
+
 class TimerSearch:
     """Searches the log of some slots. Raises OSError where it cannot be read."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._log = slots.log
+        self._passes: list[_Pass] = []
+        """Searches that are under way."""
 
     def is_waiting(self, waits: Waits, number: int) -> bool:
         """Whether a message, as `wait_at` gave it, is still to be delivered from the slot of a second by its unit."""
@@ -41,8 +56,12 @@ class TimerSearch:
         if number < slots.start.recovered_to and slots.start.is_done(int(waits["physical"][0])):
             return False
         second = slots.resident.get(number)
-        # Nothing of a second is delivered before all of it is loaded.
-        return second is None or not second.is_loaded or second.has(waits)
+        if second is None:
+            return True
+        if second.is_loaded:
+            return second.has(waits)
+        # Nothing of it is delivered before all of it is loaded.
+        return bool(slots.left_of(second, waits, waits["magic"].astype(np.int32))[0][0])
 
     def wait_at(self, position: int, number: int) -> Waits:
         """The message of a unit in the slot of a second. Raises OSError."""
@@ -53,12 +72,28 @@ class TimerSearch:
         return waits
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits]:
-        """The messages in the wheel, in parts of bounded size, in the order of the timer log, from a position of it
-        on."""
-        for position, units in self._log.scan(start, self._log.end):
-            waits, seconds = self._waiting_of(position, units)
-            self._learn(waits, seconds)
-            yield waits
+        """The messages in the wheel, each once, in parts of bounded size, in the order of the timer log, from a
+        position of it on. Of those that get another slot meanwhile, the ones to whose units it had not come are last,
+        by their new units."""
+        this = _Pass(start, self._log.end)
+        self._passes.append(this)
+        try:
+            for position, units in self._log.scan(start, this.end):
+                waits, seconds = self._waiting_of(position, units)
+                self._learn(waits, seconds)
+                this.reached = position + len(units) * UNIT.itemsize
+                yield waits
+            while this.moved:
+                yield this.moved.popleft()
+        finally:
+            self._passes.remove(this)
+
+    def moved(self, old: NDArray[np.int64], waits: Waits) -> None:
+        """Messages got other slots: `old` says where their units were."""
+        for each in self._passes:
+            missed = (old >= each.reached) & (old < each.end)
+            if missed.any():
+                each.moved.append(waits[missed])
 
     def _learn(self, waits: Waits, seconds: NDArray[np.int64]) -> None:
         """See `Slots.learn`, for those of some messages whose units do not tell."""
@@ -75,11 +110,12 @@ class TimerSearch:
         kept = np.ones(len(at), bool)
         current = seconds == slots.second
         if current.any():
-            # Of the current second the unit does not tell, when it is loaded: until then nothing of it is delivered.
-            second = slots.current
+            # Of the current second the unit does not tell.
+            second, positions = slots.current, waits["position"]
             if second.is_loaded:
-                positions = waits["position"]
                 kept = ~current | np.isin(positions, second.positions_between(int(positions[0]), int(positions[-1])))
+            else:
+                kept = ~current | slots.left_of(second, waits, waits["magic"].astype(np.int32))[0]
         if len(slots.start.done):
             kept &= (seconds >= slots.start.recovered_to) | ~is_among(waits["physical"], slots.start.done)
         return waits[kept], seconds[kept]

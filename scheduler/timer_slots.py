@@ -198,22 +198,21 @@ class Slots:
 
     def left_of(
         self, second: Second, waits: Waits, magic: NDArray[np.int32]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Of units of a second's slot: which are still to be done, and which recovery found delivered while they are
-        counted as waiting."""
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of units of a second's slot: which are still to be done, which recovery found delivered while they are
+        counted as waiting, and all that it found delivered."""
         kept = magic & WITHDRAWN == 0
-        uncounted = np.zeros(len(waits), bool)
+        done = uncounted = np.zeros(len(waits), bool)
         if second.number == self.start.second:
             # What got another unit is looked for by that one.
             kept &= waits["position"] >= self._moved_by(waits["physical"])
         if second.number < self.start.recovered_to:
             done = kept & is_among(waits["physical"], self.start.done)
-            second.found_done.append(waits["physical"][done])
             uncounted = done & (magic & DELETE == 0)
             if second.number == self.start.second:
                 uncounted &= ~is_among(waits["physical"], self.start.found.counted)
             kept &= ~done
-        return kept, uncounted
+        return kept, uncounted, done
 
     def was_loaded(self, second: Second) -> None:
         """All of a second's messages are in memory."""
@@ -304,7 +303,7 @@ class Slots:
         if len(waits):
             self.on_moving(waits)
             next_second = np.full(len(waits), second.number + 1)
-            self.put(waits.copy(), np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
+            self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
             self.census.removed(waits)
             second.drop(len(waits))
             return True
@@ -356,12 +355,21 @@ class Slots:
             found = found._replace(withdrawn=NO_OFFSETS)
         return found
 
+    def move(
+        self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
+    ) -> None:
+        """As `put`, for messages that have units already."""
+        moved = waits.copy()
+        self.put(moved, magic, now_ms, not_before)
+        kept = magic & NO_MESSAGE == 0
+        self.search.moved(waits["position"][kept], moved[kept])
+
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
         moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
         self.on_moving(moving)
-        self.put(waits[:_ROLL_UNITS].copy(), magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
+        self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
         self.census.removed(moving)
         if len(waits) > _ROLL_UNITS:
             second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]

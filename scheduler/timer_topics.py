@@ -3,9 +3,10 @@ and of what topic the messages are that are staged but not in the wheel yet."""
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 class TimerTopics:
     """Names, hashes, and numbers of messages."""
 
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
+    def __init__(self, topics_of: Callable[[Waits], list[str]]) -> None:
+        """`topics_of` reads for which topics messages are."""
+        self._topics_of = topics_of
+        self._names: dict[int, list[str]] = {}
+        """Mostly one."""
+        self._shared: dict[int, Counter[str]] = {}
+        """Of hashes that several names have: how many messages wait, by topic."""
         self._hashes: dict[str, int] = {}
         self._staged = array("i")
         self._staged_from = 0
@@ -33,19 +39,29 @@ class TimerTopics:
         """Queue offsets of those of them that were appended again."""
         self._waiting: Counter[int] = Counter()
 
-    def load(self, names: Iterable[str], waiting: Mapping[int, int]) -> None:
-        """What a checkpoint knows: names, and how many messages wait by hash."""
+    def load(self, names: Mapping[str, int], waiting: Mapping[int, int]) -> None:
+        """What a checkpoint knows: names, with the number of messages of each, and how many wait by hash."""
+        self._waiting = Counter(waiting)
         for name in names:
             self.hash_of(name)
-        self._waiting = Counter(waiting)
+        for key, counts in self._shared.items():
+            counts.clear()
+            counts.update({name: names[name] for name in self._names[key]})
 
     def hash_of(self, topic: str) -> int:
         """The hash of a topic, whose name is known from now on."""
         found = self._hashes.get(topic)
         if found is None:
             found = self._hashes[topic] = properties.java_hash(topic)
-            self._names.setdefault(found, topic)
+            names = self._names.setdefault(found, [])
+            names.append(topic)
+            if len(names) == 2:
+                self._shared[found] = Counter({names[0]: self._waiting[found]})
         return found
+
+    def is_alone(self, topic: str) -> bool:
+        """Whether no other topic that is known has the hash of this one."""
+        return self._names.get(properties.java_hash(topic), []) == [topic]
 
     # --- what is staged
 
@@ -107,6 +123,10 @@ class TimerTopics:
         if not len(waits):
             return
         hashes = waits["hash"]
+        for key, counts in self._shared.items():
+            with contextlib.suppress(OSError):  # they are for operators only
+                for topic in self._topics_of(waits[hashes == key]):
+                    counts[topic] += sign
         if (hashes == hashes[0]).all():
             self._waiting[int(hashes[0])] += sign * len(waits)
             return
@@ -124,4 +144,10 @@ class TimerTopics:
 
     def metrics(self) -> dict[str, int]:
         """How many wait, by topic."""
-        return {self._names.get(key, f"#{key}"): count for key, count in self._waiting.items() if count > 0}
+        counts: dict[str, int] = {}
+        for key, count in self._waiting.items():
+            if key in self._shared:
+                counts.update(self._shared[key])
+            else:
+                counts[self._names.get(key, [f"#{key}"])[0]] = count
+        return {topic: count for topic, count in counts.items() if count > 0}

@@ -41,6 +41,7 @@ from scheduler.timer_config import Refusal, TimerConfig
 from scheduler.timer_enqueuer import Enqueuer
 from scheduler.timer_ids import TimerIds
 from scheduler.timer_log import NORMAL
+from scheduler.timer_names import RealTopics
 from scheduler.timer_policies import Policies, Split, TimerPolicy
 from scheduler.timer_records import TimerRecords
 from scheduler.timer_recovery import TimerRecovery
@@ -115,7 +116,8 @@ class Timers:
         self.queue = store.ensure_queue(TIMER_TOPIC, 0)
         """Where a message is staged, with its deliver time as tags code and as prepared-transaction offset."""
 
-        self._topics = topics = TimerTopics()
+        topics_of = RealTopics(store).of
+        self._topics = topics = TimerTopics(topics_of)
         self._slots = slots = Slots(store, topics, config)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
@@ -124,8 +126,7 @@ class Timers:
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
         slots.on_loaded = self._read_ahead
-        self.policies = Policies()
-        self.policies.judge = catch_up.judge
+        self.policies = Policies(topics_of, catch_up.judge)
         self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
         """Cancels, reschedules and replaces what waits."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
@@ -223,10 +224,9 @@ class Timers:
 
     def set_policy(self, topic: str, policy: TimerPolicy | None) -> None:
         """Let a topic have a policy, or none, from now on."""
-        topic_hash = self._topics.hash_of(topic)
-        self.policies.set(topic_hash, policy)
+        self.policies.set(topic, policy)
         if policy is None or not policy.newest:
-            self._catch_up.forget(topic_hash)
+            self._catch_up.forget(topic)
 
     # --- time
 
@@ -291,15 +291,17 @@ class Timers:
         waits = second.due(now_ms, _DELIVER_UNITS)
         if not len(waits):
             return False
-        split = self.policies.split(waits, now_ms) if self.policies else None
-        if split is not None and len(split.dropped) > _DROP_UNITS:
-            waits = waits[:_DROP_UNITS]
-            split = self.policies.split(waits, now_ms)
-        if split is not None:
-            if self._is_cold(second, split.dropped):
+        if self.policies:
+            if self._is_cold(second, waits[self.policies.concerns(waits)]):
                 return False
-            self._apply(second, split, len(waits), now_ms)
-            return True
+            split = self.policies.split(waits, now_ms)
+            if split is not None and len(split.dropped) > _DROP_UNITS:
+                waits = waits[:_DROP_UNITS]
+                split = self.policies.split(waits, now_ms)
+            if split is not None:
+                self._is_warm = False
+                self._apply(second, split, len(waits), now_ms)
+                return True
         units = np.empty(len(waits), UNITS)
         units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
         may_wait = self._is_warm or self._read_cold is None
@@ -343,7 +345,7 @@ class Timers:
             both = np.concatenate((later, held))
             latest = np.maximum(slot_second_of(both["due"]), not_before)
             slots.held_to = max(slots.held_to, int(latest.max()))
-            slots.put(both, np.full(len(both), NORMAL, np.int32), now_ms, not_before)
+            slots.move(both, np.full(len(both), NORMAL, np.int32), now_ms, not_before)
             slots.census.removed(split.moved)
         if len(split.dropped):
             self.dropped += len(split.dropped)
@@ -442,6 +444,10 @@ class Timers:
     def checkpoint_body(self) -> bytes:
         """The 56 bytes of timercheck, as GET_TIMER_CHECK_POINT answers with."""
         return self._checkpoint.check().encode()
+
+    def is_alone(self, topic: str) -> bool:
+        """See `TimerTopics.is_alone`."""
+        return self._topics.is_alone(topic)
 
     def metrics(self) -> dict[str, int]:
         """Waiting messages by topic."""

@@ -38,7 +38,7 @@ from storage.budget import Budget
 from storage.checkpoint import Checkpoint
 from storage.clock import Moment
 from storage.consume_queue import UNIT, ConsumeQueue
-from storage.errors import NotDurable, StoreError
+from storage.errors import NotDurable, NotInMemory, StoreError
 from storage.health import Verdict
 from storage.jobs import CheckpointJob, FlushJob, Lane, RemoveJob, Workers, has_no_room
 from storage.retention import Retention
@@ -427,9 +427,7 @@ class Durability:
             store.checkpoint_path,
             [
                 # Before the marks: it notes units as they were made.
-                store.queue_check.plan(
-                    [(queue, covered[queue]) for queue in dirty if queue in covered], end, store.log.begin
-                ),
+                store.queue_check.plan(dirty, covered, end, store.log.begin),
                 *(queue.plan_marks(covered.get(queue, 0)) for queue in dirty if queue.has_marks),
                 *(part.plan_sync(now, is_last=is_last) for part in self._parts.values()),
             ],
@@ -502,6 +500,8 @@ class Durability:
                 self._expiring = self._begin_expiry(machine_ms)
             if not self._expiring.run(now, budget):
                 return
+        except NotInMemory:
+            raise  # whoever gives us our turns has it read, and calls again
         except (OSError, StoreError) as error:
             # Whatever it was, the files are there still, and the next search finds them.
             log.warning("nothing_expired", reason=str(error))

@@ -17,7 +17,7 @@ the recovery offset; `last` is the physical offset in the last of them, `crc32` 
 sizes change where messages are withdrawn: there they count as 0 for the checksum, and `sizes` is their sum as they were
 made, -1 where that is not known.
 2, a removed topic: its records before the physical offset `end` are of nobody.
-3, a queue: nothing that was said of its files holds any more.
+3, a queue: nothing that was said of its files holds any more; where nothing follows it is not known what it has.
 
 What a block says takes the place of what earlier ones said of the same. It holds from the checkpoint with its recovery
 offset on: blocks of later offsets than the checkpoint's, as a crash leaves them, say nothing. Each checkpoint adds a
@@ -30,7 +30,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -124,6 +124,8 @@ class QueueCheck:
         """What is wrong with the file, if anything."""
         self._outdated: set[Key] = set()
         """Queues of which nothing that is known holds any more."""
+        self.unknown: set[Key] = set()
+        """Queues of which nothing is said although they may have units."""
         self._unread: dict[Key, _Planned] = {}
         """Queues whose units could not be read when they were to be noted."""
         self._at = 0
@@ -149,7 +151,7 @@ class QueueCheck:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it says everything of the checkpoint: of a queue of which it says anything, all units before the
+        """Whether it says everything of the checkpoint: of each queue that is not `unknown` all units before the
         recovery offset."""
         return self.recovery_offset != _NEVER and not self.damage
 
@@ -162,9 +164,12 @@ class QueueCheck:
             if kind == _SEGMENT:
                 queue_id, base, *segment = _SEGMENT_ITEM.unpack_from(items, at)
                 self.segments.setdefault((topic, queue_id), {})[base] = Segment(*segment)
+                self.unknown.discard((topic, queue_id))
                 at += _SEGMENT_ITEM.size
             elif kind == _FORGOTTEN:
-                self.segments.pop((topic, *_FORGOTTEN_ITEM.unpack_from(items, at)), None)
+                (queue_id,) = _FORGOTTEN_ITEM.unpack_from(items, at)
+                self.segments.pop((topic, queue_id), None)
+                self.unknown.add((topic, queue_id))
                 at += _FORGOTTEN_ITEM.size
             else:
                 (self.removed[topic],) = _REMOVED_ITEM.unpack_from(items, at)
@@ -176,6 +181,12 @@ class QueueCheck:
         return max(
             (base // UNIT_SIZE + segment.units for base, segment in self.segments.get(key, {}).items()), default=0
         )
+
+    def durable_offset(self, key: Key) -> int | None:
+        """The queue offset up to which a queue's units are durable, and its files' names; None where that is not
+        known."""
+        is_known = self.is_whole and key in self.segments and key not in self._outdated
+        return self.next_offset(key) if is_known else None
 
     # --- comparing
 
@@ -235,15 +246,19 @@ class QueueCheck:
             self.removed.update(dict.fromkeys(beyond, end))
             self._begin_file()
 
-    def plan(self, queues: Iterable[tuple[ConsumeQueue, int]], recovery_offset: int, begin: int) -> Callable[[], None]:
-        """What notes queues up to queue offsets, whose units are durable when it runs, for a checkpoint; run by a
-        worker. `begin`: of the commitlog. It raises OSError; then nothing of it is noted."""
-        planned = [
-            _Planned(queue.topic, queue.queue_id, queue.directory, queue.files_begin, offset)
-            for queue, offset in queues
-        ]
+    def plan(
+        self, queues: Iterable[ConsumeQueue], offsets: Mapping[ConsumeQueue, int], recovery_offset: int, begin: int
+    ) -> Callable[[], None]:
+        """What notes queues, as far as `offsets` has one, up to these queue offsets, for a checkpoint; run by a worker
+        when their units are durable. `begin`: of the commitlog. Neither collection may change any more. It raises
+        OSError; then nothing of it is noted."""
 
         def run() -> None:
+            planned = [
+                _Planned(queue.topic, queue.queue_id, queue.directory, queue.files_begin, offsets[queue])
+                for queue in queues
+                if queue in offsets
+            ]
             changed: dict[Key, dict[int, Segment]] = {}
             unread: dict[Key, _Planned] = {}
             items = bytearray()
@@ -255,17 +270,18 @@ class QueueCheck:
                 is_new = key in self._outdated or noted > queue.offset
                 old = self.segments.get(key, {}) if not is_new else {}
                 changed[key] = known = {base: segment for base, segment in old.items() if base >= queue.files_begin}
-                items += _forgotten_item(queue) if is_new else b""
+                items += _forgotten_item(*key) if is_new else b""
                 try:
                     for item in self._read_on(queue, known):
                         items += item
                 except OSError as error:
                     log.warning("queue_not_noted", topic=queue.topic, queue=queue.queue_id, reason=str(error))
-                    items += _forgotten_item(queue)
+                    items += _forgotten_item(*key)
                     changed[key], unread[key] = {}, queue
             self.removed = {topic: end for topic, end in self.removed.items() if end > begin}
             self._append(bytes(items), recovery_offset, changed)
             self._outdated.clear()
+            self.unknown = (self.unknown - changed.keys()) | unread.keys()
             self._unread = unread
 
         return run
@@ -290,6 +306,7 @@ class QueueCheck:
             for key in [key for key in known if key[0] == topic]:
                 del known[key]
         self._outdated = {key for key in self._outdated if key[0] != topic}
+        self.unknown = {key for key in self.unknown if key[0] != topic}
 
     def _read_on(self, queue: _Planned, known: dict[int, Segment]) -> Iterator[bytes]:
         """Take the units that are to be noted into what is known of a queue; gives the items that say so."""
@@ -310,7 +327,7 @@ class QueueCheck:
 
     def _append(self, items: bytes, recovery_offset: int, changed: dict[Key, dict[int, Segment]]) -> None:
         block = _block(items, recovery_offset)
-        if self._at and self._at + len(block) <= self._capacity:
+        if self._at and self._at + len(block) <= self._capacity and self._files.exists(self._path):
             self._files.open(self._path).write_apart([(self._at, block)])
             self._at += len(block)
         else:
@@ -324,7 +341,8 @@ class QueueCheck:
         """Write everything anew, and another block behind it: until there is the checkpoint to which that belongs, what
         was said before holds."""
         removed = b"".join([_removed_item(topic, end) for topic, end in self.removed.items()])
-        items = b"".join(
+        items = b"".join([_forgotten_item(*key) for key in self.unknown])
+        items += b"".join(
             [
                 _segment_item(topic, queue_id, base, segment)
                 for (topic, queue_id), known in self.segments.items()
@@ -374,9 +392,9 @@ def _removed_item(topic: str, end: int) -> bytes:
     return bytes((_REMOVED, len(name))) + name + _REMOVED_ITEM.pack(end)
 
 
-def _forgotten_item(queue: _Planned) -> bytes:
-    name = queue.topic.encode()
-    return bytes((_FORGOTTEN, len(name))) + name + _FORGOTTEN_ITEM.pack(queue.queue_id)
+def _forgotten_item(topic: str, queue_id: int) -> bytes:
+    name = topic.encode()
+    return bytes((_FORGOTTEN, len(name))) + name + _FORGOTTEN_ITEM.pack(queue_id)
 
 
 # --- sums

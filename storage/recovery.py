@@ -149,7 +149,7 @@ class Recovery:
         check = self._check
         if check.is_whole:
             # What a topic of the same name has got since is noted, or in the commitlog behind the checkpoint.
-            noted = {topic for topic, _ in check.segments}
+            noted = {topic for topic, _ in [*check.segments, *check.unknown]}
             self._former = {topic for topic, end in check.removed.items() if end > self._log.begin} - noted
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
@@ -182,7 +182,7 @@ class Recovery:
         for key, error in failed.items():
             if key in self._wrong:
                 continue
-            if check.is_whole:
+            if check.is_whole and key not in check.unknown:
                 # All units that it has to have come behind the checkpoint.
                 self._wrong[key] = [Wrong(error.path, 0, error.why)]
             elif isinstance(error, StoreFileSize):
@@ -219,7 +219,9 @@ class Recovery:
                     self._cut(queue, start)
             if self._wrong:
                 self._make_again(start)
-            recovered = self._read_from(max(self._log.begin, min(start, self._end_of_queues())), rebuild=False)
+            if not is_noted or self._check.unknown:
+                start = min(start, self._end_of_queues())
+            recovered = self._read_from(max(self._log.begin, start), rebuild=False)
         except (_MissingUnits, _UnfinishedQueues, _LostEnd, StoreFileMissing) as error:
             log.warning("consume_queues_made_again", queues="all", reason=str(error))
             self._is_ours = not checkpoint.is_foreign and checkpoint.recovery_offset is None

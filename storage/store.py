@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from protocol import properties, record, timer_properties
@@ -167,7 +167,7 @@ class MessageStore:
         for topic in self.queue_check.removed:
             if not any(queue.next_offset for queue in self.queues.get(topic, {}).values()):
                 self.queues.pop(topic, None)
-        self.dirty = {queue: queue.min_offset for queue in self.all_queues()}
+        self.dirty = dict(self._not_durable())
         self._cached_from = recovered.end
         self._blocks_read = files.blocks_read()
         recovered.notes = self.checkpoint.notes
@@ -175,6 +175,15 @@ class MessageStore:
         self.appender.last_store_timestamp = recovered.last_store_timestamp
         self.health.opened()
         return recovered
+
+    def _not_durable(self) -> Iterator[tuple[ConsumeQueue, int]]:
+        """After recovery: the queues with units that may not be durable, and the queue offset where those start."""
+        for queue in self.all_queues():
+            start = self.queue_check.durable_offset((queue.topic, queue.queue_id))
+            if start is None:
+                yield queue, queue.min_offset
+            elif start < queue.next_offset:
+                yield queue, start
 
     def start_over(self) -> None:
         """See `recovery.Notes`."""

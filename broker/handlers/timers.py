@@ -99,7 +99,7 @@ class TimerHandlers:
         if handle.place is not None:
             result = await self._recall_place(handle, handle.place)
         else:
-            result = await self._recall_key(handle, request.now_ms)
+            result = await self._recall_key(connection, handle, request.now_ms)
         if result in _NOT_RECALLED:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
         answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
@@ -120,12 +120,14 @@ class TimerHandlers:
             return Cancelled.UNKNOWN
         return await self._cancel(physical_offset)
 
-    async def _recall_key(self, handle: RecallHandle, now_ms: int) -> Cancelled:
+    async def _recall_key(self, connection: Connection, handle: RecallHandle, now_ms: int) -> Cancelled:
         """Cancel by a handle of Apache's broker: the message is looked for in its slot. Raises Refused."""
         latest = now_ms + self._timers.config.max_delay * 1000
         physical_offset = None
         if 0 < handle.slot_ms < latest:
-            physical_offset = self._timers.changes.find(handle.topic, handle.unique_key, handle.slot_ms)
+            steps = self._timers.changes.find(handle.topic, handle.unique_key, handle.slot_ms)
+            found = [each async for each in self._slices.of(steps, lambda: not connection.is_closed)]
+            physical_offset = found[0] if found else None
         if physical_offset is not None:
             return await self._cancel(physical_offset)
         if not now_ms < handle.slot_ms < latest:

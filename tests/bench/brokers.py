@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.measure import bytes_read
 from tests.bench.remote import Remote
 from tests.peers import install, tools
 from tests.peers.apache import ApacheBroker
@@ -58,6 +59,8 @@ class Started:
     """When its port took a connection, ms since the epoch."""
     answered_ms: float
     """When it had answered the first request, ms since the epoch."""
+    bytes_read: int
+    """What its process had read when its port took a connection, from the disk or from memory."""
 
     @property
     def open_s(self) -> float:
@@ -84,11 +87,11 @@ async def start_timed(broker: Broker) -> Started:
             break
         except OSError:
             await asyncio.sleep(0.002)
-    opened = time.time()
+    opened, read = time.time(), bytes_read(broker.pid)
     await asyncio.to_thread(_ask, broker)
     answered = time.time()
     await task
-    return Started(began * 1000, opened * 1000, answered * 1000)
+    return Started(began * 1000, opened * 1000, answered * 1000, read)
 
 
 def _ask(broker: Broker) -> None:

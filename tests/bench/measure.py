@@ -15,6 +15,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
+def bytes_read(pid: int) -> int:
+    """Bytes that a process has read so far, from the disk or from memory."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
+
+
 @dataclass(frozen=True)
 class Memory:
     """In MiB: all that is resident, and the part that is not file cache."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import select
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.codes import RequestCode, ResponseCode
-from tests.bench.blast import TimedFrames, blast, blast_delayed
-from tests.bench.brokers import MakeBroker, apache, apache_with_timers, running
+from protocol.fastjson import loads
+from tests.bench.blast import Pipeline, TimedFrames, blast, blast_delayed
+from tests.bench.brokers import MakeBroker, apache, apache_with_timers, ours, running, start_timed
 from tests.bench.figures import Figure, Figures, part
 from tests.bench.level_cases import wait_for
 from tests.bench.probe import pull_regularly, send_regularly
@@ -28,6 +32,9 @@ FIGURES: Mapping[str, Figure] = {
     "beside_p99_ms": Figure("  p99", "ms", False),
     "beside_max_ms": Figure("  max", "ms", False),
     "beside_behind_ms": Figure("  the most that the plain sends' client was late itself", "ms", False),
+    "kills_backlog_s": Figure("10 kills under 10,000/s timers, SYNC_FLUSH: port open to backlog stored", "s", False),
+    "kills_backlog": Figure("  messages that were overdue then", "", True),
+    "kills_read_mib": Figure("  the most that a start read, beyond that of an empty store", "MiB", False),
     "mix_send_p50_ms": Figure("sends at 100/s beside a drain, pulls and removals of topics: p50", "ms", False),
     "mix_send_p999_ms": Figure("  p99.9", "ms", False),
     "mix_send_max_ms": Figure("  max", "ms", False),
@@ -47,13 +54,29 @@ class Sizes:
     lead_seconds: int
     backlog: int
     """Messages that are pulled meanwhile."""
+    kills: int
+    kill_rate: int
+    """Messages a second in between."""
 
 
-REAL = Sizes(50_000, 200, 20, drain=150_000, drain_rate=10_000, lead_seconds=12, backlog=200_000)
-TINY = Sizes(1000, 50, 1, drain=900, drain_rate=900, lead_seconds=3, backlog=3200)
+REAL = Sizes(
+    50_000, 200, 20, drain=150_000, drain_rate=10_000, lead_seconds=12, backlog=200_000, kills=10, kill_rate=10_000
+)
+TINY = Sizes(
+    plain_rate=1000,
+    timer_rate=50,
+    seconds=1,
+    drain=900,
+    drain_rate=900,
+    lead_seconds=3,
+    backlog=3200,
+    kills=2,
+    kill_rate=500,
+)
 
 _PROPERTIES = {"timerWheelEnable": "true"}
 _DELAY_MS, _SPREAD_MS = 1000, 3000
+_PATIENCE = 120
 
 
 @dataclass(frozen=True)
@@ -133,6 +156,76 @@ async def mix(bench: PressureBench) -> Figures:
     }
 
 
+async def kills(bench: PressureBench) -> Figures:
+    """200-byte messages due 0.5 to 4 s later, and SIGKILL every 0.8 to 3.5 s; then a start, and nothing more is sent.
+    Of our broker only: Apache's does not keep what was acknowledged, nor deliver once."""
+    if bench.make is not ours:
+        return {}
+    sizes, directory, chance = bench.sizes, bench.directory / "kills", random.Random(1)
+    broker = bench.make(directory, _PROPERTIES | {"flushDiskType": "SYNC_FLUSH"})
+    due: list[int] = []
+    read = []
+    try:
+        least = (await start_timed(broker)).bytes_read
+        await asyncio.to_thread(blast, (HOST, broker.port), "kills", 32)
+        acknowledged = 0
+        for _ in range(sizes.kills):
+            sending = asyncio.create_task(
+                asyncio.to_thread(_send_until_it_ends, (HOST, broker.port), due, sizes.kill_rate, chance)
+            )
+            await asyncio.sleep(chance.uniform(0.8, 3.5))
+            await broker.kill()
+            acknowledged += await sending
+            started = await start_timed(broker)
+            read.append(started.bytes_read - least)
+        await asyncio.to_thread(_wait_until_nothing_waits, broker)
+    finally:
+        await broker.stop()
+    result = await asyncio.to_thread(delivered, broker.store, "kills", len(due), None, refused=None)
+    if len(result.stored) < acknowledged:
+        raise RuntimeError(f"{acknowledged} messages were acknowledged, {len(result.stored)} are there")
+    await asyncio.to_thread(shutil.rmtree, directory)
+    opened = started.opened_ms
+    backlog = [at for at, due_ms in zip(result.stored, result.due, strict=True) if due_ms <= opened <= at]
+    return {
+        "kills_backlog_s": (max(backlog, default=opened) - opened) / 1000,
+        "kills_backlog": len(backlog),
+        "kills_read_mib": max(read) / 1024 / 1024,
+    }
+
+
+def _send_until_it_ends(address: tuple[str, int], due: list[int], rate: int, chance: random.Random) -> int:
+    """Send messages with timers until the connection breaks; `due` gets the time of each. Gives how many were
+    acknowledged."""
+    frames = TimedFrames("kills", due.__getitem__, size=200)
+    pipeline = Pipeline(address)
+    start, first = time.perf_counter(), len(due)
+    try:
+        while True:
+            count = int((time.perf_counter() - start) * rate) - (len(due) - first)
+            if count > 0:
+                at = len(due)
+                due += [now_ms() + chance.randrange(500, 4000) for _ in range(count)]
+                pipeline.add(frames.block(at, count))
+            if pipeline.waiting and select.select([pipeline.socket], [], [], 0.005)[0]:
+                pipeline.read()
+    except ConnectionError:
+        return pipeline.good
+
+
+def _wait_until_nothing_waits(broker: Broker) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    with Remote((HOST, broker.port)) as remote:
+        while True:
+            (answer,) = remote.requests(RequestCode.GET_BROKER_RUNTIME_INFO, [{}])
+            table = loads(answer.body)["table"]
+            if table["timerOffsetBehind"] == table["timerCongestNum"] == "0":
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{table['timerCongestNum']} messages wait after {_PATIENCE} s")
+            time.sleep(0.05)
+
+
 def _use_topics(address: tuple[str, int], name: str, done: threading.Event) -> None:
     """Make a topic, send to it, and remove it, over and over."""
     number = 0
@@ -147,7 +240,7 @@ def _use_topics(address: tuple[str, int], name: str, done: threading.Event) -> N
 
 
 Case = Callable[[PressureBench], Awaitable[Figures]]
-CASES: tuple[Case, ...] = (beside_plain, mix)
+CASES: tuple[Case, ...] = (beside_plain, mix, kills)
 NAMES = tuple(case.__name__ for case in CASES)
 
 

@@ -95,9 +95,9 @@ def _rate(times_ms: Sequence[int]) -> float:
     return len(times_ms) / max(1, max(times_ms) - min(times_ms)) * 1000
 
 
-def delivered(store: Path, topic: str, count: int, delay_ms: int | None, *, refused: int = 0) -> Delivered:
-    """Read how messages 0 to `count` - 1, of which the broker refused some, went to a topic: after a delay that was
-    the same for all, or, without one, each at the time of its timer.
+def delivered(store: Path, topic: str, count: int, delay_ms: int | None, *, refused: int | None = 0) -> Delivered:
+    """Read how messages 0 to `count` - 1, of which the broker refused some (None: nobody knows how many), went to a
+    topic: after a delay that was the same for all, or, without one, each at the time of its timer.
 
     Raises RuntimeError if one was lost, stored twice or delivered early.
     """
@@ -112,7 +112,9 @@ def delivered(store: Path, topic: str, count: int, delay_ms: int | None, *, refu
             if times is scheduled:
                 due[record.number] = record.due_ms if delay_ms is None else record.store_ms + delay_ms
     there = [number for number in range(count) if scheduled[number] or stored[number]]
-    lost = sum(not (scheduled[number] and stored[number]) for number in there) + abs(len(there) + refused - count)
+    lost = sum(not (scheduled[number] and stored[number]) for number in there)
+    if refused is not None:
+        lost += abs(len(there) + refused - count)
     if lost or twice:
         raise RuntimeError(f"{topic}: {lost} messages lost, {twice} stored twice, {refused} of {count} refused")
     result = Delivered(*([times[number] for number in there] for times in (scheduled, stored, due)))

@@ -156,6 +156,8 @@ class Disk:
         self.loop_must_not_wait = False
         self.loop_waits: Counter[str] = Counter()
         self.may_wait = True
+        self.has_read_failed = False
+        """Then somebody may wait, to hear what is wrong."""
         """Reads of the loop that had to wait for the disk, by path."""
 
     # --- what every operation goes through
@@ -175,7 +177,13 @@ class Disk:
             raise Killed
         error = self.fault(kind, path)
         if error is not None:
+            self.has_read_failed |= kind == "read"
             raise error
+
+    @property
+    def is_read_to_wait(self) -> bool:
+        """Whether who reads now may wait: a job may, and who is to hear why the job failed."""
+        return self._loop.is_in_job or self.has_read_failed
 
     # --- storage.files.Files
 
@@ -344,10 +352,7 @@ class Disk:
         self.work.read_bytes += sum(size for _, size in ranges)
         for offset, size in ranges:
             for number in range(offset // PAGE, (offset + max(1, size) - 1) // PAGE + 1):
-                if number in node.cold:
-                    if self.loop_must_not_wait and not self._loop.is_in_job:
-                        self.loop_waits[path] += 1
-                    node.cold.discard(number)
+                node.cold.discard(number)
         return b"".join([node.read(offset, size) for offset, size in ranges])
 
     def is_in_memory(self, node: Node, ranges: Ranges) -> bool:
@@ -418,7 +423,10 @@ class DiskFile:
         ranges = ((offset, size),)
         if not self._disk.may_wait and not self._disk.is_in_memory(self._node, ranges):
             raise NotInMemory(self.path, lambda: self.read_apart(ranges))
-        return self._disk.read(self._node, self.path, ranges)
+        disk = self._disk
+        if disk.loop_must_not_wait and not disk.is_read_to_wait and not disk.is_in_memory(self._node, ranges):
+            disk.loop_waits[self.path] += 1
+        return disk.read(self._node, self.path, ranges)
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         return self._disk.read(self._node, self.path, ranges)

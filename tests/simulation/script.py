@@ -186,7 +186,8 @@ def _stop(chance: random.Random, at: float) -> list[Action]:
 
 
 def _evict(chance: random.Random, at: float) -> list[Action]:
-    return [Action(at, "evict")]
+    """Once, or again and again: then whatever was read has to be read anew a little later."""
+    return [Action(at + 0.3 * number, "evict") for number in range(chance.choice((1, 1, 30)))]
 
 
 def _clock(chance: random.Random, at: float) -> list[Action]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +179,9 @@ async def test_a_handle_of_apaches_broker_is_looked_for_in_its_slot(
     """Also when the time is past and the message late; RocketMQ looks at nothing but the time."""
     asked = []
 
-    def find(*what: Any) -> int:
+    def find(*what: Any) -> Iterator[int | None]:
         asked.append(what)
-        return 4711
+        yield from (None, 4711)
 
     monkeypatch.setattr(broker.timers.changes, "find", find)
     answer = await peer.ask(recall(theirs("v1", "T", "broker-a", str(slot_ms), "U1")))

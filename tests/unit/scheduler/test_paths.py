@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from structlog.testing import capture_logs
 
 from scheduler.level import MAX_RESENDS, Level, Status
 from scheduler.level_delivery import DeliveryConfig
 from storage.consume_queue import SCHEDULE_TOPIC
+from storage.errors import NotInMemory
 from tests.unit.scheduler.world import World
 
 
@@ -216,3 +223,39 @@ def test_nothing_is_lost_or_doubled_when_the_store_takes_only_some(is_async: boo
     assert world.levels.levels[1].offset == 50
     if not is_async:
         assert world.bodies() == [b"%d" % number for number in range(50)]
+
+
+# --- reads that fail
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), NotInMemory("a file", lambda: None)])
+@pytest.mark.parametrize("failing", range(1, 8))
+@pytest.mark.parametrize("is_async", [False, True])
+def test_whichever_read_fails_once_everything_is_delivered(
+    failing: int, is_async: bool, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that would have to wait for the disk, as one with an error: the level looks again, and does not wait for a
+    thread that was never asked."""
+    world = World(delivery=DeliveryConfig(is_async=is_async, batch_size=2))
+    for number in range(7):
+        world.schedule(1, b"%d" % number)
+    reading: list[Callable[[], None]] = []
+    delivery = world.levels.delivery
+    monkeypatch.setattr(delivery, "_read_cold", lambda job, done: reading.append(done))
+    world.files.uncached = world.store.log.end
+    world.clock.advance(1000)
+    read, reads = delivery._batches.read, itertools.count(1)
+
+    def read_some(*arguments: Any) -> Any:
+        if next(reads) == failing:
+            raise error
+        return read(*arguments)
+
+    monkeypatch.setattr(delivery._batches, "read", read_some)
+    for _ in range(40):
+        with contextlib.suppress(NotInMemory):
+            world.step()
+        while reading:
+            reading.pop()()
+        world.clock.advance(100)
+    assert world.bodies() == [b"%d" % number for number in range(7)]

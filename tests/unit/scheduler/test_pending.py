@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
 from scheduler.pending import Place, Selection, Waiting
 from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timer_policies import policy_of
+from storage.budget import Pieces
 from storage.errors import StoreFull
 from storage.pull import ColdRead
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
@@ -255,6 +259,50 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
 
 
 # --- what happens beside a search
+
+
+@pytest.mark.parametrize("how", ["rolled", "spread", "paused"])
+@pytest.mark.parametrize("chance", range(5))
+def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the search has come to its old unit or not."""
+    monkeypatch.setattr("scheduler.timer_log._SCAN_UNITS", 8)
+    monkeypatch.setattr("scheduler.timer_slots._ROLL_UNITS", 16)
+    random = Random(chance)
+    world = PendingWorld(TimerConfig(log_segment_size=5200, roll_window=10 if how == "rolled" else 1000))
+    if how != "rolled":
+        attributes = {"timer.spread.seconds": "600"} if how == "spread" else {"timer.paused": "true"}
+        world.timers.set_policy("orders", policy_of(attributes))
+    count = 300
+    for number in range(count):
+        world.send(START_MS + (100_000 if how == "rolled" else 1000) + number)
+    world.run()
+    for _ in range(4):
+        searches: list[Iterator[Any]] = [
+            world.pending.count(EVERYTHING, world.now_ms),
+            world.pending.curve(START_MS, 1000, 3000, world.now_ms, "orders"),
+            world.search(EVERYTHING),
+        ]
+        found: list[list[Any]] = [[], [], []]
+        left = [0, 1, 2]
+        while left:
+            which = random.choice(left)
+            each = next(searches[which], StopIteration)
+            if each is StopIteration:
+                left.remove(which)
+            elif each is not None:
+                found[which].append(each)
+            if random.random() < 0.1:
+                world.clock.advance(500)
+            world.step(Pieces(random.choice((1, 2, 5))))
+        ((counted,), (curve,), told) = found
+        delivered = len(world.bodies())
+        assert counted >= count - delivered
+        assert sum(curve) >= count - delivered
+        places = [each.message.physical_offset for each in told]
+        assert len(set(places)) == len(places) >= count - delivered
+        assert [each.place for each in told] == sorted(each.place for each in told)
+        assert max(counted, sum(curve), len(places)) <= count
+        world.pass_time(5000)
 
 
 def test_while_a_second_is_loaded_what_waits_in_it_is_told(world: PendingWorld) -> None:

@@ -211,6 +211,17 @@ def test_a_read_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert world.cancel(place) is Cancelled.CANCELLED
 
 
+def test_what_was_kept_more_than_once_and_delivered_before_a_kill_is_told_to_be_delivered() -> None:
+    world = TimerWorld()
+    place = world.send(START_MS + 1000)
+    world.run()
+    assert [world.keep(), world.run(), world.keep()][::2] == [1, 1]
+    world.pass_time(1000)
+    assert world.bodies() == [b"m1"]
+    world.open()
+    assert world.cancel(place) is Cancelled.DELIVERED
+
+
 def test_what_is_appended_again_meanwhile_is_newer() -> None:
     world = TimerWorld()
     place = world.send(LATER)

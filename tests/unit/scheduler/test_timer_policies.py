@@ -6,9 +6,11 @@ from collections import Counter
 
 import pytest
 
+from protocol.properties import java_hash
+from scheduler.pending import Selection
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 
 @pytest.fixture
@@ -217,3 +219,74 @@ def test_the_attributes() -> None:
 def test_wrong_attributes_are_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=name):
         policy_of({name: value})
+
+
+# --- two topics whose names have one hash
+
+TWINS = ("ordersAa", "ordersBB")
+
+
+def twins(count: int = 20, due_ms: int = START_MS + 1000) -> TimerWorld:
+    """A world with as many messages of each of two topics whose names Java gives one hash."""
+    assert java_hash(TWINS[0]) == java_hash(TWINS[1])
+    world = TimerWorld()
+    for number in range(count):
+        for topic in TWINS:
+            world.send(due_ms, f"{topic} {number}".encode(), topic=topic, text=f"KEYS\x01k{number % 2}\x02")
+    world.run()
+    return world
+
+
+@pytest.mark.parametrize("attributes", [{"timer.catch.up": "drop:5"}, {"timer.paused": "true"}])
+def test_a_policy_is_of_its_own_topic_whatever_hash_that_has(attributes: dict[str, str]) -> None:
+    world = twins()
+    world.timers.set_policy(TWINS[0], policy_of(attributes))
+    world.clock.advance(60_000)
+    world.run()
+    assert (len(world.bodies(TWINS[0])), len(world.bodies(TWINS[1]))) == (0, 20)
+    assert world.timers.metrics() == ({TWINS[0]: 20} if "timer.paused" in attributes else {})
+
+
+def test_each_of_two_topics_with_one_hash_has_its_own_policy() -> None:
+    world = twins()
+    world.timers.set_policy(TWINS[0], policy_of({"timer.release.rate": "10"}))
+    world.timers.set_policy(TWINS[1], policy_of({"timer.catch.up": "newest"}))
+    world.pass_time(2000)
+    assert (len(world.bodies(TWINS[0])), len(world.bodies(TWINS[1]))) == (11, 20)
+    world.timers.set_policy(TWINS[0], None)
+    world.pass_time(60_000)
+    assert len(world.bodies(TWINS[0])) == 20
+
+
+def test_only_the_topic_that_asks_for_the_newest_loses_the_older_ones() -> None:
+    world = twins()
+    world.timers.set_policy(TWINS[1], policy_of({"timer.catch.up": "newest"}))
+    world.clock.advance(60_000)
+    world.pass_time(10_000)
+    assert (len(world.bodies(TWINS[0])), len(world.bodies(TWINS[1]))) == (20, 2)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_messages_are_counted_by_their_topics_name(is_restarted: bool) -> None:
+    world = twins(10, START_MS + 60_000)
+    for number in range(5):
+        world.send(START_MS + 60_000 + number, topic=TWINS[1])
+    world.schedule(1, topic=TWINS[0])
+    world.run()
+    if is_restarted:
+        world.close()
+        world.open()
+    assert world.timers.metrics() == {TWINS[0]: 10, TWINS[1]: 15}
+    for topic, count in zip(TWINS, (11, 15), strict=True):
+        assert last(world.pending.count(Selection(topic), world.now_ms)) == count
+        assert sum(world.curve(START_MS, 1000, 100, topic)) == count
+    world.pass_time(60_000)
+    assert world.timers.metrics() == {TWINS[1]: 4}
+
+
+def test_counting_a_topic_whose_hash_is_its_own_reads_no_record() -> None:
+    world = twins(10, START_MS + 60_000)
+    world.send(START_MS + 60_000, topic="alone")
+    world.run()
+    world.store.message_at = None  # type: ignore[method-assign,assignment]
+    assert last(world.pending.count(Selection("alone"), world.now_ms)) == 1

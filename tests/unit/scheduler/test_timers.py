@@ -15,16 +15,19 @@ import numpy as np
 import pytest
 
 from protocol import properties, timer_properties
+from protocol.record import StoredMessage
 from scheduler import timer_files
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
 from scheduler.timer_files import Found, Sums, TimerNote
 from scheduler.timer_policies import TimerPolicy
+from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_sums import FileSum
 from storage.budget import Pieces
 from storage.commitlog import Commitlog
 from storage.origins import Origins
 from storage.pull import ColdRead, ReadAhead
 from storage.retention import RetentionConfig
+from tests.unit.scheduler.test_timer_policies import TWINS
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 DAY_MS = 86_400_000
@@ -269,6 +272,8 @@ def test_a_cancelled_message_of_a_level_is_not_delivered() -> None:
     world.pass_time(5000)
     assert world.bodies() == [b"two"]
     assert world.cancel(places[1]) is Cancelled.DELIVERED
+    level = world.levels.levels[2]
+    assert (level.delivered, level.skipped) == (1, 0)
 
 
 def test_cancel_tells_what_it_found(world: TimerWorld) -> None:
@@ -285,10 +290,37 @@ def test_cancel_tells_what_it_found(world: TimerWorld) -> None:
 
 def test_a_message_is_found_by_topic_key_and_time(world: TimerWorld) -> None:
     place = world.send(START_MS + 90_000)
+    world.send(START_MS + 90_000, topic=TWINS[0])
     world.run()
-    assert world.timers.changes.find("orders", "K1", START_MS + 90_000) == place
-    assert world.timers.changes.find("orders", "K2", START_MS + 90_000) is None
-    assert world.timers.changes.find("other", "K1", START_MS + 90_000) is None
+
+    def found(topic: str, key: str) -> list[int | ColdRead]:
+        return [each for each in world.timers.changes.find(topic, key, START_MS + 90_000) if each is not None]
+
+    assert found("orders", "K1") == [place]
+    assert found("orders", "K2") == found("other", "K1") == []
+    assert (len(found(TWINS[0], "K2")), found(TWINS[1], "K2")) == (1, []), "their names have one hash"
+
+
+def test_looking_for_a_message_by_its_key_reads_some_records_a_step(world: TimerWorld) -> None:
+    for _ in range(1000):
+        world.send(START_MS + 90_000)
+    world.run()
+    read: list[int] = []
+    message_at = world.store.message_at
+
+    def noted(physical_offset: int, size: int | None = None) -> StoredMessage | None:
+        read.append(physical_offset)
+        return message_at(physical_offset, size)
+
+    world.store.message_at = noted  # type: ignore[method-assign]
+    most = total = 0
+    for _ in world.timers.changes.find("orders", "K0", START_MS + 90_000):
+        most, total = max(most, len(read)), total + len(read)
+        read.clear()
+    assert (most, total) == (LOOK_UNITS, 1000)
+    world.store.is_cached = lambda ranges: False  # type: ignore[method-assign]
+    steps = list(world.timers.changes.find("orders", "K0", START_MS + 90_000))
+    assert sum(isinstance(step, ColdRead) for step in steps) >= 1000 // LOOK_UNITS, "what is cold a thread reads"
 
 
 @pytest.mark.parametrize("key", ["orders+K1", "K1"])
@@ -854,3 +886,20 @@ def test_a_second_that_is_scattered_over_the_log_is_loaded_in_few_reads() -> Non
         world.pass_time(51_000)
     assert len(world.bodies()) == 4000
     assert reads < 20 * 10
+
+
+def test_what_a_start_found_is_known_until_its_second_is_over_whoever_looks_meanwhile() -> None:
+    """A search that begins before the current second is loaded must not make the start forget other seconds."""
+    world = TimerWorld()
+    world.send(START_MS + 27_891)
+    world.send(START_MS + 1001)
+    world.send(START_MS + 19_801)
+    world.run()
+    world.pass_time(19_000)
+    world.checkpoint()
+    world.pass_time(8900)
+    assert len(world.bodies()) == 3
+    world.open()
+    world.curve(START_MS, 1000, 30)
+    world.pass_time(3000)
+    assert len(world.bodies()) == 3

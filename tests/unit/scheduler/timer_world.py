@@ -20,6 +20,7 @@ from storage.clock import ManualClock, look
 from storage.config_file import ConfigFile
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.durability import Part
+from storage.pull import ColdRead
 from storage.retention import RetentionConfig
 from storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
@@ -245,9 +246,10 @@ class TimerWorld:
         return result
 
 
-def last(steps: Iterator[T | None]) -> T:
+def last(steps: Iterator[T | ColdRead | None]) -> T:
     """What a search gives at its end, and nothing before it."""
     *nothing, result = steps
     assert nothing == [None] * len(nothing)
     assert result is not None
+    assert not isinstance(result, ColdRead)
     return result

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from protocol.record import StoredMessage
 from scheduler.timer_log import TimerLog
@@ -79,6 +80,21 @@ def busy(root: Path) -> Broker:
         broker.timer(broker.clock.now_ms() + HOUR_MS + i, b"far%d" % i)
     broker.pass_time(1000)
     return broker
+
+
+def test_the_note_of_the_consume_queues_is_of_the_old_store_and_stays_there(tmp_path: Path) -> None:
+    broker = busy(tmp_path / "old")
+    broker.close()
+    assert (tmp_path / "old" / "queuecheck").exists()
+    run(tmp_path / "old", tmp_path / "new")
+    assert not (tmp_path / "new" / "queuecheck").exists()
+    with capture_logs() as lines:
+        after = Broker(tmp_path / "new", broker.clock)
+        after.close()
+        assert (tmp_path / "new" / "queuecheck").exists()
+        Broker(tmp_path / "new", broker.clock).close()
+    told = {line["event"] for line in lines}
+    assert not told & {"consume_queues_made_again", "queuecheck_passed_over"}
 
 
 def test_what_was_delivered_goes_and_what_waits_arrives_once(tmp_path: Path) -> None:

@@ -26,15 +26,19 @@ from storage.copies import ORIGIN_ZERO
 from storage.errors import StoreFormatError
 from storage.jobs import Lane
 from storage.recovery import Recovered
-from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Write
+from storage.retention import RetentionConfig
+from storage.store import MessageStore, StoreConfig
+from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Sync, SyncDirectory, Write
 from tests.support.store import OwnedStore
-from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
+from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store
 
 SEGMENT: Final = 8192
 QUEUES: Final = "/s/consumequeue"
 CHECK: Final = "/s/queuecheck"
 LEVEL: Final = (SCHEDULE_TOPIC, 2)
 UNITS_A_FILE: Final = 20
+ALWAYS_GOES: Final = RetentionConfig(reserved_hours=-1, delete_when=";".join(f"{hour:02}" for hour in range(24)))
+"""Whatever is not needed any more."""
 
 Told = dict[tuple[str, int, int], bytes]
 """What producers were told: topic, queue and queue offset of each body."""
@@ -351,6 +355,21 @@ def test_a_checkpoint_writes_what_has_changed_and_no_more() -> None:
     assert world.reopen() == []
 
 
+def test_after_a_start_only_what_is_not_known_to_be_durable_is_synced() -> None:
+    """A store of many topics stops as fast as one of few."""
+    world = World()
+    for number in range(200):
+        world.send(f"topic-{number}", 0)
+    world.checkpoint()
+    world.send("topic-7", 0)
+    assert world.reopen() == []
+    before = len(world.files.operations)
+    world.stop()
+    nodes = {path: node for path, node in world.files.names.items() if path.startswith(QUEUES)}
+    synced = {operation.node for operation in world.files.operations[before:] if isinstance(operation, Sync)}
+    assert [path for path, node in nodes.items() if node in synced] == [f"{QUEUES}/topic-7/0/{0:020}"]
+
+
 def test_of_a_full_store_only_the_missing_part_is_read() -> None:
     world = whole("stopped").copy()
     path = max(path for path in NOTED("stopped") if path.startswith(f"{QUEUES}/a/0/"))
@@ -360,33 +379,77 @@ def test_of_a_full_store_only_the_missing_part_is_read() -> None:
     world.look()
 
 
-def test_units_that_cannot_be_read_when_they_are_noted_poison_nothing() -> None:
-    world = World()
-    world.send("a", 0, 30)
-    for _ in world.owned.writing():
-        pass
-    real = world.files.node_at
+def test_a_note_that_somebody_removes_from_under_a_running_broker_is_written_anew() -> None:
+    world = filled()
+    world.checkpoint()
+    world.files.remove(CHECK)
+    world.send("a", 0)
+    world.checkpoint()
+    assert world.owned.poison is None
+    assert world.reopen() == []
+    world.look()
 
-    def fail(path: str) -> Node:
-        if path.startswith(f"{QUEUES}/a") and fail.calls:  # type: ignore[attr-defined]
-            fail.calls -= 1  # type: ignore[attr-defined]
-            return real(path)
-        if path.startswith(f"{QUEUES}/a"):
-            raise OSError(errno.EIO, "Input/output error", path)
+
+def unreadable(world: World, topic: str, reads: int) -> None:
+    """Make a checkpoint for which the units of a topic cannot be read, but for so many times that its files are opened:
+    each is synced before."""
+    real, left = world.files.node_at, [reads]
+
+    def node_at(path: str) -> Node:
+        if path.startswith(f"{QUEUES}/{topic}/"):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.EIO, "Input/output error", path)
         return real(path)
 
-    fail.calls = 2  # type: ignore[attr-defined]
-    world.files.node_at = fail  # type: ignore[method-assign]
+    for _ in world.owned.writing():
+        pass
+    world.files.node_at = node_at  # type: ignore[method-assign]
     with capture_logs() as lines:
         world.owned.sync()
     assert [line["event"] for line in lines] == ["queue_not_noted"]
     world.files.node_at = real  # type: ignore[method-assign]
+
+
+def test_units_that_cannot_be_read_when_they_are_noted_poison_nothing() -> None:
+    world = World()
+    world.send("a", 0, 30)
+    unreadable(world, "a", 2)
     image = world.copy()
     assert image.reopen() == []
     image.look()
     world.checkpoint()
     world.files.remove(f"{QUEUES}/a/0/{0:020}")
     assert len(world.reopen()) == 1
+    world.look()
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1])
+def test_a_queue_of_which_nothing_could_be_noted_is_not_taken_for_a_removed_one(checkpoints: int) -> None:
+    world = filled()
+    world.checkpoint()
+    removed(world, "a")
+    world.send("a", 0, 30)
+    world.send("b", 0)
+    unreadable(world, "a", 2)
+    image = world.copy()
+    for _ in range(checkpoints):  # of a start, which begins the note anew
+        assert image.reopen() == []
+        image.send("b", 0)
+        image.owned.checkpoint()
+    assert image.reopen() == []
+    image.look()
+
+
+def test_after_a_start_that_is_not_needed_nothing_is_read_however_much_a_removed_topic_has_left() -> None:
+    world = World()
+    world.send("b", 0)
+    world.send("a", 0, 200)
+    world.checkpoint()
+    removed(world, "a")
+    world.checkpoint()
+    assert world.reopen() == []
+    assert world.recovered.records == 0
     world.look()
 
 
@@ -525,3 +588,63 @@ def test_a_mark_set_while_a_checkpoint_is_made_waits_for_the_next_one() -> None:
     world.files = image
     assert world.reopen() == []
     world.look()
+
+
+# --- queues of which everything expires
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 3 * UNITS_A_FILE + 1),
+    st.lists(st.sampled_from(["expire", "stop", "kill", "lose", "send"]), min_size=1, max_size=8),
+)
+def test_queue_offsets_go_on_wherever_everything_of_a_queue_expires(count: int, events: list[str]) -> None:
+    """Also at the exact boundary of a file, over restarts, and where its files are lost afterwards."""
+    files = SimulatedFiles()
+    store = make_store("/s", files, segment_size=SEGMENT)
+    store.open()
+    owned = OwnedStore(store, retention=ALWAYS_GOES)
+    append(store, "quiet", 0, *[b"%d" % number for number in range(count)])
+    owned.checkpoint()
+    expected = count
+    for event in ["expire", *events]:
+        match event:
+            case "expire":
+                append(store, "busy", 0, *[b"x" * 1000] * 40)
+                owned.checkpoint()
+                owned.expire()
+            case "send":
+                append(store, "quiet", 0, b"more")
+                expected += 1
+            case _:
+                if event == "stop":
+                    owned.stop()
+                else:
+                    owned.checkpoint()
+                if event == "lose":
+                    files.remove_tree(f"{QUEUES}/quiet")
+                files.after_kill()
+                store = make_store("/s", files, segment_size=SEGMENT)
+                store.open()
+                owned = OwnedStore(store, retention=ALWAYS_GOES)
+        queue = store.queue("quiet", 0)
+        assert queue is not None
+        assert queue.next_offset == expected
+        assert list(problems(store)) == []
+    assert store.log.begin > 0
+
+
+def test_a_commitlog_outside_the_root_is_durable_with_all_its_directories() -> None:
+    files = SimulatedFiles()
+    config = StoreConfig("/s", "/elsewhere/very/deep", SEGMENT, 400, 4000)
+    store = MessageStore(config, files, ("127.0.0.1", 10911), LEVELS.deliver_time)
+    store.open()
+    owned = OwnedStore(store)
+    append(store, "a", 0, *[b"x" * 1000] * 20)
+    assert owned.flush()
+    synced = {operation.folder for operation in files.operations if isinstance(operation, SyncDirectory)}
+    for directory in ("/", "/elsewhere", "/elsewhere/very", "/elsewhere/very/deep"):
+        assert files.folders[directory] in synced, directory
+    image = files.after_crash(len(files.operations), random.Random(0), "nothing")
+    again = MessageStore(config, image, ("127.0.0.1", 10911), LEVELS.deliver_time)
+    assert again.open().records == 20

@@ -1,0 +1,44 @@
+"""For which topics messages are, by their records: a unit of the timer log has Java's hash of the name only, and two
+names may have the same (`ordersAa`, `ordersBB`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from protocol import properties
+from storage.copies import Records
+from storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from scheduler.timer_second import Waits
+
+_MARK: Final = f"{properties.PROPERTY_END}{properties.REAL_TOPIC}{properties.NAME_END}".encode()
+_END: Final = properties.PROPERTY_END.encode()
+
+
+class RealTopics:
+    """Reads the records of messages that wait. What is not in memory has to be waited for."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def of(self, waits: Waits) -> list[str]:
+        """The topics that messages are for; an empty text for one whose record is gone. Raises OSError."""
+        if not len(waits):
+            return []
+        waits = waits[["physical", "size"]]
+        data = [self._store.log.read(*each) or b"" for each in waits.tolist()]
+        sizes = np.array([len(each) for each in data], np.int64)
+        if (sizes == waits["size"]).all():
+            records = Records(b"".join(data), waits["physical"], sizes)
+            if records.is_usual.all():
+                return [_real_topic(text) for text in records.properties()]
+        messages = (self._store.message_at(*each) for each in waits.tolist())
+        return [_real_topic(message.properties_text.encode()) if message is not None else "" for message in messages]
+
+
+def _real_topic(text: bytes) -> str:
+    _, _, rest = (_END + text).partition(_MARK)
+    return rest.partition(_END)[0].decode(errors="replace")
