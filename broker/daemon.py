@@ -337,11 +337,11 @@ class Broker:
         sources = Sources(config, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock)
         staging = Staging(store, topics.table, levels, timers)
         send = SendHandlers(
-            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, limits
+            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, reads, limits
         )
         send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock, reads)
         self._slices = slices = Slices(self._turns.share, self._read_apart)
-        timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices)
+        timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
         admin = AdminHandlers(

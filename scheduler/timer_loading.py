@@ -68,7 +68,7 @@ class Loading:
                 return None
         magic = units["magic"].astype(np.int32) | NORMAL
         waits = waits_of(units, positions)
-        kept, uncounted, done = self._slots.left_of(self._second, waits, magic)
+        kept, done, uncounted = self._slots.left_of(self._second, waits, magic)
         self._second.found_done.append(waits["physical"][done])
         delivered = waits[uncounted]
         if not kept.all():

@@ -9,9 +9,9 @@
                            spread:SECONDS    deliver them over so much time
                            newest            of each key deliver only the one that is due last (`timer_catch_up`)
 
-Other topics are not touched, even where their names have the same hash: where a unit's hash is that of a topic with a
-policy, the record says which topic its message is for. A message that is to be delivered later gets another unit in the
-timer log, for then.
+Other topics are not touched, nor are those whose names have the same hash: where a unit's hash is that of a topic with
+a policy, the record says which topic its message is for. A message that is to be delivered later gets another unit in
+the timer log, for then.
 """
 
 from __future__ import annotations

@@ -125,9 +125,12 @@ class TimerRecovery:
             return False
 
     def _open_log(self) -> bool:
+        files, directory = self._store.files, self._log.directory
         try:
+            if files.exists(directory):
+                files.make_directories(directory)  # it may be something else
             self._log.load()
-        except StoreFormatError as error:
+        except (StoreFormatError, FileExistsError) as error:
             log.error("timer_log_replaced", reason=str(error))
             self._log.remove_all()
         return self._log.end > self._log.begin

@@ -199,8 +199,8 @@ class Slots:
     def left_of(
         self, second: Second, waits: Waits, magic: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Of units of a second's slot: which are still to be done, which recovery found delivered while they are
-        counted as waiting, and all that it found delivered."""
+        """Of units of a second's slot: which are still to be done, which recovery found delivered, and which of these
+        are counted as waiting. Searches ask, too: nothing changes."""
         kept = magic & WITHDRAWN == 0
         done = uncounted = np.zeros(len(waits), bool)
         if second.number == self.start.second:
@@ -212,7 +212,7 @@ class Slots:
             if second.number == self.start.second:
                 uncounted &= ~is_among(waits["physical"], self.start.found.counted)
             kept &= ~done
-        return kept, uncounted, done
+        return kept, done, uncounted
 
     def was_loaded(self, second: Second) -> None:
         """All of a second's messages are in memory."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from broker.cold_reads import ColdReads
 from broker.errors import Refused
 from broker.router import Answer
 from protocol.codes import ResponseCode
@@ -30,12 +31,15 @@ ReadApart = Callable[[ColdRead], Awaitable[None]]
 class Replacements:
     """The sends that wait for their turn."""
 
-    def __init__(self, store: MessageStore, timers: Timers, clock: Clock, read_apart: ReadApart) -> None:
+    def __init__(
+        self, store: MessageStore, timers: Timers, clock: Clock, read_apart: ReadApart, reads: ColdReads
+    ) -> None:
         """`clock`: the messages' clock."""
         self._store = store
         self._clock = clock
         self._timers = timers
         self._read_apart = read_apart
+        self._reads = reads
         self._turn = asyncio.Lock()
         self._waiting = self._waiting_bytes = 0
 
@@ -56,7 +60,7 @@ class Replacements:
         try:
             async with self._turn:
                 await self._known()
-                ranges = self._timers.changes.replaced_by(topic, key, self._clock.now_ms())
+                ranges = await self._reads.run(self._timers.changes.replaced_by, topic, key, self._clock.now_ms())
                 if ranges and not self._store.is_cached(ranges):
                     await self._read_apart(ColdRead(self._store.log, ranges))
                 return stage()

@@ -12,6 +12,7 @@ import re
 import struct
 from typing import Final, Protocol
 
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import BrokerError, Refused
@@ -99,6 +100,7 @@ class SendHandlers:
         router: Router,
         clock: Clock,
         read_apart: ReadApart,
+        reads: ColdReads,
         limits: Limits,
     ) -> None:
         """`clock`: the messages' clock."""
@@ -113,7 +115,7 @@ class SendHandlers:
         self._staging = staging
         self._held = held
         self._router = router
-        self._replacements = Replacements(store, timers, clock, read_apart)
+        self._replacements = Replacements(store, timers, clock, read_apart, reads)
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
         self.reconfigure(config)
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}

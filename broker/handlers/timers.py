@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
@@ -58,8 +59,10 @@ class TimerHandlers:
         router: Router,
         clock: Clock,
         slices: Slices,
+        reads: ColdReads,
     ) -> None:
         """`clock`: the messages' clock."""
+        self._reads = reads
         self._config = config
         self._clock = clock
         self._slices = slices
@@ -171,14 +174,14 @@ class TimerHandlers:
         changes = self._timers.changes
         if physical_offset < self._store.log.begin and not changes.ids.is_complete:
             await self._learn_ids()
-        return changes.record_of(physical_offset)
+        return await self._reads.run(changes.record_of, physical_offset)
 
     async def _cancel(self, physical_offset: int) -> Cancelled:
         return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms()))
 
     async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
         """What became of a change of `TimerChanges`, tried again when ids are known if it needs them."""
-        while (result := change()) is None:
+        while (result := await self._reads.run(change)) is None:
             await self._learn_ids()
         return result
 

@@ -382,7 +382,7 @@ async def test_what_is_not_of_its_kind_ends_a_start_with_one_sentence_that_names
     assert name in await life.refused()
 
 
-@pytest.mark.parametrize("kind", [a_file, a_broken_link, gone])
+@pytest.mark.parametrize("kind", [a_file, gone])
 async def test_a_timer_log_that_is_no_directory_is_replaced(life: Life, kind: Callable[[Path], None]) -> None:
     await life.write(cleanly=False)
     kind(life.root / "timerlog")

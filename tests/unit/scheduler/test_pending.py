@@ -445,3 +445,18 @@ def test_a_level_message_that_is_to_be_tried_again_waits() -> None:
     assert world.keep() == 1
     world.pass_time(3000)
     assert world.bodies() == [b"m1"]
+
+
+def test_a_search_after_a_kill_changes_nothing_of_what_was_found_delivered(world: PendingWorld) -> None:
+    """It comes while the second whose turn it was is not loaded yet; one after it has delivered messages, too."""
+    for number in range(4):
+        world.send(START_MS + 500 + 1000 * number)
+    world.pass_time(600)
+    world.checkpoint()
+    world.pass_time(1400)
+    assert world.bodies() == [b"m1", b"m2"]
+    world.open()
+    assert not world.timers._slots.current.is_loaded
+    assert world.told() == [b"m3", b"m4"]
+    world.pass_time(5000)
+    assert world.bodies() == [b"m1", b"m2", b"m3", b"m4"]

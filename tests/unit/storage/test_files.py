@@ -195,3 +195,18 @@ def test_what_is_not_in_the_page_cache_is_not_waited_for(tmp_path: Path) -> None
     assert found is not None or before < read >= asked
     assert file.read_cached([(500_000, 100)]) == file.read_ranges([(500_000, 100)]) == b"x" * 100
     assert files.blocks_read() == read
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link", "a broken link"])
+def test_what_is_no_directory_is_removed_as_it_is(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "tree", tmp_path / "other"
+    if kind == "a file":
+        path.write_bytes(b"")
+    else:
+        path.symlink_to(other)
+    if kind == "a link":
+        other.mkdir()
+    OsFiles().remove_tree(str(path))
+    assert not path.is_symlink()
+    assert not path.exists()
+    assert other.exists() == (kind == "a link")
