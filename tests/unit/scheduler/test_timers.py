@@ -886,3 +886,20 @@ def test_a_second_that_is_scattered_over_the_log_is_loaded_in_few_reads() -> Non
         world.pass_time(51_000)
     assert len(world.bodies()) == 4000
     assert reads < 20 * 10
+
+
+def test_what_a_start_found_is_known_until_its_second_is_over_whoever_looks_meanwhile() -> None:
+    """A search that begins before the current second is loaded must not make the start forget other seconds."""
+    world = TimerWorld()
+    world.send(START_MS + 27_891)
+    world.send(START_MS + 1001)
+    world.send(START_MS + 19_801)
+    world.run()
+    world.pass_time(19_000)
+    world.checkpoint()
+    world.pass_time(8900)
+    assert len(world.bodies()) == 3
+    world.open()
+    world.curve(START_MS, 1000, 30)
+    world.pass_time(3000)
+    assert len(world.bodies()) == 3
