@@ -102,10 +102,11 @@ class TimerCheckpoint:
         return note.since if note is not None else 0
 
     @property
-    def kept_from(self) -> int:
-        """What is behind this position of the timer log recovery may need."""
+    def kept(self) -> tuple[int, int]:
+        """What a start may need of the timer log: all behind this position, and before it what is in slots from this
+        second on. What was in those and got another slot since is cut off after a kill."""
         note = self._note_on_disk()
-        return note.log_since if note is not None else 0
+        return (note.log_since, note.second) if note is not None else (0, 0)
 
     def _bound_since(self, now: Moment) -> bool:
         """Recovery reads all that came since the current second's turn began. See that this is no more than need be
