@@ -102,10 +102,11 @@ class TimerCheckpoint:
         return note.since if note is not None else 0
 
     @property
-    def kept_from(self) -> int:
-        """What is behind this position of the timer log recovery may need."""
+    def kept_from(self) -> tuple[int, int]:
+        """What recovery may need of the timer log: what is behind a position, and the slots of a second and later
+        ones."""
         note = self._note_on_disk()
-        return note.log_since if note is not None else 0
+        return (note.log_since, note.second) if note is not None else (0, 0)
 
     def _bound_since(self, now: Moment) -> bool:
         """Recovery reads all that came since the current second's turn began. See that this is no more than need be
