@@ -102,9 +102,9 @@ class TimerCheckpoint:
         return note.since if note is not None else 0
 
     @property
-    def kept(self) -> tuple[int, int]:
-        """What a start may need of the timer log: all behind this position, and before it what is in slots from this
-        second on. What was in those and got another slot since is cut off after a kill."""
+    def kept_from(self) -> tuple[int, int]:
+        """What recovery may need of the timer log: what is behind a position, and the slots of a second and later
+        ones."""
         note = self._note_on_disk()
         return (note.log_since, note.second) if note is not None else (0, 0)
 

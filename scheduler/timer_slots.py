@@ -459,17 +459,19 @@ class Slots:
         units["delay_ms"] = (self.second - HOUR) * PRECISION_MS - units["write_ms"]
         return units
 
-    def expire(self, kept_from: int, kept_second: int) -> Iterator[list[str] | ColdRead]:
-        """Forget the files of the timer log before a position whose slots are all past, also for a start that goes back
-        to `kept_second`; each step gives paths for the caller to remove, or a read that has to be made before the next
-        one."""
+    def expire(self, kept_from: int, second: int) -> Iterator[list[str] | ColdRead]:
+        """Forget the files of the timer log before a position whose slots are all of seconds before one; each step
+        gives paths for the caller to remove, or a read that has to be made before the next one.
+
+        Both as the checkpoint on the disk has them: after a crash, recovery cuts off all units behind that, and a
+        message that got another slot since waits by its old unit again."""
         for end in self.log.file_ends():
             if end > kept_from:
                 return
             at = self.log.begin
             while (part := (yield from patiently(partial(self.log.part, at, end)))) is not None:
                 at = part[0] + len(part[1]) * UNIT.itemsize
-                if int(seconds_of(part[1]).max()) >= min(self.second, kept_second):
+                if int(seconds_of(part[1]).max()) >= second:
                     return
                 yield []
             yield self.log.drop_before(end)

@@ -535,7 +535,7 @@ class Timers:
     def expire_some(self) -> list[str] | None:
         """Forget files of the timer log that nobody needs."""
         if self._expiring is None:
-            self._expiring = self._slots.expire(*self._checkpoint.kept)
+            self._expiring = self._slots.expire(*self._checkpoint.kept_from)
         try:
             paths = next(self._expiring, None)
         except BaseException:

@@ -76,4 +76,16 @@ FOUND = {
         ),
         11.0,
     ),
+    "what a process before could not sync was in memory only, and nothing wrote it again": Script(
+        "124",
+        {**_BASE, "flushDiskType": "SYNC_FLUSH", "scheduleDeliverBatchSize": "1"},
+        (
+            Action(0.506, "fail", {"kind": "sync", "errno": "EIO", "where": "commitlog", "share": 0.5}),
+            _send(0.513, "mails", 0, 10, how="timer", delay_ms=3000),
+            Action(0.606, "fail no more"),
+            _send(0.641, "orders", 1, 10, how="timer", delay_ms=1000),
+            Action(0.706, "power cut"),
+        ),
+        5.0,
+    ),
 }

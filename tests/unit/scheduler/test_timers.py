@@ -519,6 +519,28 @@ def test_no_file_goes_that_the_checkpoint_on_the_disk_needs() -> None:
     assert len(world.files.list("/s/timerlog")) < len(names)
 
 
+def test_no_file_goes_to_which_a_message_goes_back_at_a_crash() -> None:
+    """A crash takes the unit of the slot that a message moved to after the checkpoint. The one before, in a slot that
+    was past by then, is its only one."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4, roll_window=40))
+    world.send(START_MS + 130_000, b"far")
+    for _ in range(8):
+        world.send(START_MS + 1)
+    world.pass_time(1000)
+    world.checkpoint()
+    world.pass_time(60_000)
+    while (paths := world.timers.expire_some()) is not None:
+        for path in paths:
+            world.files.remove(path)
+    world.open()
+    world.pass_time(100_000)
+    assert world.bodies().count(b"far") == 1
+    world.checkpoint()
+    begin = world.timers._slots.log.begin
+    world.owned.expire()
+    assert world.timers._slots.log.begin > begin, "they go when there is a checkpoint of a later second"
+
+
 def test_what_waits_is_counted_after_a_kill_in_the_middle_of_a_second(world: TimerWorld) -> None:
     """Some of its messages were delivered before the checkpoint, some between that and the kill; and the next starts
     die before they have loaded it again."""
