@@ -193,6 +193,7 @@ class TimerRecovery:
         for _, units in self._log.scan(note.log_end, self._log.end):
             changed[seconds_of(units) % SLOTS // HOUR] = True
         self._log.truncate(note.log_end)
+        self._drop_before(min(sums.log, default=0))
         if has_wheel and len(sums.wheel) == HOURS:
             hours = self._wheel.check(note.second, sums.wheel)
         else:
@@ -220,6 +221,16 @@ class TimerRecovery:
             log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
         self._log.sums = found
         return True
+
+    def _drop_before(self, position: int) -> None:
+        """Forget and remove files that had no checksum any more, since nobody needed them: the broker ended before
+        they were removed."""
+        paths = self._log.drop_before(position)
+        try:
+            for path in paths:
+                self._store.files.remove(path)
+        except OSError as error:
+            log.warning("files_not_removed", first=paths[0], reason=str(error))
 
     def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
         """As `_check_files`, by the note of an earlier version, which knew less."""

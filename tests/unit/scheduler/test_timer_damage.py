@@ -6,6 +6,7 @@ of the timer log's files or of the wheel are flipped, or all of a file is zeros.
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -159,3 +160,52 @@ def test_a_kill_alone_makes_no_warning() -> None:
         noted = "timers" in world.recovered.notes
         assert not noted or not warnings(logs), seed
         settled(world, come)
+
+
+def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
+    """The kill comes before its removal, and after a checkpoint that does not know it any more."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
+    for number in range(10):
+        world.send(START_MS + number * 1000)
+    world.send(START_MS + 90_000, b"late")
+    world.pass_time(20_000)
+    world.checkpoint()
+    paths: list[str] = []
+    while (found := world.timers.expire_some()) is not None:
+        paths += found
+    assert f"/s/timerlog/{0:020}" in paths
+    world.pass_time(5000)
+    world.send(START_MS + 91_000)
+    world.pass_time(5000)
+    world.checkpoint()
+    with capture_logs() as logs:
+        world.open()
+    assert not warnings(logs)
+    assert not set(paths) & set(world.files.names), "nobody needs them"
+    world.pass_time(100_000)
+    assert len(world.bodies()) == 12
+
+
+def test_a_file_that_is_to_go_and_stays_harms_nothing() -> None:
+    """It has no checksum any more, so nothing of it may be believed."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
+    for number in range(10):
+        world.send(START_MS + number * 1000)
+    world.send(START_MS + 90_000, b"late")
+    world.pass_time(20_000)
+    world.checkpoint()
+    paths: list[str] = []
+    while (found := world.timers.expire_some()) is not None:
+        paths += found
+    assert f"/s/timerlog/{0:020}" in paths
+    world.send(START_MS + 91_000)
+    world.run()
+    world.checkpoint()
+    first = world.files.names[f"/s/timerlog/{0:020}"].data
+    first[25] ^= 1  # the slot's second is a later one
+    world.files.fail("remove", errno.EACCES, "/s/timerlog")
+    with capture_logs() as logs:
+        world.open()
+    assert not warnings(logs)
+    world.pass_time(100_000)
+    assert len(world.bodies()) == 12
