@@ -31,10 +31,9 @@ def serve(
     settings: Sequence[str] = (),
     log_format: str = "console",
 ) -> int:
-    """Run a broker until SIGTERM or SIGINT; gives the exit code: 0 after a clean stop, 2 when it cannot start, 3 when
-    its store took nothing any more or could not be stopped cleanly, so that a start anew has to find out what the disk
-    holds; with one line on standard
-    error that says why."""
+    """Run a broker until SIGTERM, SIGINT or SIGHUP (its terminal is closed); gives the exit code: 0 after a clean stop,
+    2 when it cannot start, 3 when its store took nothing any more or could not be stopped cleanly, so that a start anew
+    has to find out what the disk holds; with one line on standard error that says why."""
     logs.configure(log_format)
     log = structlog.get_logger("broker")
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
@@ -65,8 +64,9 @@ async def _run(config: BrokerConfig, origin: Origin) -> str | None:
     broker = Broker(config, origin=origin)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            loop.add_signal_handler(number, stopped.set)
     await broker.start()
     notify("READY=1")
     asked: asyncio.Future[Any] = asyncio.ensure_future(stopped.wait())

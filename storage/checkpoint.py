@@ -32,8 +32,11 @@ import zlib
 from typing import Final
 
 import msgspec
+import structlog
 
 from storage.files import Files
+
+log = structlog.get_logger(__name__)
 
 SIZE: Final = 4096
 _THEIRS: Final = struct.Struct(">qqq")
@@ -64,8 +67,18 @@ class Checkpoint(msgspec.Struct):
         return Checkpoint(self.physic_timestamp, self.logic_timestamp, self.index_timestamp, is_foreign=True)
 
 
-def load(files: Files, path: str) -> Checkpoint:
-    """The checkpoint in a file; zeros where the file is missing or too short."""
+def load(files: Files, path: str, *, is_ours: bool = False) -> Checkpoint:
+    """The checkpoint in a file; zeros where the file is missing or too short. `is_ours`: nobody but us wrote the store
+    since it was last started. Then what is not as we wrote it is damaged, and counts as missing, with a warning: all of
+    the commitlog says the same, and more."""
+    checkpoint = _load(files, path)
+    if not (is_ours and checkpoint.is_foreign):
+        return checkpoint
+    log.warning("checkpoint_damaged", file=path, reason="it is not as it was written; all of the commitlog is read")
+    return Checkpoint()
+
+
+def _load(files: Files, path: str) -> Checkpoint:
     data = files.read_whole(path)
     if data is None or len(data) < _THEIRS.size:
         return Checkpoint(is_foreign=data is not None)

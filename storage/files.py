@@ -145,6 +145,10 @@ class Lock(Protocol):
     def was_theirs(self) -> bool:
         """Whether RocketMQ had it since we last claimed it."""
 
+    @property
+    def was_ours(self) -> bool:
+        """Whether nobody else had it since."""
+
     def claim(self) -> None:
         """Note in the file that we have the lock, durably."""
 
@@ -486,6 +490,11 @@ class OsLock:
     def was_theirs(self) -> bool:
         """See Lock."""
         return self._text.startswith(self._THEIRS)
+
+    @property
+    def was_ours(self) -> bool:
+        """See Lock."""
+        return self._text == self._OURS
 
     def claim(self) -> None:
         """See Lock."""

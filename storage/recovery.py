@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 _CLOCK_MARGIN_MS: Final = 3000
 _WRITE_TAIL_BYTES: Final = 1 << 18
+_WRITE_SIZE: Final = 1 << 20
 _MAX_PADDING: Final = 10_000_000
 _MAX_NAMED: Final = 10
 """Files that a warning names."""
@@ -235,7 +236,19 @@ class Recovery:
             if found is None or key in self._wrong or found.next_offset < self._check.next_offset(key):
                 self._check.outdate(key)
         self._check.clamp(recovered.end)
+        if not clean:
+            is_known = not checkpoint.is_foreign and checkpoint.recovery_offset is not None
+            self._write_again(checkpoint.recovery_offset or 0 if is_known else recovered.start, recovered.end)
         return recovered
+
+    def _write_again(self, start: int, end: int) -> None:
+        """Write once more what no checkpoint says is durable. The process before may have ended since a sync failed:
+        then Linux has what it read here in memory only, takes it for written, and no sync of ours would write it."""
+        position = max(start, self._log.begin)
+        while position < end:
+            size = min(_WRITE_SIZE, end - position, self._log.segment_end(position) - position)
+            self._log.write(position, self._log.read_raw(position, size))
+            position += size
 
     # --- what was noted of the consume queues
 

@@ -123,7 +123,7 @@ class MessageStore:
         files = self.files
         files.make_directories(self.config.root, durable=True)
         self._lock = files.lock(os.path.join(self.config.root, "lock"))
-        self.checkpoint = checkpoint.load(files, self.checkpoint_path)
+        self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.was_ours)
         if self._lock.was_theirs:
             # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell.
             self.checkpoint = self.checkpoint.without_ours()

@@ -398,6 +398,10 @@ class SimulatedLock:
     def was_theirs(self) -> bool:
         return bytes(self._files.names[self._path].data).startswith(b"lock")
 
+    @property
+    def was_ours(self) -> bool:
+        return bytes(self._files.names[self._path].data) == b"duemq"
+
     def claim(self) -> None:
         node = self._files.names[self._path]
         if bytes(node.data) != b"duemq":

@@ -52,7 +52,7 @@ async def test_it_says_where_it_listens_and_listens_there(tmp_path: Path) -> Non
     await broker.stop()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_stops_it_cleanly(tmp_path: Path, number: int) -> None:
     broker = DuemqBroker(tmp_path)
     await broker.start()

@@ -488,6 +488,10 @@ class DiskLock:
     def was_theirs(self) -> bool:
         return False
 
+    @property
+    def was_ours(self) -> bool:
+        return True
+
     def claim(self) -> None:
         self._disk.operate("write", self._path)
 

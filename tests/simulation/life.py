@@ -123,6 +123,8 @@ class Life:
             for table in self.tables
             for level in range(1, DelayLevels(table).maximum + 1)
         )
+        # What was told to go now, before the clock was set back, goes when it is that time again.
+        wait += sum(max(0, -ms) for _, ms in self.steps) / 1000
         end = world.loop.time() + wait + _QUIET_SECONDS
         while world.loop.time() < end:
             await asyncio.sleep(1.0)

@@ -80,6 +80,10 @@ def generate(seed: str) -> Script:
     if chance.random() < 0.3:
         for _ in range(chance.choice((1, 1, 3))):
             actions += _wrong_bytes(chance, round(chance.uniform(0.5, length), 3))
+    chance = random.Random(f"{seed}/lying disk")
+    if is_sync and chance.random() < 0.3:
+        for _ in range(chance.choice((1, 2, 4))):
+            actions += _lying_disk(chance, round(chance.uniform(0.5, length), 3))
     actions.sort(key=lambda action: action.at)
     return Script(seed, settings, tuple(actions), length + 1.0)
 
@@ -227,6 +231,15 @@ def _error(chance: random.Random, at: float) -> list[Action]:
     where = chance.choice(("commitlog", "consumequeue", "timerlog", "timerwheel", "checkpoint", "config", ""))
     details = {"kind": kind, "errno": number, "where": where, "share": chance.choice((0.05, 0.5, 1.0))}
     return [Action(at, "fail", details), Action(round(at + chance.choice((0.02, 0.3, 2.0)), 3), "fail no more")]
+
+
+def _lying_disk(chance: random.Random, at: float) -> list[Action]:
+    """A sync fails, once or for some ms, and what it was for is lost when the power is: no sync after it says so."""
+    where = chance.choice(("commitlog", "consumequeue", "timerlog", "timerwheel", "checkpoint", ""))
+    details = {"kind": "sync", "errno": "EIO", "where": where, "share": chance.choice((0.5, 1.0))}
+    over = round(at + chance.choice((0.005, 0.02, 0.1)), 3)
+    cut = round(over + chance.choice((0.01, 0.1, 1.0)), 3)
+    return [Action(at, "fail", details), Action(over, "fail no more"), Action(cut, "power cut")]
 
 
 def _read_error(chance: random.Random, at: float) -> list[Action]:

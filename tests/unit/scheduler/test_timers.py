@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
@@ -946,3 +947,29 @@ def test_what_a_start_found_is_known_until_its_second_is_over_whoever_looks_mean
     world.curve(START_MS, 1000, 30)
     world.pass_time(3000)
     assert len(world.bodies()) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "flipped in ours", "flipped in theirs"])
+def test_a_checkpoint_that_is_damaged_is_not_one_of_somebody_else(damage: str) -> None:
+    """Nobody else wrote the store, as its lock says: all of the commitlog is read, and nothing comes twice."""
+    world = TimerWorld()
+    for number in range(10):
+        world.send(world.now_ms + 1000 + 500 * number)
+    world.schedule(1)
+    world.pass_time(2500)
+    world.checkpoint()
+    world.pass_time(1000)
+    delivered = len(world.bodies())
+    assert 0 < delivered < 11
+    data = world.files.names["/s/checkpoint"].data
+    if damage == "cut":
+        del data[985:]
+    elif damage == "zeros":
+        data[2048:] = bytes(len(data) - 2048)
+    else:
+        data[2100 if damage == "flipped in ours" else 5] ^= 1
+    with capture_logs() as lines:
+        world.open()
+    assert next(line["event"] for line in lines if line["log_level"] == "warning") == "checkpoint_damaged"
+    world.pass_time(10_000)
+    assert len(world.bodies()) == len(set(world.bodies())) == 11
