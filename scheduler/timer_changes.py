@@ -281,8 +281,9 @@ class TimerChanges:
 
     def _keep_before(self, limit: int) -> Iterator[bool | ColdRead]:
         count, slots = 0, self._slots
-        begin, end = slots.log.begin, slots.log.end
-        while (part := (yield from patiently(partial(slots.log.part, begin, end)))) is not None:
+        begin = slots.log.begin
+        # To the end there is then: what gets another slot meanwhile has its unit there.
+        while (part := (yield from patiently(partial(slots.log.part, begin, slots.log.end)))) is not None:
             position, units = part
             begin = position + len(units) * UNIT.itemsize
             seconds = seconds_of(units)

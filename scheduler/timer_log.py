@@ -125,8 +125,9 @@ class TimerLog:
         self.end = self._segments.end
 
     def recover(self, start: int) -> None:
-        """Find the end: behind the last whole unit that follows others without a gap from `start` on."""
-        position = max(start - start % self._segments.segment_size, self.begin)
+        """Find the end: behind the last whole unit that follows others without a gap from `start` on, which is where a
+        unit begins, or a file."""
+        position = min(max(start, self.begin), self._segments.end)
         self.end = position
         for at, units in self._chunks(position, self._segments.end):
             magic = units["magic"]

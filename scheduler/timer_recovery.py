@@ -24,6 +24,7 @@ import structlog
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.timer_files import Found, Sums, TimerCheck, TimerNote
 from scheduler.timer_log import NO_MESSAGE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_places import UnitPlaces
 from scheduler.timer_second import is_among
 from scheduler.timer_sums import LogSums
 from scheduler.timer_wheel import HOUR, HOURS, SLOTS, TimerWheel
@@ -95,6 +96,8 @@ class TimerRecovery:
         self._wheel = wheel
         self._now_second = slot_second(now_ms)
         self._recovered = recovered
+        self.places = UnitPlaces(timer_log)
+        """Where the units of messages are, when `run` is done: found in the same pass over the log as all else."""
         self._reason = "no timer log to go by"
         """Why the log is not what the checkpoint knew."""
 
@@ -139,7 +142,9 @@ class TimerRecovery:
 
     def _by_note(self, note: TimerNote, *, has_wheel: bool, has_log: bool) -> Start | None:
         if has_log:
-            self._log.recover(note.log_end)
+            # What is before has checksums.
+            end = note.log_end
+            self._log.recover(end if note.sums is not None else end - end % self._log.segment_size)
         if note.log_since < self._log.begin or note.log_end > self._log.end:
             there = f"{self._log.begin} to {self._log.end}"
             self._reason = (
@@ -193,11 +198,13 @@ class TimerRecovery:
         for _, units in self._log.scan(note.log_end, self._log.end):
             changed[seconds_of(units) % SLOTS // HOUR] = True
         self._log.truncate(note.log_end)
+        self._drop_before(min(sums.log, default=0))
         if has_wheel and len(sums.wheel) == HOURS:
             hours = self._wheel.check(note.second, sums.wheel)
         else:
             self._wheel.clear()
             hours = np.ones(HOURS, bool)
+        has_to_fill = bool(hours.any())
         found = noted = LogSums(self._log.segment_size)
         withdrawn = _joined([self._recovered.origins.withdrawn])
         if len(withdrawn):
@@ -206,9 +213,12 @@ class TimerRecovery:
             found.add(position, units)
             if noted is not found:
                 noted.add(position, _without_marks(units, withdrawn))
-            self._put_into_wheel(position, units, note.second, hours)
-        for base, there in noted.by_file.items():
-            if sums.log.get(base) != there:
+            self._note_places(position, units)
+            if has_to_fill:
+                self._put_into_wheel(position, units, note.second, hours)
+        # One before the first may have gone since.
+        for base in sorted(noted.by_file.keys() | {base for base in sums.log if base >= self._log.begin}):
+            if sums.log.get(base) != noted.by_file.get(base):
                 self._reason = f"timerlog/{base:020} is not as it was written: its checksum is another"
                 return False
         if has_wheel:
@@ -220,6 +230,16 @@ class TimerRecovery:
             log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
         self._log.sums = found
         return True
+
+    def _drop_before(self, position: int) -> None:
+        """Forget and remove files that had no checksum any more, since nobody needed them: the broker ended before
+        they were removed."""
+        paths = self._log.drop_before(position)
+        try:
+            for path in paths:
+                self._store.files.remove(path)
+        except OSError as error:
+            log.warning("files_not_removed", first=paths[0], reason=str(error))
 
     def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
         """As `_check_files`, by the note of an earlier version, which knew less."""
@@ -235,11 +255,15 @@ class TimerRecovery:
         self._sum_up()
         return True
 
+    def _note_places(self, position: int, units: Units) -> None:
+        self.places.note(position + np.arange(len(units)) * UNIT_SIZE, units)
+
     def _sum_up(self) -> None:
-        """Take the checksums of a log that nobody noted any of."""
+        """Take the checksums of a log that nobody noted any of, and the places of its units."""
         self._log.sums = LogSums(self._log.segment_size)
         for position, units in self._log.scan(self._log.begin, self._log.end):
             self._log.sums.add(position, units)
+            self._note_places(position, units)
 
     def _take_back(self, end: int) -> None:
         parts = list(self._log.scan(end, self._log.end))
@@ -293,7 +317,8 @@ class TimerRecovery:
 
     def _by_check(self, check: TimerCheck | None) -> Start:
         position = check.log_position if check is not None else 0
-        self._log.recover(max(self._log.begin, min(position, self._log.end) - self._log.segment_size))
+        size = self._log.segment_size
+        self._log.recover(max(self._log.begin, min(position, self._log.end) // size * size - size))
         oldest = self._now_second - SLOTS // 2
         second = max(check.read_ms // PRECISION_MS, oldest) if check is not None and check.read_ms else oldest
         waiting = self._rebuild_wheel(second)
@@ -322,6 +347,7 @@ class TimerRecovery:
         log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog was read")
         self._store.forget_note("timers")
         self._log.remove_all()
+        self.places = UnitPlaces(self._log)
         self._wheel.clear()
         self._wheel.establish()
         origins = Origins()

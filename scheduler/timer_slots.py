@@ -95,13 +95,11 @@ class Slots:
         self.search = TimerSearch(self)
         """Finds what waits."""
 
-    def load(self, start: Start, held_to: int) -> None:
+    def load(self, start: Start, places: UnitPlaces, held_to: int) -> None:
         """Go on where recovery says."""
-        self.start, self.held_to = start, held_to
+        self.start, self.places, self.held_to = start, places, held_to
         self.second, self.since, self.log_since = start.second, start.since, start.log_since
         self.preloaded = start.second
-        for position, units in self.log.scan(self.log.begin, self.log.end):
-            self.places.note(position + np.arange(len(units)) * UNIT.itemsize, units)
 
     # --- putting
 

@@ -6,9 +6,11 @@ of the timer log's files or of the wheel are flipped, or all of a file is zeros.
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 import pytest
@@ -16,9 +18,13 @@ from hypothesis import given, settings
 from structlog.testing import capture_logs
 
 from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timer_log import TimerLog
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_wheel import FILE_SIZE
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+
+if TYPE_CHECKING:
+    from scheduler.timer_log import Units
 
 Damage = Callable[[TimerWorld], None]
 
@@ -159,3 +165,112 @@ def test_a_kill_alone_makes_no_warning() -> None:
         noted = "timers" in world.recovered.notes
         assert not noted or not warnings(logs), seed
         settled(world, come)
+
+
+def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
+    """The kill comes before its removal, and after a checkpoint that does not know it any more."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
+    for number in range(10):
+        world.send(START_MS + number * 1000)
+    world.send(START_MS + 90_000, b"late")
+    world.pass_time(20_000)
+    world.checkpoint()
+    paths: list[str] = []
+    while (found := world.timers.expire_some()) is not None:
+        paths += found
+    assert f"/s/timerlog/{0:020}" in paths
+    world.pass_time(5000)
+    world.send(START_MS + 91_000)
+    world.pass_time(5000)
+    world.checkpoint()
+    with capture_logs() as logs:
+        world.open()
+    assert not warnings(logs)
+    assert not set(paths) & set(world.files.names), "nobody needs them"
+    world.pass_time(100_000)
+    assert len(world.bodies()) == 12
+
+
+def test_a_file_that_is_to_go_and_stays_harms_nothing() -> None:
+    """It has no checksum any more, so nothing of it may be believed."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
+    for number in range(10):
+        world.send(START_MS + number * 1000)
+    world.send(START_MS + 90_000, b"late")
+    world.pass_time(20_000)
+    world.checkpoint()
+    paths: list[str] = []
+    while (found := world.timers.expire_some()) is not None:
+        paths += found
+    assert f"/s/timerlog/{0:020}" in paths
+    world.send(START_MS + 91_000)
+    world.run()
+    world.checkpoint()
+    first = world.files.names[f"/s/timerlog/{0:020}"].data
+    first[25] ^= 1  # the slot's second is a later one
+    world.files.fail("remove", errno.EACCES, "/s/timerlog")
+    with capture_logs() as logs:
+        world.open()
+    assert not warnings(logs)
+    world.pass_time(100_000)
+    assert len(world.bodies()) == 12
+
+
+def test_a_file_that_went_after_the_checkpoint_is_no_damage() -> None:
+    """The checkpoint has its checksum still."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
+    for number in range(10):
+        world.send(START_MS + number * 1000)
+    world.send(START_MS + 90_000, b"late")
+    world.pass_time(20_000)
+    world.checkpoint()
+    while (paths := world.timers.expire_some()) is not None:
+        for path in paths:
+            world.files.remove(path)
+    assert f"/s/timerlog/{0:020}" not in world.files.names
+    with capture_logs() as logs:
+        world.open()
+    assert not warnings(logs)
+    world.pass_time(100_000)
+    assert len(world.bodies()) == 11
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_log_that_ends_early_is_made_again(*, is_gone: bool) -> None:
+    """Its last file is gone, or was never written: no unit is behind the end that was noted."""
+    world, come = lived(3)
+    world.checkpoint()
+    path, _ = used(world)[-1]
+    if is_gone:
+        world.files.remove(path)
+    else:
+        zeros(path)(world)
+    with capture_logs() as logs:
+        world.open()
+    assert len(warnings(logs)) == 1
+    settled(world, come)
+
+
+def test_a_start_reads_the_timer_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The units behind the checkpoint, of which there is one, and those of the current second may be read again."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 1000))
+    for number in range(3500):
+        world.send(START_MS + 90_000 + number)
+    world.run()
+    world.clock.advance(5000)
+    world.send(world.now_ms)
+    world.run()
+    world.checkpoint()
+    world.send(START_MS + 90_000)
+    world.run()
+    read: list[int] = []
+    chunks = TimerLog._chunks
+
+    def counted(log: TimerLog, position: int, end: int) -> Iterator[tuple[int, Units]]:
+        for at, units in chunks(log, position, end):
+            read.append(len(units))
+            yield at, units
+
+    monkeypatch.setattr(TimerLog, "_chunks", counted)
+    world.open()
+    assert sum(read) < 3502 + 600

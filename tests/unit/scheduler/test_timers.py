@@ -24,7 +24,9 @@ from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_sums import FileSum
 from storage.budget import Pieces
+from storage.clock import look
 from storage.commitlog import Commitlog
+from storage.copies import origin_of
 from storage.origins import Origins
 from storage.pull import ColdRead, ReadAhead
 from storage.retention import RetentionConfig
@@ -621,6 +623,25 @@ def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
     world.pass_time(500_000)
     assert len(world.bodies()) == 249
     assert b"m4" not in world.bodies()
+
+
+def test_a_message_that_moves_is_kept_when_its_file_goes() -> None:
+    """It gets another slot while the search for what has to be kept is on its way to the unit that it had."""
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 4, roll_window=40))
+    for _ in range(6):
+        world.send(START_MS + 1000)
+    world.send(START_MS + 130_000, b"far")
+    world.run()
+    limit, kept = world.store.log.end, 0
+    assert world.timers.keep_some(limit, look(world.clock)), "the first one"
+    world.pass_time(60_000)
+    while (was_needed := world.timers.keep_some(limit, look(world.clock))) is not None:
+        kept += was_needed
+    assert kept == 1
+    world.pass_time(100_000)
+    assert world.bodies().count(b"far") == 1
+    (far,) = [message for message in world.delivered() if message.body == b"far"]
+    assert (origin_of(far.prepared_transaction_offset) or 0) >= limit, "delivered by the record that stays"
 
 
 def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
