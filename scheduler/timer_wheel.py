@@ -161,11 +161,12 @@ class TimerWheel:
         return is_other
 
     def clear(self) -> None:
-        """Empty all slots, in memory; `establish` makes a file of them."""
+        """Empty all slots, in memory; `establish` makes a file of them, in which an hour that stays empty is a hole."""
         for hour in range(HOURS):
             self._release(hour)
-        self._is_resident[:] = self._is_dirty[:] = True
-        self._is_used[:] = False
+        self._is_resident[:] = True
+        self._is_dirty[:] = self._is_used[:] = False
+        self._crcs[:] = crc32(bytes(_HOUR_BYTES))
 
     def begin_write(self) -> None:
         """Those hours that have changed by now are to be put into the file."""
