@@ -293,6 +293,7 @@ class Topics:
         else:
             self._queues -= topic.queue_limit
             topic.change(config)
+            self._store.limit_queues(config.topic_name, config.read_queue_nums)
             self._queues += topic.queue_limit
             log.info("topic_changed", topic=config.topic_name)
         self._on_policy(config.topic_name, timer_policy_of(config))
@@ -306,6 +307,7 @@ class Topics:
         if topic is None:
             return False
         self._queues -= topic.queue_limit
+        self._store.limit_queues(name, None)
         log.info("topic_deleted", topic=name)
         self._on_policy(name, None)
         self._next_version()
@@ -357,6 +359,7 @@ class Topics:
         topic = self.table[config.topic_name] = Topic(self._store, config, extra, takes_messages=takes_messages)
         self._queues += topic.queue_limit
         self._unsaved.append(topic)
+        self._store.limit_queues(config.topic_name, config.read_queue_nums)
         return topic
 
     def _check_room(self, topic: Topic | None, queues: int, code: int) -> None:

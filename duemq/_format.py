@@ -32,7 +32,7 @@ _CANCELLED: Final = {
 _CHANGED: Final = {
     ChangeResult.CANCELLED: ("is cancelled", "are cancelled"),
     ChangeResult.RESCHEDULED: ("has another time", "have another time"),
-    ChangeResult.DELIVERED_NOW: ("is delivered now", "are delivered now"),
+    ChangeResult.DELIVERED_NOW: ("is due now", "are due now"),
     ChangeResult.ALREADY_DELIVERED: ("is delivered already", "are delivered already"),
     ChangeResult.ALREADY_CANCELLED: ("was cancelled before", "were cancelled before"),
     ChangeResult.NO_LONGER_WAITS: ("was delivered or cancelled, long ago", "were delivered or cancelled, long ago"),

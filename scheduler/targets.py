@@ -61,7 +61,9 @@ class Targets:
         topic, queue_id = found.get(properties.REAL_TOPIC), found.get(properties.REAL_QID)
         if not topic or topic == HALF_TOPIC or not is_topic_name(topic.encode()) or not _is_queue_id(queue_id):
             return None
-        return self._store.ensure_queue(topic, int(queue_id or 0))
+        # A topic may have got fewer queues meanwhile: in one that nobody reads the message would be lost.
+        limit = self._store.queue_limits.get(topic)
+        return self._store.ensure_queue(topic, int(queue_id or 0) % limit if limit else int(queue_id or 0))
 
     def _queues_of_rows(self, rows: NDArray[np.uint8]) -> list[ConsumeQueue | None] | None:
         """The queues of texts of one length that have REAL_TOPIC at one place; None where that is not so."""

@@ -18,6 +18,7 @@ Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precis
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -108,12 +109,17 @@ class TimerWheel:
         new = f"{self._path}.new"
         self._files.remove(new)
         self._file = file = self._files.create(new, FILE_SIZE)
-        self.begin_write()
-        while self.write_some(0):
-            pass
-        file.sync()
-        file.close()
-        self._files.copy(new, self._path)
+        try:
+            self.begin_write()
+            while self.write_some(0):
+                pass
+            file.sync()
+            file.close()
+            self._files.copy(new, self._path)
+        except OSError:
+            with suppress(OSError):  # on a full disk it would take what room there is
+                self._files.remove(new)
+            raise
         self._files.remove(new)
         self._file = self._files.open(self._path)
 

@@ -201,6 +201,7 @@ class Recovery:
         done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
+        self._make_way()
         for topic in self._former:
             self._files.remove_tree(os.path.join(self._queue_directory, topic))
         try:
@@ -299,6 +300,18 @@ class Recovery:
             messages=count,
             bytes_read=start - position,
         )
+
+    def _make_way(self) -> None:
+        """Remove what is no directory where a queue has to have one, and empty ones."""
+        files = self._files
+        for topic in files.list(self._queue_directory):
+            directory = os.path.join(self._queue_directory, topic)
+            for name in files.list(directory):
+                path = os.path.join(directory, name)
+                if name.isdecimal() and not files.list(path):
+                    files.remove_tree(path)
+            if not files.list(directory):
+                files.remove_tree(directory)
 
     def _records(self, position: int, end: int) -> Iterator[ScannedRecord]:
         """The records between two positions. Where one is damaged, those of the next file follow."""

@@ -89,7 +89,9 @@ class MessageStore:
         self._being_removed: Counter[str] = Counter()
         """Topics whose former queues' files are being removed, and how many times."""
         self.removals = 0
-        """How often queues were removed: whoever keeps some has to look again."""
+        """How often queues were removed, or limited: whoever keeps some has to look again."""
+        self.queue_limits: dict[str, int] = {}
+        """How many queues of a topic consumers read."""
         self.dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those start."""
         self.look_at = 0
@@ -240,6 +242,16 @@ class MessageStore:
         in the commitlog."""
         queue.withdraw(offset)
         self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
+
+    def limit_queues(self, topic: str, count: int | None) -> None:
+        """Consumers read so many queues of a topic; None where the topic is not known."""
+        if self.queue_limits.get(topic) == count:
+            return
+        if count is None:
+            del self.queue_limits[topic]
+        else:
+            self.queue_limits[topic] = count
+        self.removals += 1
 
     def forget_topic(self, topic: str) -> str | None:
         """Forget the queues of a topic. Gives their directory, for the caller to remove, which may take long; None

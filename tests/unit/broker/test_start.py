@@ -368,8 +368,8 @@ def gone(path: Path) -> None:
 
 KINDS = [
     *[(a_directory, name) for name in ("checkpoint", "queuecheck", "lock", "abort", "config/topics.json")],
-    *[(a_file, name) for name in ("commitlog", "consumequeue", "consumequeue/T", "config")],
-    *[(a_broken_link, name) for name in ("commitlog", "consumequeue/T", "lock", "config")],
+    *[(a_file, name) for name in ("commitlog", "consumequeue", "config")],
+    *[(a_broken_link, name) for name in ("commitlog", "lock", "config")],
 ]
 
 
@@ -386,6 +386,13 @@ async def test_what_is_not_of_its_kind_ends_a_start_with_one_sentence_that_names
 async def test_a_timer_log_that_is_no_directory_is_replaced(life: Life, kind: Callable[[Path], None]) -> None:
     await life.write(cleanly=False)
     kind(life.root / "timerlog")
+    await life.each_once()
+
+
+@pytest.mark.parametrize("name", ["T", "T/0", "SCHEDULE_TOPIC_XXXX", "SCHEDULE_TOPIC_XXXX/0", "rmq_sys_wheel_timer/0"])
+async def test_a_consume_queue_that_is_no_directory_is_replaced(life: Life, name: str) -> None:
+    await life.write(cleanly=False)
+    a_file(life.root / "consumequeue" / name)
     await life.each_once()
 
 

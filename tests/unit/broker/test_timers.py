@@ -37,6 +37,7 @@ from tests.support.wire import pull, request, send
 from tests.unit.broker.test_retry import last
 from tests.unit.broker.test_send import NOW_MS
 from tests.unit.broker.test_settings import change, told
+from tests.unit.broker.test_topics import create
 
 LATER_MS = NOW_MS + 60_432
 DONE = [Cancelled.CANCELLED, Cancelled.CANCELLED_BEFORE]
@@ -576,3 +577,27 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
         broker.timers.hand_over_some = fail  # type: ignore[method-assign]
     assert [line["reason"] for line in logged if line["event"] == "timers_not_handed_over"] == ["x"]
     assert not (tmp_path / "abort").exists()
+
+
+async def test_a_topic_that_got_fewer_queues_gets_its_messages_where_they_are_read(
+    broker: UnboundBroker, peer: Peer, loop: SteppedLoop
+) -> None:
+    """They waited for queues that consumers cannot pull from any more; the queues of others stay theirs."""
+    assert (await peer.ask(create("T", 8, 8))).code == 0
+    waiting = [
+        send("T", b"%d" % number, queue_id=number, properties=f"TIMER_DELAY_MS\x01{1000 + 1000 * (number % 2)}\x02")
+        for number in range(8)
+    ]
+    levels = [send("T", b"l%d" % number, queue_id=number, properties="DELAY\x012\x02") for number in range(8)]
+    assert {answer.code for answer in await peer.ask_all([*waiting, *levels])} == {0}
+    broker.clock.advance(1500)
+    loop.advance(11)
+    await turns(20)
+    assert (await peer.ask(create("T", 2, 2))).code == 0
+    broker.clock.advance(10_000)
+    loop.advance(11)
+    await turns(40)
+    answers = [await peer.ask(pull("T", queue_id=queue_id)) for queue_id in range(2)]
+    found = [message.body for answer in answers for message in record.decode_all(bytes(answer.body))]
+    late = {b"1", b"3", b"5", b"7", *(b"l%d" % number for number in range(8))}
+    assert late <= set(found)

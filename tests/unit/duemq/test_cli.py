@@ -284,7 +284,7 @@ def test_a_curve_is_drawn_as_bars(known: FakeBroker, run: Callable[..., Result])
         (["cancel"], "ALREADY_DELIVERED", "is delivered already", 1),
         (["cancel"], "NO_LONGER_WAITS", "was delivered or cancelled, long ago", 1),
         (["cancel"], "NEVER_EXISTED", "is no message that waits or waited here", 1),
-        (["deliver"], "DELIVERED_NOW", "is delivered now", 0),
+        (["deliver"], "DELIVERED_NOW", "is due now", 0),
         (["deliver"], "ALREADY_CANCELLED", "was cancelled before", 1),
         (["reschedule", "--in", "1h"], "RESCHEDULED", "has another time", 0),
     ],
