@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scheduler.sorted_pairs import SortedPairs
-from scheduler.timer_log import APPLIED, UNIT_SIZE, TimerLog
+from scheduler.timer_log import APPLIED, UNIT, UNIT_SIZE, TimerLog
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BLOCK_UNITS: Final = 512
 """At most so many units are read to find one."""
 _BLOCK: Final = BLOCK_UNITS * UNIT_SIZE
+_SOME: Final = 4096
 
 
 class UnitPlaces:
@@ -40,9 +41,27 @@ class UnitPlaces:
         """Records and positions of the other units."""
         self._last = -1
         """The last record of those in order."""
+        self._waiting: list[tuple[Positions, Units]] = []
+        """What is noted and not in the index yet: that costs as much for one unit as for many."""
+        self._count = 0
+        """How many units those are."""
 
     def note(self, positions: Positions, units: Units) -> None:
-        """Units, at ascending positions, that lie behind all that are known."""
+        """Units, at ascending positions, that lie behind all that are known. The caller leaves both as they are."""
+        self._waiting.append((positions, units))
+        self._count += len(units)
+        if self._count >= _SOME:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            return
+        positions, units = zip(*self._waiting, strict=True)
+        self._waiting, self._count = [], 0
+        # numpy would join units field by field.
+        self._add(np.concatenate(positions), np.frombuffer(b"".join(units), UNIT))
+
+    def _add(self, positions: Positions, units: Units) -> None:
         physical = units["physical_offset"].astype(np.int64)
         if (units["due_ms"] == APPLIED).any():
             kept = units["due_ms"] != APPLIED  # the others stand for no message
@@ -73,6 +92,7 @@ class UnitPlaces:
 
     def find(self, physical_offset: int) -> tuple[int, Units] | None:
         """Position of the newest unit of a message, and the unit; None where the log has none. Raises OSError."""
+        self._settle()
         moved = self._moved.find(physical_offset)
         if moved is not None and moved >= self._log.begin:
             return moved, self._log.read(moved, 1)

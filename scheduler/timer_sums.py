@@ -2,6 +2,9 @@
 
 The magic numbers change when messages are withdrawn, in any order, and the files have that later. So theirs is a sum
 over all units of a hash of position and magic number: what changes is taken out and added again.
+
+Most calls of numpy cost as much for one unit as for a thousand. So units wait until there are some, or a sum is asked
+for.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from scheduler.timer_log import Units
 
 _UNIT_SIZE: Final = 52
+_SOME: Final = 4096
 _MASK: Final = 2**64 - 1
 _POSITION: Final = 0x9E3779B97F4A7C15
 _MAGIC: Final = 0xC2B2AE3D27D4EB4F
@@ -38,16 +42,41 @@ class LogSums:
 
     def __init__(self, segment_size: int) -> None:
         self._segment_size = segment_size
-        self.by_file: dict[int, FileSum] = {}
+        self._by_file: dict[int, FileSum] = {}
+        self._waiting: list[Units] = []
+        """Units of one file, one after the other, that are in no sum yet."""
+        self._start = self._end = 0
+        """Where they begin, and the position behind them."""
+
+    @property
+    def by_file(self) -> dict[int, FileSum]:
+        """The sums of all units."""
+        self._settle()
+        return self._by_file
 
     def add(self, position: int, units: Units) -> None:
-        """Units from a position on, in one file, behind those that are known of it."""
-        base = position - position % self._segment_size
-        before = self.by_file.get(base, FileSum())
-        plain = units.copy()
+        """Units from a position on, in one file, behind those that are known of it. The caller leaves them as they
+        are."""
+        if position != self._end:
+            self._settle()
+        if not self._waiting:
+            self._start = position
+        self._waiting.append(units)
+        self._end = position + len(units) * _UNIT_SIZE
+        if self._end - self._start >= _SOME * _UNIT_SIZE:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            return
+        # numpy would join them field by field.
+        plain = np.frombuffer(bytearray().join([units.data for units in self._waiting]), self._waiting[0].dtype)
+        self._waiting = []
+        base = self._start - self._start % self._segment_size
+        before = self._by_file.get(base, FileSum())
+        total = int(mixed(self._start + np.arange(len(plain)) * _UNIT_SIZE, plain["magic"]).sum())
         plain["magic"] = 0
-        total = int(mixed(position + np.arange(len(units)) * _UNIT_SIZE, units["magic"]).sum())
-        self.by_file[base] = FileSum(crc32(plain.tobytes(), before.crc), before.magic + total & _MASK)
+        self._by_file[base] = FileSum(crc32(plain.view(np.uint8), before.crc), before.magic + total & _MASK)
 
     def change(self, position: int, old: int, new: int) -> None:
         """The magic number of the unit at a position is another one."""
@@ -55,12 +84,12 @@ class LogSums:
         before = self.by_file[base]
         at = np.array([position])
         taken, added = (int(mixed(at, np.array([magic]))[0]) for magic in (old, new))
-        self.by_file[base] = before._replace(magic=before.magic - taken + added & _MASK)
+        self._by_file[base] = before._replace(magic=before.magic - taken + added & _MASK)
 
     def drop_before(self, position: int) -> None:
         """Forget the files that end at or before a position."""
         for base in [base for base in self.by_file if base + self._segment_size <= position]:
-            del self.by_file[base]
+            del self._by_file[base]
 
 
 def mixed(positions: NDArray[np.int64], magic: NDArray[np.integer]) -> NDArray[np.uint64]:
