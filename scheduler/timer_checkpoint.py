@@ -76,17 +76,18 @@ class TimerCheckpoint:
 
     def note(self) -> bytes:
         """See `storage.durability.Part`."""
+        slots = self._slots
         return TimerNote(
-            self._slots.second,
-            self._slots.since,
-            self._slots.log_since,
-            self._slots.log.end,
+            slots.second,
+            slots.since,
+            slots.log_since,
+            slots.log.end,
             self._enqueuer.next_offset,
-            self._slots.held_to,
-            self._slots.counted_at,
+            slots.held_to,
+            slots.counted_at,
             self._topics.waiting(),
-            self._slots.found(),
-            Sums(self._slots.log.sums.by_file, self._slots.wheel.sums),
+            slots.found(),
+            Sums(slots.log.sums.needed(slots.second, slots.log_since), slots.wheel.sums),
         ).encode()
 
     def _note_on_disk(self) -> TimerNote | None:

@@ -216,10 +216,10 @@ class TimerRecovery:
             self._note_places(position, units)
             if has_to_fill:
                 self._put_into_wheel(position, units, note.second, hours)
-        # One before the first may have gone since.
-        for base in sorted(noted.by_file.keys() | {base for base in sums.log if base >= self._log.begin}):
+        for base in sorted(noted.by_file.keys() | sums.log.keys()):
             if sums.log.get(base) != noted.by_file.get(base):
-                self._reason = f"timerlog/{base:020} is not as it was written: its checksum is another"
+                what = "is not as it was written: its checksum is another" if base in noted.by_file else "is missing"
+                self._reason = f"timerlog/{base:020} {what}"
                 return False
         if has_wheel:
             damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scheduler.timer_log import Units
 
 _UNIT_SIZE: Final = 52
+_SLOT_MS: Final = 1000
 _SOME: Final = 4096
 _MASK: Final = 2**64 - 1
 _POSITION: Final = 0x9E3779B97F4A7C15
@@ -43,6 +44,8 @@ class LogSums:
     def __init__(self, segment_size: int) -> None:
         self._segment_size = segment_size
         self._by_file: dict[int, FileSum] = {}
+        self._last: dict[int, int] = {}
+        """The last second in whose slot a unit of a file is."""
         self._waiting: list[Units] = []
         """Units of one file, one after the other, that are in no sum yet."""
         self._start = self._end = 0
@@ -53,6 +56,18 @@ class LogSums:
         """The sums of all units."""
         self._settle()
         return self._by_file
+
+    def needed(self, second: int, position: int) -> dict[int, FileSum]:
+        """The sums of the files that a start has to find which goes back to a second, and has what is behind a position
+        put in again: from the first one on that has a slot of that second or later, or ends behind that position. Those
+        before may go at any time, and the last one never does."""
+        sums = self.by_file
+        bases = sorted(sums)
+        first = next(
+            (base for base in bases if self._last[base] >= second or base + self._segment_size > position),
+            bases[-1] if bases else 0,
+        )
+        return {base: sums[base] for base in bases if base >= first}
 
     def add(self, position: int, units: Units) -> None:
         """Units from a position on, in one file, behind those that are known of it. The caller leaves them as they
@@ -76,6 +91,8 @@ class LogSums:
         before = self._by_file.get(base, FileSum())
         total = int(mixed(self._start + np.arange(len(plain)) * _UNIT_SIZE, plain["magic"]).sum())
         plain["magic"] = 0
+        last = int((plain["write_ms"].astype(np.int64) + plain["delay_ms"]).max()) // _SLOT_MS
+        self._last[base] = max(self._last.get(base, last), last)
         self._by_file[base] = FileSum(crc32(plain.view(np.uint8), before.crc), before.magic + total & _MASK)
 
     def change(self, position: int, old: int, new: int) -> None:
@@ -89,7 +106,7 @@ class LogSums:
     def drop_before(self, position: int) -> None:
         """Forget the files that end at or before a position."""
         for base in [base for base in self.by_file if base + self._segment_size <= position]:
-            del self._by_file[base]
+            del self._by_file[base], self._last[base]
 
 
 def mixed(positions: NDArray[np.int64], magic: NDArray[np.integer]) -> NDArray[np.uint64]:

@@ -274,3 +274,19 @@ def test_a_start_reads_the_timer_log_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(TimerLog, "_chunks", counted)
     world.open()
     assert sum(read) < 3502 + 600
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_first_files_of_the_timer_log_that_are_missing_are_made_again(count: int) -> None:
+    """They were not to go: messages in them wait still, whatever was delivered before the checkpoint."""
+    world = TimerWorld(TimerConfig(log_segment_size=520))
+    bodies = [b"%d" % number for number in range(60)]
+    for number, body in enumerate(bodies):
+        world.send(world.now_ms + 1000 + 1000 * (number * 7 % 60), body)
+    world.pass_time(10_000)
+    world.checkpoint()
+    for name in world.files.list("/s/timerlog")[:count]:
+        world.files.remove(f"/s/timerlog/{name}")
+    world.open()
+    world.pass_time(60_000)
+    assert sorted(world.bodies()) == sorted(bodies)
