@@ -41,6 +41,19 @@ _OURS: Final = struct.Struct(">8sqqq")
 _THEIRS: Final = struct.Struct(">qqq")
 _LOCAL: Final = threading.local()
 _MAX_EXTENTS: Final = 4096
+_LOOKS: Final = 3
+"""How often a store is looked at anew whose files go meanwhile."""
+
+
+def _size_of(entry: os.DirEntry[str]) -> int | None:
+    """Bytes of a file; None where it is gone since its directory was listed, as the files that a broker writes anew go.
+    Raises OSError where a link leads nowhere."""
+    try:
+        return entry.stat().st_size
+    except FileNotFoundError:
+        if entry.is_symlink() and os.path.lexists(entry.path):
+            raise
+        return None
 
 
 class Segment(NamedTuple):
@@ -92,12 +105,18 @@ class StoreFiles:
         saves reading what is before it. `unflushed`: where a broker has it open, read on to the last whole record.
         Raises NoStore where there is none, JobError where it cannot be read."""
         store = cls(os.fspath(path))
-        try:
-            store._look(since, unflushed=unflushed)
-        except NoStore:
-            raise
-        except (OSError, ValueError) as error:
-            raise JobError(f"{store.path}: cannot be read: {error}") from None
+        for looks_left in reversed(range(_LOOKS)):
+            try:
+                store._look(since, unflushed=unflushed)
+                break
+            except NoStore:
+                raise
+            except FileNotFoundError as error:
+                # A broker that runs removes files that have expired.
+                if not looks_left:
+                    raise JobError(f"{store.path}: cannot be read: {error}") from None
+            except (OSError, ValueError) as error:
+                raise JobError(f"{store.path}: cannot be read: {error}") from None
         return store
 
     def __getstate__(self) -> dict[str, Any]:
@@ -411,21 +430,22 @@ class StoreFiles:
         """As `sizes`; None where there is no such directory. Raises OSError where that cannot be told."""
         if self.is_local:
             try:
-                with os.scandir(self._local(folder)) as entries:
-                    return sorted((entry.name, entry.stat().st_size) for entry in entries)
+                entries = os.scandir(self._local(folder))
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            with entries as found:
+                return sorted((entry.name, size) for entry in found if (size := _size_of(entry)) is not None)
         from pyarrow import fs
 
         system, root = self._remote()
         path = f"{root.rstrip('/')}/{folder}".rstrip("/")
         try:
             # Without allow_not_found: with it an HDFS whose name node does not answer has empty directories.
-            found = system.get_file_info(fs.FileSelector(path))
+            infos = system.get_file_info(fs.FileSelector(path))
         except FileNotFoundError:
             return None
         except OSError:
             if system.get_file_info(path).type == fs.FileType.File:
                 return None
             raise
-        return sorted((PurePosixPath(info.path).name, info.size or 0) for info in found)
+        return sorted((PurePosixPath(info.path).name, info.size or 0) for info in infos)

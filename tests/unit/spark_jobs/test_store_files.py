@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import fs
@@ -71,6 +73,57 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     path.symlink_to(path)
     with pytest.raises(JobError, match="cannot be read"):
         StoreFiles.open(tmp_path / "store")
+
+
+def vanishing(monkeypatch: pytest.MonkeyPatch, gone: Path) -> list[Path]:
+    """Have a file removed right after its directory was listed, as a running broker may; gives what was removed."""
+    scandir, removed = os.scandir, []
+
+    def listed_and_removed(path: str) -> Any:
+        entries = scandir(path)
+        if Path(path) == gone.parent and gone.exists():
+            found = list(entries)
+            gone.unlink()
+            removed.append(gone)
+            return nullcontext(found)
+        return entries
+
+    monkeypatch.setattr(os, "scandir", listed_and_removed)
+    return removed
+
+
+def test_a_file_that_goes_while_its_directory_is_listed_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path)
+    (tmp_path / "abort").touch()
+    removed = vanishing(monkeypatch, tmp_path / "abort")
+    assert StoreFiles.open(tmp_path).is_clean
+    assert removed
+
+
+def test_a_commitlog_file_that_expires_while_the_store_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path)
+    first = tmp_path / "commitlog" / f"{0:020d}"
+    read = StoreFiles.read
+
+    def read_too_late(store: StoreFiles, path: str, at: int, size: int) -> bytes:
+        first.unlink(missing_ok=True)
+        return read(store, path, at, size)
+
+    monkeypatch.setattr(StoreFiles, "read", read_too_late)
+    assert StoreFiles.open(tmp_path).segments[0].first_offset == SEGMENT
+
+
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    made(tmp_path)
+    link = tmp_path / "commitlog" / f"{0:020d}"
+    link.unlink()
+    link.symlink_to(tmp_path / "not mounted")
+    with pytest.raises(JobError, match=r"cannot be read: .*0{20}"):
+        StoreFiles.open(tmp_path)
 
 
 def test_the_files_of_a_store(tmp_path: Path) -> None:
