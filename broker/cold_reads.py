@@ -4,7 +4,6 @@ first, and whoever wanted it looks again."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from broker.turns import Step
@@ -45,9 +44,18 @@ class ColdReads:
                 return self.at_once(look, *arguments)
             except NotInMemory as missing:
                 read = missing.read
-            with suppress(OSError):  # whoever looks again is told, in its own words
-                await self._workers.run(Background.READS, read)
+            if not await self.read(read):
+                break  # whoever looks is told what is wrong, in its own words
         return look(*arguments)
+
+    async def read(self, read: Callable[[], object]) -> bool:
+        """Have a thread read, which may wait for the disk. Gives whether it could: whoever looks after that finds the
+        bytes in memory, or is told what is wrong."""
+        try:
+            await self._workers.run(Background.READS, read)
+        except OSError:
+            return False
+        return True
 
     def step(self, step: Step, wake: Callable[[], None]) -> Step:
         """A step that ends where it would have to wait for the disk; `wake` is called when a thread has read."""

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from broker.cold_reads import TRIES, ColdReads
 from broker.errors import Refused
-from broker.handlers.replace import ReadApart
 from protocol.codes import ResponseCode
 from storage.budget import SPENT, Budget
 from storage.pull import ColdRead
@@ -23,11 +22,10 @@ def always() -> bool:
 class Slices:
     """Does the work of all requests that have much."""
 
-    def __init__(self, share: Callable[[], Awaitable[Budget]], read_apart: ReadApart, reads: ColdReads) -> None:
-        """`share` gives a piece of work its part of the next turn of the loop, `read_apart` has a thread read."""
+    def __init__(self, share: Callable[[], Awaitable[Budget]], reads: ColdReads) -> None:
+        """`share` gives a piece of work its part of the next turn of the loop."""
         self._reads = reads
         self._share = share
-        self._read_apart = read_apart
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -47,7 +45,7 @@ class Slices:
                 if self._is_stopped or not goes_on():
                     raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the search was given up")
             if isinstance(found, ColdRead):
-                await self._read_apart(found)
+                await self._reads.read(found.run)
             elif found is not None:
                 yield found
 

@@ -163,10 +163,11 @@ async def test_who_never_gets_what_was_read_waits_in_the_end(tmp_path: Path) -> 
     workers.stop()
 
 
-async def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    files = OsFiles()
+async def test_a_disk_that_cannot_be_read_is_told_after_one_try(tmp_path: Path) -> None:
+    files, tries = OsFiles(), []
 
     def fail() -> None:
+        tries.append(files.may_wait)
         raise OSError(5, "Input/output error")
 
     def look() -> str:
@@ -181,4 +182,5 @@ async def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     workers = ThreadWorkers(asyncio.get_running_loop())
     with pytest.raises(OSError, match="Input/output"):
         await ColdReads(files, workers, share).run(look)
+    assert len(tries) == 2
     workers.stop()
