@@ -12,6 +12,7 @@ import structlog
 from protocol import properties, record
 from protocol.command import Body
 from protocol.errors import RecordError
+from scheduler.sorted_offsets import has, is_among
 from scheduler.targets import Targets
 from storage.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from storage.copies import ORIGIN_ZERO, UNITS, Records
@@ -81,14 +82,11 @@ class Batches:
     def is_delivered(self, units: Units) -> NDArray[np.bool_]:
         """Of each unit, whether recovery found its message delivered."""
         physical = units["physical_offset"].astype(np.int64)
-        at = np.searchsorted(self._done, physical)
-        found: NDArray[np.bool_] = np.append(self._done, -1)[at] == physical
-        return found
+        return is_among(physical, self._done)
 
     def delivered(self, physical_offset: int) -> bool:
         """Whether recovery found the message of a record delivered."""
-        at = int(np.searchsorted(self._done, physical_offset))
-        return at < len(self._done) and int(self._done[at]) == physical_offset
+        return has(self._done, physical_offset)
 
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> Units:
         """Units from a queue offset on."""

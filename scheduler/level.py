@@ -145,6 +145,11 @@ class Level:
         at = self.runs.index(run) + 1
         return self.runs[at].start if at < len(self.runs) else self.queue.next_offset
 
+    def first_of(self, run: OpenRun) -> int:
+        """Before this nothing of a run waits: what was tried and is to be tried again lies before the cursor."""
+        end = self.end_of(run)
+        return min([run.cursor, *(put.start for put in self.failed if run.start <= put.start < end)])
+
     def is_held_back(self, max_resends: int) -> bool:
         """Whether nothing more is tried before a put is through that failed: one that the store refused, so that no
         message overtakes another, or one whose record is gone and that failed too often."""
@@ -195,6 +200,8 @@ class Level:
     def appended(self) -> list[Run]:
         """The runs as the checkpoint keeps them: what has been appended counts, and what failed starts a run that goes
         no further."""
+        if not self.failed:
+            return [Run(run.start, max(run.start, run.cursor), run.shift_ms) for run in self.runs]
         failed = sorted((put.start, put.end) for put in self.failed)
         result = []
         for run in self.runs:

@@ -37,6 +37,7 @@ from scheduler.level import Level, OpenRun
 from scheduler.level_delivery import REFUSED_RETRY_MS, DeliveryConfig, LevelDelivery
 from scheduler.level_times import LevelTimes
 from scheduler.runs import Note, Run
+from scheduler.waits import is_message, is_passed, runs_of_table
 from storage.budget import Budget
 from storage.clock import Moment
 from storage.config_file import ConfigFile
@@ -168,7 +169,7 @@ class LevelQueues:
 
     @staticmethod
     def _runs_of(number: int, queue: ConsumeQueue, note: Note | None, saved: int) -> list[OpenRun]:
-        found = note.runs.get(number, [Run(0, 0)]) if note is not None else [Run(0, saved)]
+        found = note.runs.get(number, [Run(0, 0)]) if note is not None else runs_of_table({number: saved})[number]
         low, high = queue.min_offset, queue.next_offset
         result = []
         for run in found:
@@ -327,9 +328,7 @@ class LevelQueues:
             return None
         if self._batches.delivered(message.physical_offset):
             return False
-        if any(put.start <= offset < put.end for put in level.failed):
-            return True
-        return any(run.cursor <= offset < level.end_of(run) for run in level.runs)
+        return not is_passed(level.appended(), offset)
 
     def withdraw(self, message: StoredMessage) -> None:
         """A message that waits is not to be delivered any more. Raises OSError."""
@@ -341,8 +340,7 @@ class LevelQueues:
         (`patiently`)."""
         for level in list(self.levels.values()):
             for run in list(level.runs):
-                # What was tried and is to be tried again lies before the cursor.
-                offset = min([run.cursor, *(put.start for put in level.failed if put.start >= run.start)])
+                offset = level.first_of(run)
                 while run in level.runs and offset < level.end_of(run):
                     unit = yield from patiently(partial(level.queue.unit, offset))
                     if unit is None or unit[0] >= limit:
@@ -364,14 +362,16 @@ class LevelQueues:
             for run in list(level.runs):
                 if run not in level.runs:
                     continue
-                offset, end = run.cursor, level.end_of(run)
+                offset, end = level.first_of(run), level.end_of(run)
                 while offset < end:
                     look = partial(self._batches.read, level.queue, offset, min(_SETTLE_UNITS, end - offset))
                     units = yield from patiently(look)
                     if not len(units):
                         break
+                    waits = is_message(units["size"]) & ~self._batches.is_delivered(units)
+                    waits &= ~is_passed(level.appended(), offset + np.arange(len(units)))
                     offset += len(units)
-                    kept = units[(units["size"] != WITHDRAWN_SIZE) & (units["tags_code"] > EXT_ADDRESS_MAX)]
+                    kept = units[waits & (units["tags_code"] > EXT_ADDRESS_MAX)]
                     yield kept["tags_code"].astype(np.int64) + run.shift_ms
 
     # --- progress: see `storage.durability.Part`

@@ -18,10 +18,10 @@ import numpy as np
 
 from protocol import properties
 from protocol.record import StoredMessage
-from protocol.timer_properties import MAX_HASH
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Cancelled
 from scheduler.timers import Timers
+from scheduler.waits import is_behind
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.pull import ColdRead, Range, patiently
 from storage.store import MessageStore
@@ -203,10 +203,13 @@ class Pending:
         return self._units_behind(start, queue.next_offset)
 
     def _units_behind(self, start: int, end: int) -> Iterator[tuple[int, int, int, int] | ColdRead]:
-        for offset in range(start, end):
-            unit = yield from patiently(partial(self._timers.queue.unit, offset))
-            if unit is not None and unit[2] > MAX_HASH and not self._timers.is_done(unit[0]):
-                yield offset, *unit
+        while start < end:
+            units = yield from patiently(partial(self._timers.units_behind, start, min(end, start + _SLICE_UNITS)))
+            if not len(units):
+                return
+            for at in np.flatnonzero(is_behind(units, self._timers.found)).tolist():
+                yield start + at, *units[at].item()
+            start += len(units)
 
     # --- counting
 

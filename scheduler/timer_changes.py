@@ -18,13 +18,14 @@ import structlog
 from protocol import properties
 from protocol.record import StoredMessage
 from protocol.timer_properties import PRECISION_MS, slot_second, stored_key
+from scheduler import waits as decided
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_catch_up import CatchUp
 from scheduler.timer_config import Cancelled
 from scheduler.timer_enqueuer import Enqueuer
 from scheduler.timer_ids import TimerIds, first_place
 from scheduler.timer_keys import key_hash, tag_of
-from scheduler.timer_log import MAX_DUE_MS, NO_MESSAGE, UNIT, WITHDRAWN, seconds_of
+from scheduler.timer_log import MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
 from scheduler.timer_records import TimerRecords
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_slots import Slots, due_of
@@ -287,8 +288,7 @@ class TimerChanges:
             position, units = part
             begin = position + len(units) * UNIT.itemsize
             seconds = seconds_of(units)
-            live = (units["physical_offset"] < limit) & (seconds >= slots.second)
-            live &= units["magic"] & NO_MESSAGE == 0
+            live = (units["physical_offset"] < limit) & decided.is_live(units, seconds, slots.second)
             for at in np.flatnonzero(live).tolist():
                 place = int(units["physical_offset"][at]), int(units["record_size"][at])
                 message = yield from patiently(partial(self._store.message_at, *place))

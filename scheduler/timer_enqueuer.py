@@ -10,11 +10,12 @@ import structlog
 from protocol import properties
 from protocol.timer_properties import MAX_HASH, first_id
 from scheduler.batches import Batches
+from scheduler.sorted_offsets import is_among
 from scheduler.targets import TopicHashes
 from scheduler.timer_keys import key_of
 from scheduler.timer_log import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
 from scheduler.timer_search import LOOK_UNITS
-from scheduler.timer_second import WAIT, is_among, slot_second_of
+from scheduler.timer_second import WAIT, slot_second_of
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import PADDING_SIZE, ConsumeQueue
@@ -69,11 +70,6 @@ class Enqueuer:
         """How many of them are for a second."""
         units = self._batches.read(self._queue, self.next_offset, self.behind)
         return int((slot_second_of(units["tags_code"].astype(np.int64)) == second).sum())
-
-    def is_done(self, physical_offset: int) -> bool:
-        """Whether recovery found that a message, which is not in the wheel yet, was delivered or withdrawn."""
-        start, offset = self._slots.start, np.array([physical_offset])
-        return bool(is_among(offset, start.done)[0] or is_among(offset, start.withdrawn)[0])
 
     def through(self, queue_offset: int, now_ms: int) -> None:
         """Put all messages up to one, and it too, into the wheel. Raises OSError."""

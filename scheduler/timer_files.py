@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from scheduler.timer_second import is_among
+from scheduler.sorted_offsets import is_among
 from scheduler.timer_sums import FileSum
 from storage.files import Files
 

@@ -14,18 +14,17 @@ the timer topic.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
+from scheduler import waits
+from scheduler.sorted_offsets import has, joined
 from scheduler.timer_files import Found, Sums, TimerCheck, TimerNote
-from scheduler.timer_log import NO_MESSAGE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_log import NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_places import UnitPlaces
-from scheduler.timer_second import is_among
 from scheduler.timer_sums import LogSums
 from scheduler.timer_wheel import HOUR, HOURS, SLOTS, TimerWheel
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
@@ -74,8 +73,7 @@ class Start(NamedTuple):
 
     def is_done(self, physical_offset: int) -> bool:
         """Whether a message was delivered."""
-        at = int(np.searchsorted(self.done, physical_offset))
-        return at < len(self.done) and int(self.done[at]) == physical_offset
+        return has(self.done, physical_offset)
 
 
 class TimerRecovery:
@@ -145,7 +143,7 @@ class TimerRecovery:
             # What is before has checksums.
             end = note.log_end
             self._log.recover(end if note.sums is not None else end - end % self._log.segment_size)
-        if note.log_since < self._log.begin or note.log_end > self._log.end:
+        if not waits.is_covered(note, self._log.begin, self._log.end):
             there = f"{self._log.begin} to {self._log.end}"
             self._reason = (
                 f"the timer log has positions {there}, the checkpoint knew {note.log_since} to {note.log_end}"
@@ -161,7 +159,8 @@ class TimerRecovery:
         counted_at = min(note.counted_at, self._store.checkpoint.recovery_offset or 0)
         counted.read(self._store.log, note.since, counted_at)
         others.read(self._store.log, max(note.since, counted_at), self._recovered.start)
-        moved, moved_by = self._moved_on(note)
+        found = self._found(note.second, note.found, counted, others)
+        found = waits.with_moved(found, note.second, note.found, self._log.scan(note.log_since, note.log_end))
         # From here on the next note knows what these records tell: none of them is read again.
         return Start(
             note.second,
@@ -170,24 +169,19 @@ class TimerRecovery:
             note.queue_offset,
             note.waiting,
             counted_at,
-            self._found(note.second, note.found, counted, others)._replace(
-                counted=_joined([note.found.counted, counted.delivered]), moved=moved, moved_by=moved_by
-            ),
+            found._replace(counted=joined([note.found.counted, counted.delivered])),
         )
 
     def _found(self, second: int, before: Found, *more: Origins) -> Found:
         """What was delivered, and what withdrawn, as records tell, and what an earlier start knew."""
         origins = (self._recovered.origins, *more)
-        # The slot of a second that has not had its turn has nothing delivered, and none has its turn before its time.
-        # So what a record delivered was in a slot of its store time at the latest, or of `second`, where that was
-        # ahead because the clock was set back. No margin is needed.
-        newest_ms = max(each.newest_ms for each in origins)
-        end = self._recovered.end
-        return Found(
-            max(slot_second(newest_ms) + 1, second + 1, before.recovered_to),
-            # What the commitlog lost is no more, and other messages will have those places.
-            _before(end, _joined([before.done, *(each.delivered for each in origins)])),
-            withdrawn=_before(end, _joined([before.withdrawn, *(each.withdrawn for each in origins)])),
+        return waits.found_since(
+            second,
+            before,
+            [each.delivered for each in origins],
+            [each.withdrawn for each in origins],
+            max(each.newest_ms for each in origins),
+            self._recovered.end,
         )
 
     def _check_files(self, note: TimerNote, sums: Sums, *, has_wheel: bool) -> bool:
@@ -205,22 +199,15 @@ class TimerRecovery:
             self._wheel.clear()
             hours = np.ones(HOURS, bool)
         has_to_fill = bool(hours.any())
-        found = noted = LogSums(self._log.segment_size)
-        withdrawn = _joined([self._recovered.origins.withdrawn])
-        if len(withdrawn):
-            noted = LogSums(self._log.segment_size)
+        check = waits.LogCheck(self._log.segment_size, sums.log, joined([self._recovered.origins.withdrawn]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
-            found.add(position, units)
-            if noted is not found:
-                noted.add(position, _without_marks(units, withdrawn))
+            check.add(position, units)
             self._note_places(position, units)
             if has_to_fill:
                 self._put_into_wheel(position, units, note.second, hours)
-        for base in sorted(noted.by_file.keys() | sums.log.keys()):
-            if sums.log.get(base) != noted.by_file.get(base):
-                what = "is not as it was written: its checksum is another" if base in noted.by_file else "is missing"
-                self._reason = f"timerlog/{base:020} {what}"
-                return False
+        if check.trouble is not None:
+            self._reason = check.trouble
+            return False
         if has_wheel:
             damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)
             if len(damaged):
@@ -228,7 +215,7 @@ class TimerRecovery:
         else:
             self._wheel.establish()
             log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
-        self._log.sums = found
+        self._log.sums = check.sums
         return True
 
     def _drop_before(self, position: int) -> None:
@@ -271,26 +258,13 @@ class TimerRecovery:
             positions = position + np.arange(len(units)) * UNIT_SIZE
             self._wheel.take_back(seconds_of(units), positions, units["previous"].astype(np.int64))
 
-    def _moved_on(self, note: TimerNote) -> tuple[Offsets, Offsets]:
-        """What got units in the slot of the note's second or a later one since that second's turn began, and the last
-        of those: a policy may have put a message off within its second."""
-        physical, positions = [note.found.moved], [note.found.moved_by]
-        for position, units in self._log.scan(note.log_since, note.log_end):
-            # Also one that was withdrawn there: what it had before does not come to life again.
-            later = np.flatnonzero(seconds_of(units) >= note.second)
-            physical.append(units["physical_offset"][later].astype(np.int64))
-            positions.append(position + later * UNIT_SIZE)
-        # Of each the last unit, which is the first one backwards.
-        found, at = np.unique(np.concatenate(physical)[::-1], return_index=True)
-        return found, np.concatenate(positions)[::-1][at]
-
     def _rebuild_wheel(self, second: int) -> dict[int, int]:
         """Make the wheel from the log; gives how many messages wait, by topic hash."""
         self._wheel.clear()
         waiting: dict[int, int] = {}
         for position, units in self._log.scan(self._log.begin, self._log.end):
-            waits = self._put_into_wheel(position, units, second, np.ones(HOURS, bool))
-            for key, count in zip(*np.unique(waits, return_counts=True), strict=True):
+            hashes = self._put_into_wheel(position, units, second, np.ones(HOURS, bool))
+            for key, count in zip(*np.unique(hashes, return_counts=True), strict=True):
                 waiting[int(key)] = waiting.get(int(key), 0) + int(count)
         self._wheel.establish()
         return waiting
@@ -308,9 +282,7 @@ class TimerRecovery:
         if known.any():
             positions = (position + np.arange(len(units)) * UNIT_SIZE)[known]
             self._wheel.put(self._wheel.plan(seconds[known], positions))
-        hashes: NDArray[np.signedinteger] = units["topic_hash"][
-            known & (seconds >= second) & (units["magic"] & NO_MESSAGE == 0)
-        ]
+        hashes: NDArray[np.signedinteger] = units["topic_hash"][known & waits.is_live(units, seconds, second)]
         return hashes
 
     # --- RocketMQ's
@@ -320,12 +292,10 @@ class TimerRecovery:
         size = self._log.segment_size
         self._log.recover(max(self._log.begin, min(position, self._log.end) // size * size - size))
         oldest = self._now_second - SLOTS // 2
-        second = max(check.read_ms // PRECISION_MS, oldest) if check is not None and check.read_ms else oldest
+        second = max(waits.second_of(check), oldest) if check is not None else oldest
         waiting = self._rebuild_wheel(second)
         self._sum_up()
-        offset = self._offset_behind_last()
-        if check is not None:
-            offset = min(offset, check.master_queue_offset) if offset is not None else check.queue_offset
+        offset = waits.enqueued_to(check, self._offset_behind_last())
         low, high = self._queue.min_offset, self._queue.next_offset
         offset = min(max(offset if offset is not None else low, low), high)
         log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
@@ -354,21 +324,3 @@ class TimerRecovery:
         origins.read(self._store.log, self._store.log.begin, self._recovered.start)
         found = self._found(self._now_second, Found(), origins)
         return Start(self._now_second, self._recovered.end, 0, self._queue.min_offset, {}, 0, found)
-
-
-def _without_marks(units: Units, physical_offsets: Offsets) -> Units:
-    """Units as they were before some messages were withdrawn: the marks may be in the file, or not yet."""
-    is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets) & (units["magic"] & WITHDRAWN != 0)
-    if not is_one.any():
-        return units
-    result = units.copy()
-    result["magic"][is_one] &= ~WITHDRAWN
-    return result
-
-
-def _joined(parts: Sequence[array[int] | Offsets]) -> Offsets:
-    return np.unique(np.concatenate([np.array(part, np.int64) for part in parts]))
-
-
-def _before(end: int, offsets: Offsets) -> Offsets:
-    return offsets[: int(np.searchsorted(offsets, end))]

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from scheduler import waits as decided
 from scheduler.timer_log import NO_MESSAGE, UNIT, seconds_of
-from scheduler.timer_second import NONE, is_among, waits_of
+from scheduler.timer_second import NONE, waits_of
 from storage.pull import ColdRead, patiently
 
 if TYPE_CHECKING:
@@ -55,15 +56,19 @@ class TimerSearch:
         slots = self._slots
         if number < slots.second or int(waits["magic"][0]) & NO_MESSAGE:
             return False
-        if number < slots.start.recovered_to and slots.start.is_done(int(waits["physical"][0])):
+        if number < slots.start.recovered_to and not self._left(waits, np.array([number]))[0]:
             return False
         second = slots.resident.get(number)
-        if second is None:
-            return True
-        if second.is_loaded:
-            return second.has(waits)
         # Nothing of it is delivered before all of it is loaded.
-        return bool(slots.left_of(second, waits, waits["magic"].astype(np.int32))[0][0])
+        return second is None or not second.is_loaded or second.has(waits)
+
+    def _left(self, waits: Waits, seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which messages, by their units in slots that are not past, are still to be delivered for all that is known
+        of the time before the start."""
+        start = self._slots.start
+        return decided.left_of(
+            waits["physical"], waits["position"], waits["magic"], seconds, start.second, start.found
+        ).kept
 
     def wait_at(self, position: int, number: int) -> Waits:
         """The message of a unit in the slot of a second. Raises OSError."""
@@ -108,19 +113,15 @@ class TimerSearch:
         wrote a unit the deliver time is 0."""
         slots = self._slots
         seconds = seconds_of(units)
-        at = np.flatnonzero((seconds >= slots.second) & (units["magic"] & NO_MESSAGE == 0))
+        at = np.flatnonzero(decided.is_live(units, seconds, slots.second))
         waits, seconds = waits_of(units[at], position + at * UNIT.itemsize), seconds[at]
-        kept = np.ones(len(at), bool)
+        kept = self._left(waits, seconds)
         current = seconds == slots.second
-        if current.any():
+        if slots.current.is_loaded and current.any():
             # Of the current second the unit does not tell.
-            second, positions = slots.current, waits["position"]
-            if second.is_loaded:
-                kept = ~current | np.isin(positions, second.positions_between(int(positions[0]), int(positions[-1])))
-            else:
-                kept = ~current | slots.left_of(second, waits, waits["magic"].astype(np.int32))[0]
-        if len(slots.start.done):
-            kept &= (seconds >= slots.start.recovered_to) | ~is_among(waits["physical"], slots.start.done)
+            positions = waits["position"]
+            here = slots.current.positions_between(int(positions[0]), int(positions[-1]))
+            kept &= ~current | np.isin(positions, here)
         return waits[kept], seconds[kept]
 
     def take_census(self) -> bool:

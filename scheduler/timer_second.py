@@ -367,15 +367,6 @@ def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
     return result
 
 
-def is_among(values: NDArray[np.int64], found: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of some values are in an ascending array: a search of that for each."""
-    if not len(found):
-        return np.zeros(len(values), bool)
-    at = np.minimum(np.searchsorted(found, values), len(found) - 1)
-    result: NDArray[np.bool_] = found[at] == values
-    return result
-
-
 def due_fields(waits: Waits) -> NDArray[np.int64]:
     """Deliver times as units have them, with the hashes of keys; negative where a policy chose them."""
     fields: NDArray[np.int64] = waits["due"]

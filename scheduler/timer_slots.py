@@ -17,6 +17,8 @@ import numpy as np
 from protocol import timer_properties
 from protocol.record import StoredMessage
 from protocol.timer_properties import PRECISION_MS, slot_second
+from scheduler import waits as decided
+from scheduler.sorted_offsets import is_among
 from scheduler.timer_census import Census
 from scheduler.timer_config import DAY_SECONDS, TimerConfig
 from scheduler.timer_files import NO_OFFSETS, Found
@@ -37,7 +39,7 @@ from scheduler.timer_log import (
 from scheduler.timer_places import UnitPlaces
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import TimerSearch
-from scheduler.timer_second import Second, due_fields, is_among, picked, slot_second_of
+from scheduler.timer_second import Second, due_fields, picked, slot_second_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.pull import ColdRead, patiently
@@ -167,7 +169,7 @@ class Slots:
         if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
             add(waits)
             return
-        for physical, size in waits[magic & (DELETE | ROLL | WITHDRAWN) == DELETE][["physical", "size"]].tolist():
+        for physical, size in waits[decided.is_deletion(magic) & (magic & ROLL == 0)][["physical", "size"]].tolist():
             second.deletes.append((physical, size))
         kept = magic & WITHDRAWN == 0
         waits, magic = picked(waits, kept), magic[kept]
@@ -201,18 +203,14 @@ class Slots:
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Of units of a second's slot: which are still to be done, which recovery found delivered, and which of these
         are counted as waiting. Searches ask, too: nothing changes."""
-        kept = magic & WITHDRAWN == 0
-        done = uncounted = np.zeros(len(waits), bool)
-        if second.number == self.start.second:
-            # What got another unit is looked for by that one.
-            kept &= waits["position"] >= self._moved_by(waits["physical"])
-        if second.number < self.start.recovered_to:
-            done = kept & is_among(waits["physical"], self.start.done)
-            uncounted = done & (magic & DELETE == 0)
-            if second.number == self.start.second:
-                uncounted &= ~is_among(waits["physical"], self.start.found.counted)
-            kept &= ~done
-        return kept, done, uncounted
+        start = self.start
+        left = decided.left_of(waits["physical"], waits["position"], magic, second.number, start.second, start.found)
+        uncounted = left.done
+        if len(start.done):
+            uncounted = left.done & (magic & DELETE == 0)
+            if second.number == start.second:
+                uncounted &= ~is_among(waits["physical"], start.found.counted)
+        return left.kept, left.done, uncounted
 
     def was_loaded(self, second: Second) -> None:
         """All of a second's messages are in memory."""
@@ -240,15 +238,6 @@ class Slots:
         due_ms = due_of(message) if message is not None else None
         waits["due"][at] = min(due_ms, MAX_DUE_MS) if due_ms is not None else (number + 1) * PRECISION_MS
         waits["key"][at] = key_of(message.properties_text) if message is not None else 0
-
-    def _moved_by(self, physical: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of messages of the second whose turn it was at a crash: where the last unit lies that they got since that
-        turn began, -1 without one."""
-        moved = self.start.found.moved
-        if not len(moved):
-            return np.full(len(physical), -1)
-        at = np.minimum(np.searchsorted(moved, physical), len(moved) - 1)
-        return np.where(moved[at] == physical, self.start.found.moved_by[at], -1)
 
     def loaded(self, number: int) -> Second:
         """A second that is in memory, wholly. Raises OSError."""

@@ -39,6 +39,7 @@ from scheduler.timer_changes import TimerChanges
 from scheduler.timer_checkpoint import TimerCheckpoint
 from scheduler.timer_config import Refusal, TimerConfig
 from scheduler.timer_enqueuer import Enqueuer
+from scheduler.timer_files import Found
 from scheduler.timer_ids import TimerIds
 from scheduler.timer_log import NORMAL
 from scheduler.timer_names import RealTopics
@@ -547,9 +548,14 @@ class Timers:
             self._expiring = None
         return paths
 
-    def is_done(self, physical_offset: int) -> bool:
-        """See `Enqueuer.is_done`."""
-        return self._enqueuer.is_done(physical_offset)
+    @property
+    def found(self) -> Found:
+        """What recovery found of messages, as far as it matters."""
+        return self._slots.start.found
+
+    def units_behind(self, start: int, end: int) -> NDArray[Any]:
+        """Units of `queue` from a queue offset to another. Raises OSError."""
+        return self._batches.read(self.queue, start, end - start)
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
         """See `TimerSearch.units_waiting`."""

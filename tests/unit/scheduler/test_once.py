@@ -13,6 +13,7 @@ from scheduler.level_delivery import DeliveryConfig
 from scheduler.level_queues import NAME
 from scheduler.runs import Run
 from storage.consume_queue import SCHEDULE_TOPIC
+from storage.pull import ColdRead
 from tests.unit.scheduler.world import World
 
 OFFSETS = st.integers(0, 2**62)
@@ -102,6 +103,32 @@ def test_what_was_delivered_out_of_order_is_known_as_well() -> None:
     world.checkpoint()
     world.open()
     assert [Run(run.start, run.cursor, run.shift_ms) for run in world.levels.levels[1].runs][-1].cursor == 4
+
+
+@pytest.mark.parametrize("checkpoint_first", [True, False])
+def test_what_was_delivered_out_of_order_is_not_counted(*, checkpoint_first: bool) -> None:
+    """What the cursor has passed and failed waits; what was delivered ahead of it does not, also after a kill."""
+    world = World(delivery=DeliveryConfig(is_async=True, batch_size=1, max_resends=50), sync_flush=True)
+    for number in range(4):
+        world.schedule(1, b"%d" % number)
+    unit = world.store.ensure_queue(SCHEDULE_TOPIC, 0).unit(1)
+    assert unit is not None
+    data = world.files.names[f"/s/commitlog/{0:020}"].data
+    data[unit[0] + 4] ^= 0xFF
+    world.clock.advance(1000)
+    world.run()
+    world.flush()
+    data[unit[0] + 4] ^= 0xFF
+
+    def counted() -> tuple[int, int]:
+        told = [each for each in world.levels.waiting_before(world.store.log.end, world.clock.now_ms()) if each]
+        return len(told), sum(len(due) for due in world.levels.due_times() if not isinstance(due, ColdRead))
+
+    assert counted() == (1, 1)
+    if checkpoint_first:
+        world.checkpoint()
+    world.open()
+    assert counted() == (1, 1)
 
 
 def test_a_store_that_rocketmq_wrote_last_goes_by_its_progress() -> None:
