@@ -72,7 +72,7 @@ APPLIED: Final = -1
 RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
 DUE_BITS: Final = 43
 MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
-_ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
+ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
 _MAGIC_AT: Final = 12
 _BLANK: Final = struct.Struct(">iqI")
 _BLANK_MAGIC: Final = 0xCBD43194
@@ -131,7 +131,7 @@ class TimerLog:
         self.end = position
         for at, units in self._chunks(position, self._segments.end):
             magic = units["magic"]
-            right = (units["size"] == UNIT_SIZE) & (magic >= 0) & (magic <= _ANY_MAGIC)
+            right = (units["size"] == UNIT_SIZE) & (magic >= 0) & (magic <= ANY_MAGIC)
             right &= units["previous"] < at + UNIT_SIZE * np.arange(len(units))
             count = len(right) if right.all() else int(np.argmin(right))
             self.end = at + count * UNIT_SIZE

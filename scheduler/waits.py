@@ -61,15 +61,13 @@ def is_passed(runs: Sequence[Run], queue_offsets: Integers) -> Mask: ...
 
 
 def is_passed(runs: Sequence[Run], queue_offsets: int | Integers) -> bool | Mask:
-    """Which queue offsets of a level its runs have done with, in order of their starts. A level of which nothing is
-    known has one run, at 0."""
-    first = runs[0] if runs else Run(0, 0)
-    # Before the first run everything is done: a run goes when all of it is.
+    """Which queue offsets of a level its runs, in order of their starts, have done with: before the first run
+    everything, since a run goes when all of it is done. A level of which nothing is known has one run, at 0."""
     if len(runs) <= 1:
-        return queue_offsets < max(first.start, first.cursor)
+        return queue_offsets < (runs[0].cursor if runs else 0)
     starts, cursors, _ = zip(*runs, strict=True)
     at = np.maximum(np.searchsorted(starts, queue_offsets, "right") - 1, 0)
-    passed: Mask = (queue_offsets < np.array(cursors)[at]) | (queue_offsets < first.start)
+    passed: Mask = queue_offsets < np.array(cursors)[at]
     return passed
 
 

@@ -25,10 +25,13 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from scheduler import level_queues, runs
+from scheduler.sorted_offsets import is_among
+from scheduler.timer_files import Found
 from spark_jobs import compact_decide, compact_scan, compact_state
 from spark_jobs.compact_decide import Decided, DecideTask, MapTask
 from spark_jobs.compact_scan import Scanned, ScanTask
@@ -48,6 +51,9 @@ from storage.checkpoint import Checkpoint
 from storage.consume_queue import TIMER_TOPIC
 from storage.files import OsFiles
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done, and how many there are."""
 
@@ -56,8 +62,6 @@ _QUEUE_BYTES_A_TASK: Final = 24 << 20
 _TIMESTAMPS: Final = struct.Struct(">qqq")
 _WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
 _LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", queue_check.FILE_NAME}
-_NOTES_KEPT: Final = ("levels",)
-"""What else the checkpoint says is of the old files: the broker notes its consume queues anew."""
 _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
 
 
@@ -425,11 +429,18 @@ class _Compaction:
             else:
                 shutil.copy2(source, target)
         os.makedirs(place.join("config"), exist_ok=True)
-        notes = {name: books.checkpoint.notes[name] for name in _NOTES_KEPT if name in books.checkpoint.notes}
+        # What the checkpoint says of consume queues is of the old files: the broker notes its own anew.
+        offsets = spill.OffsetMap(place.scratch)
+        notes: dict[str, bytes] = {}
+        level_note = runs.decode(books.checkpoint.notes.get(level_queues.NAME, b""))
+        if level_note is not None:
+            delivered = self._kept(np.array(sorted(books.anchors.values()), np.int64), "delivered", offsets)
+            notes[level_queues.NAME] = runs.encode(level_note.table_crc, level_note.runs, delivered.tolist())
         if books.timers is not None:
-            offsets = spill.OffsetMap(place.scratch)
             newest = self._newest_timer(books, offsets)
-            note = timers.write(place.path, books.timers, offsets, newest, laid_out.end)
+            done, withdrawn = (self._kept(books.forced, name, offsets) for name in ("delivered", "withdrawn"))
+            found = Found(done=done, withdrawn=withdrawn)
+            note = timers.write(place.path, books.timers, offsets, newest, laid_out.end, found)
             if note is not None:
                 notes["timers"] = note.encode()
         else:
@@ -445,6 +456,11 @@ class _Compaction:
         lock = self._store.read_whole("lock")
         if lock is not None:
             OsFiles().write_whole(place.join("lock"), lock)
+
+    def _kept(self, physical: NDArray[np.int64], what: str, offsets: spill.OffsetMap) -> NDArray[np.int64]:
+        """Where those records lie now, of some that stay whatever they are, that were "delivered" or "withdrawn"."""
+        places = offsets.new(physical[is_among(physical, spill.load(self._place.scratch, what))])
+        return np.unique(places[places >= 0])
 
     def _newest_timer(self, books: Books, offsets: spill.OffsetMap) -> tuple[int, int]:
         """New physical offset and size of the record that was put into the wheel last; (-1, 0) without one."""

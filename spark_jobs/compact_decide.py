@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from scheduler.sorted_offsets import is_among, joined
+from scheduler.waits import is_passed
 from spark_jobs.compact_scan import (
     HALF,
     KEYED,
@@ -29,8 +31,8 @@ from spark_jobs.compact_scan import (
     TIMER_AGAIN,
     TIMER_DELETE,
 )
-from spark_jobs.compact_state import Rules, is_past
-from spark_jobs.writers.spill import OffsetMap, contains, load, save
+from spark_jobs.compact_state import Rules
+from spark_jobs.writers.spill import OffsetMap, load, save
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,22 +88,22 @@ def decide(task: DecideTask) -> Decided:
         if kind in (HALF, OP):
             remove(rows, offsets < (rules.half_offset if kind == HALF else rules.op_offset), "ended")
             continue
-        remove(rows, contains(load(scratch, "withdrawn"), here), "cancelled")
-        remove(rows, contains(load(scratch, "delivered"), here), "delivered")
+        remove(rows, is_among(here, load(scratch, "withdrawn")), "cancelled")
+        remove(rows, is_among(here, load(scratch, "delivered")), "delivered")
         if kind == LEVEL:
             for queue_id in np.unique(mine["queue_id"]).tolist():
                 of_queue = mine["queue_id"] == queue_id
-                remove(rows[of_queue], is_past(rules.levels, queue_id + 1, offsets[of_queue]), "delivered")
+                remove(rows[of_queue], is_passed(rules.levels.get(queue_id + 1, []), offsets[of_queue]), "delivered")
         elif rules.timers_enqueued is not None:
-            is_waiting = (offsets >= rules.timers_enqueued) | contains(load(scratch, "live"), here)
+            is_waiting = (offsets >= rules.timers_enqueued) | is_among(here, load(scratch, "live"))
             remove(rows, ~is_waiting, "cancelled" if kind == TIMER_DELETE else "delivered")
     messages = np.flatnonzero((kinds == PLAIN) | (kinds == KEYED_MESSAGE))
     if rules.expired_before > task.start:
         remove(messages, physical[messages] < rules.expired_before, "expired")
     keyed = np.flatnonzero(kinds == KEYED_MESSAGE)
     if len(keyed):
-        remove(keyed, contains(load(scratch, "superseded"), physical[keyed]), "superseded")
-    reasons[contains(load(scratch, "forced"), physical)] = 0
+        remove(keyed, is_among(physical[keyed], load(scratch, "superseded")), "superseded")
+    reasons[is_among(physical, load(scratch, "forced"))] = 0
     keep = reasons == 0
     save(scratch, f"{number}.keep", keep)
     counts = np.bincount(reasons, minlength=len(REASONS) + 1)
@@ -115,10 +117,10 @@ def decide(task: DecideTask) -> Decided:
 
 def join_done(scratch: str, numbers: range) -> None:
     """Join what the ranges say is done."""
-    units = load(scratch, "withdrawn.units")
-    for name, more in (("delivered", units[:0]), ("withdrawn", units)):
+    for name, known in (("delivered", "delivered.known"), ("withdrawn", "withdrawn.units")):
+        more = load(scratch, known)
         parts = [np.asarray(load(scratch, f"{number}.{name}")) for number in numbers]
-        save(scratch, name, np.unique(np.concatenate([np.asarray(more), *parts])))
+        save(scratch, name, joined([np.asarray(more), *parts]))
 
 
 def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_per_file: int, holes: bool) -> int:

@@ -1,42 +1,47 @@
-"""How far a broker is with the messages that wait, as its own files say.
+"""How far a broker is with the messages that wait, as its own files say; what that means is decided by
+`scheduler.waits`, as the broker decides it when it starts.
 
 duemq      the checkpoint's notes (`scheduler.runs`, `scheduler.timer_files`): exact as of the recovery offset; what
-           was delivered since, the records behind that offset say
+           was delivered since, the records behind that offset say. Where the note of the timers is missing, or the
+           timer log is not as noted, all records are asked
 RocketMQ   config/delayOffset.json, each level's next queue offset; config/timercheck, the time up to which slots
            of the wheel are done. Both are written every second or ten: after a kill -9 they are behind
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
-from scheduler import runs, timer_files
+from scheduler import runs, timer_files, waits
 from scheduler.delay_levels import DelayLevels
 from scheduler.runs import Run
-from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.sorted_offsets import is_among, joined
+from scheduler.timer_files import Found, TimerCheck, TimerNote
+from scheduler.timer_log import ANY_MAGIC, APPLIED, DELETE, MAX_DUE_MS, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_log import UNIT as TIMER_UNIT
 from spark_jobs.ranges import at_offsets, plan, walks
-from spark_jobs.roles import NO_ORIGIN, SCHEDULE_TOPIC, TIMER_TOPIC, Roles
+from spark_jobs.roles import CANCEL, DELIVERY, LEVEL, NO_ORIGIN, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
 from storage import checkpoint
+from storage.checkpoint import Checkpoint
 from storage.files import Files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spark_jobs.store_files import StoreFiles
+    from spark_jobs.records import Records
+    from spark_jobs.store_files import QueueFile, StoreFiles
 
     Integers = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
 
 _TIMER_BLANK_SIZE: Final = 16
-_WITHDRAWN_SIZE: Final = 1
-_CHECK: Final = struct.Struct(">7q")
 _SCAN_UNITS: Final = 1 << 18
 _NONE: Final = np.empty(0, np.int64)
+EVERYTHING: Final = 2**62
 
 
 class Progress(NamedTuple):
@@ -50,66 +55,124 @@ class Progress(NamedTuple):
     """Messages of the timer topic from this queue offset on are not in the timer log."""
     delays_ms: list[int]
     """The delays of the levels, from level 1 on."""
-    since: int
-    """Records from this physical offset on may say that more is done than this."""
     held: Integers
     """Physical offsets, ascending, of messages that wait in a later slot than their record says: what was left of a
     second, or what a topic's policy holds."""
 
-    def is_timer_done(self, slot: Integers, queue_offset: Integers, physical_offset: Integers) -> NDArray[np.bool_]:
+    def is_timer_done(self, slot: Integers, queue_offset: Integers, physical_offset: Integers) -> Mask:
         """Whether the wheel has passed messages, by the slot that their records say."""
         passed = (slot < self.timer_second) & (queue_offset < self.timer_queue_offset)
         if len(self.held) and passed.any():
-            passed &= ~np.isin(physical_offset, self.held)
+            passed &= ~is_among(physical_offset, self.held)
         return passed
 
-    def is_level_done(self, level: Integers, queue_offset: Integers) -> NDArray[np.bool_]:
+    def is_level_done(self, level: Integers, queue_offset: Integers) -> Mask:
         """Whether the levels' cursors have passed messages at queue offsets."""
         done = np.zeros(len(level), np.bool_)
         for number, parts in self.levels.items():
             mine = level == number
-            if not mine.any():
-                continue
-            starts = np.array([run.start for run in parts], np.int64)
-            cursors = np.array([run.cursor for run in parts], np.int64)
-            run = np.maximum(np.searchsorted(starts, queue_offset[mine], "right") - 1, 0)
-            done[mine] = queue_offset[mine] < cursors[run]
+            if mine.any():
+                done[mine] = waits.is_passed(parts, queue_offset[mine])
         return done
+
+
+class Books(NamedTuple):
+    """What a broker that opens the store would go by."""
+
+    checkpoint: Checkpoint
+    """Without notes where RocketMQ's broker had the store last."""
+    levels: dict[int, list[Run]]
+    level_delivered: Integers
+    """Physical offsets of messages of levels that were delivered, though no cursor has passed them."""
+    note: TimerNote | None
+    check: TimerCheck | None
+    has_log: bool
+    """Whether the timer log says anything. Else messages of the timer topic wait unless records say otherwise."""
+    second: int
+    """Slots before it are past."""
+    queue_offset: int
+    """Messages of the timer topic from this queue offset on are not in the timer log."""
+    queues_to: int
+    """The consume queues' files are good for records before this physical offset..."""
+    since: int
+    """...and records from this one on may say that more is done than the books."""
+
+
+def read_books(store: StoreFiles) -> Books:
+    """The books of a store. Raises OSError."""
+    known = checkpoint.load(cast(Files, store), "checkpoint")
+    check = timer_files.load_check(cast(Files, store), "config/timercheck")
+    begin = store.segments[0].first_offset
+    since = end = store.readable_end
+    if store.written_by != "duemq":
+        known.is_foreign, known.notes = True, {}
+        has_log = bool(_timer_files(store)) or check is not None
+        if not has_log and any(file.topic == TIMER_TOPIC for file in store.queue_files()):
+            since = begin  # then only records that name their origins tell
+        second, queue_offset = (waits.second_of(check) if check is not None else 0), 0
+        if has_log:
+            queue_offset = waits.enqueued_to(check, _behind_last(store)) or 0
+        levels = waits.runs_of_table(_offset_table(store))
+        return Books(known, levels, _NONE, None, check, has_log, second, queue_offset, EVERYTHING, since)
+    level_note = runs.decode(known.notes.get("levels", b""))
+    levels, delivered = waits.runs_of_table(_offset_table(store)), _NONE
+    if level_note is not None:
+        levels, delivered = level_note.runs, joined([level_note.delivered])
+    recovery = known.recovery_offset
+    is_whole = recovery is not None and not known.notes.keys() & {checkpoint.REBUILDING, checkpoint.REMAKING}
+    queues_to = min(recovery, end) if recovery is not None and is_whole else begin
+    note = timer_files.decode_note(known.notes.get("timers", b""))
+    if note is None or recovery is None or not _is_as_noted(store, note, recovery):
+        return Books(
+            known,
+            levels,
+            delivered,
+            None,
+            check,
+            has_log=False,
+            second=0,
+            queue_offset=0,
+            queues_to=queues_to,
+            since=begin,
+        )
+    since = min(recovery, note.since, end)
+    return Books(known, levels, delivered, note, check, True, note.second, note.queue_offset, queues_to, since)
+
+
+def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
+    """Whether the timer log is the one that the note is of."""
+    files = _timer_files(store)
+    size = files[0][1] if files else 0
+    begin, end = (files[0][0], files[-1][0] + size) if files else (0, 0)
+    if not waits.is_covered(note, begin, end):
+        return False
+    if note.sums is None or store.is_running:  # one that runs has compared them, and goes on writing
+        return True
+    withdrawn = joined([_said(store, min(recovery, store.readable_end)).withdrawn])
+    check = waits.LogCheck(size or 1, note.sums.log, withdrawn)
+    for position, units in timer_units(store, min(note.sums.log, default=0), note.log_end):
+        check.add(position, units)
+    return check.trouble is None
 
 
 def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progress:
     """The progress of a store. `delay_levels`: the broker's messageDelayLevel, by default told by the store itself.
 
     Raises ValueError for a table that is none."""
-    known = checkpoint.load(cast(Files, store), "checkpoint")
-    is_ours = store.written_by == "duemq"
     delays = _delays(store, delay_levels)
-    levels = None
-    second, queue_offset = 0, 0
-    since = store.readable_end
-    if is_ours and known.recovery_offset is not None:
-        since = min(known.recovery_offset, since)
-        level_note = runs.decode(known.notes.get("levels", b""))
-        levels = level_note.runs if level_note is not None else None
-        timer_note = timer_files.decode_note(known.notes.get("timers", b""))
-        if timer_note is not None:
-            second, queue_offset = timer_note.second, timer_note.queue_offset
-            since = min(since, timer_note.since)
-    if levels is None:
-        levels = _levels_of_table(store)
-    if not second:
-        second, queue_offset = _timercheck(store)
-    return Progress(levels, second, queue_offset, delays, since, _held(store, second) if is_ours else _NONE)
+    books = read_books(store)
+    return Progress(books.levels, books.second, books.queue_offset, delays, _held(store, books))
 
 
-def _held(store: StoreFiles, second: int) -> Integers:
+def _held(store: StoreFiles, books: Books) -> Integers:
     found = [_NONE]
-    for _, units in timer_units(store):
-        waits = (seconds_of(units) >= second) & (units["magic"] & NO_MESSAGE == 0) & (units["due_ms"] != APPLIED)
-        # A time that a policy chose says nothing of the record's own slot.
-        early = (_due_ms(units) - 1) // PRECISION_MS < second
-        found.append(units["physical_offset"][waits & (early | (units["due_ms"] < 0))].astype(np.int64))
-    return np.unique(np.concatenate(found))
+    if books.note is not None:
+        for _, units in timer_units(store, 0, books.note.log_end):
+            live = waits.is_live(units, seconds_of(units), books.second)
+            # A time that a policy chose says nothing of the record's own slot.
+            early = (_due_ms(units) - 1) // PRECISION_MS < books.second
+            found.append(units["physical_offset"][live & (early | (units["due_ms"] < 0))].astype(np.int64))
+    return joined(found)
 
 
 def _due_ms(units: Any) -> Integers:
@@ -118,17 +181,29 @@ def _due_ms(units: Any) -> Integers:
     return due
 
 
-def _levels_of_table(store: StoreFiles) -> dict[int, list[Run]]:
-    table = (store.json("config/delayOffset.json") or {}).get("offsetTable") or {}
-    return {int(level): [Run(0, int(offset))] for level, offset in table.items()}
+def _offset_table(store: StoreFiles) -> dict[int, int]:
+    table = (store.json("config/delayOffset.json") or {}).get("offsetTable")
+    if not isinstance(table, dict):
+        return {}
+    return {int(level): int(at) for level, at in table.items() if str(level).isdecimal() and str(at).isdecimal()}
 
 
-def _timercheck(store: StoreFiles) -> tuple[int, int]:
-    data = store.read_whole("config/timercheck")
-    if data is None or len(data) < _CHECK.size:
-        return 0, 0
-    read_ms, _, queue_offset, *_ = _CHECK.unpack_from(data)
-    return read_ms // 1000, queue_offset
+def _behind_last(store: StoreFiles) -> int | None:
+    """The queue offset behind the message that the timer log's last unit is of; None where that is none."""
+    last = None
+    for base, _ in reversed(_timer_files(store)):
+        for _, units in timer_units(store, base):
+            last = units[-1]
+        if last is not None:
+            break
+    segment = store.segment_of(int(last["physical_offset"])) if last is not None else None
+    if last is None or segment is None:
+        return None
+    place = np.array([last["physical_offset"]], np.int64), np.array([last["record_size"]], np.int64)
+    for records in at_offsets(store, *place):
+        if records.topics()[1] == [TIMER_TOPIC] and records.physical_offset[0] == place[0][0]:
+            return int(records.queue_offset[0]) + 1
+    return None
 
 
 def _delays(store: StoreFiles, delay_levels: str | None) -> list[int]:
@@ -141,7 +216,7 @@ def _delays(store: StoreFiles, delay_levels: str | None) -> list[int]:
         if file.topic != SCHEDULE_TOPIC:
             continue
         units = store.units(file)
-        units = units[units["size"] > _WITHDRAWN_SIZE][-1:]
+        units = units[waits.is_message(units["size"])][-1:]
         for records in at_offsets(store, units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)):
             delay = int(units["tags_code"][0]) - int(records.store_ms[0])
             if records.prepared_offset[0] or delay < 0:
@@ -152,6 +227,9 @@ def _delays(store: StoreFiles, delay_levels: str | None) -> list[int]:
     return delays
 
 
+# --- what waits
+
+
 class Waiting(NamedTuple):
     """Messages that wait: where their records lie, ascending, and how many bytes they have."""
 
@@ -159,89 +237,180 @@ class Waiting(NamedTuple):
     sizes: Integers
 
 
-def waiting(store: StoreFiles, progress: Progress) -> Waiting:
+class _Said(NamedTuple):
+    """What records say: whose messages were delivered, or withdrawn, and which are scheduled."""
+
+    delivered: Integers
+    withdrawn: Integers
+    newest_ms: int
+    """The latest store time of a delivery."""
+    levels: list[_Queued]
+    timers: list[_Queued]
+
+
+class _Queued(NamedTuple):
+    """Messages in queues of the schedule topic, or of the timer topic."""
+
+    level: Integers
+    queue_offset: Integers
+    physical: Integers
+    sizes: Integers
+
+
+def waiting(store: StoreFiles) -> Waiting:
     """The messages that a broker that opens the store would still deliver. Takes 16 bytes of memory for each."""
-    offsets, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for found in (*_waiting_levels(store, progress), *_waiting_timers(store, progress)):
-        offsets.append(found.offsets)
-        sizes.append(found.sizes)
-    all_offsets, first = np.unique(np.concatenate(offsets), return_index=True)
-    all_sizes = np.concatenate(sizes)[first]
-    done = _done_since(store, progress)
-    keep = ~np.isin(all_offsets, done) & (all_sizes > _WITHDRAWN_SIZE) & (all_offsets < store.readable_end)
-    return Waiting(all_offsets[keep], all_sizes[keep])
+    books = read_books(store)
+    said = _said(store, books.since)
+    found = [*_waiting_levels(store, books, said), *_waiting_timers(store, books, said)]
+    offsets, first = np.unique(np.concatenate([_NONE, *(each.offsets for each in found)]), return_index=True)
+    sizes = np.concatenate([_NONE, *(each.sizes for each in found)])[first]
+    # What expired, or was lost with the end of the log, is nowhere to be read.
+    there = (offsets >= store.segments[0].first_offset) & (offsets < store.readable_end)
+    return Waiting(offsets[there], sizes[there])
 
 
-def _waiting_levels(store: StoreFiles, progress: Progress) -> list[Waiting]:
-    found = []
+def _said(store: StoreFiles, since: int) -> _Said:
+    """What the records from a physical offset on say, where duemq wrote them."""
+    delivered, withdrawn, newest_ms = [_NONE], [_NONE], 0
+    levels: list[_Queued] = []
+    timers: list[_Queued] = []
+    if since < store.readable_end:
+        for part in plan(store, start=since):
+            for found in walks(store, part, check_crc=False):
+                roles = Roles(found.records)
+                named = roles.origin != NO_ORIGIN
+                is_delivery = named & (roles.role == DELIVERY)
+                delivered.append(roles.origin[is_delivery])
+                withdrawn.append(roles.origin[named & ~is_delivery])
+                newest_ms = max(newest_ms, int(found.records.store_ms[is_delivery].max(initial=0)))
+                levels.append(_queued(found.records, roles.role == LEVEL))
+                timers.append(_queued(found.records, roles.role == TIMER))
+    return _Said(joined(delivered), joined(withdrawn), newest_ms, levels, timers)
+
+
+def _queued(records: Records, rows: Mask) -> _Queued:
+    return _Queued(
+        records.queue_id[rows].astype(np.int64) + 1,
+        records.queue_offset[rows].astype(np.int64),
+        records.physical_offset[rows],
+        records.sizes[rows].astype(np.int64),
+    )
+
+
+def _units(store: StoreFiles, file: QueueFile, books: Books) -> tuple[Any, Integers]:
+    """The units of a file of a consume queue that are good, and their queue offsets."""
+    units = store.units(file)
+    good = units["physical_offset"] < books.queues_to
+    return units[good], np.flatnonzero(good) + file.first_unit
+
+
+def _waiting_levels(store: StoreFiles, books: Books, said: _Said) -> Iterator[Waiting]:
+    done = joined([books.level_delivered, said.delivered, said.withdrawn])
+    queued = [each for each in said.levels if len(each.physical)]
     for file in store.queue_files():
-        if file.topic != SCHEDULE_TOPIC:
+        if file.topic == SCHEDULE_TOPIC:
+            units, numbers = _units(store, file, books)
+            kept = waits.is_message(units["size"])
+            level = np.full(int(kept.sum()), file.queue_id + 1, np.int64)
+            physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+            queued.append(_Queued(level, numbers[kept], physical[kept], sizes[kept]))
+    for each in queued:
+        left = ~is_among(each.physical, done)
+        for level in np.unique(each.level).tolist():
+            mine = each.level == level
+            left[mine] &= ~waits.is_passed(books.levels.get(level, []), each.queue_offset[mine])
+        yield Waiting(each.physical[left], each.sizes[left])
+
+
+def _waiting_timers(store: StoreFiles, books: Books, said: _Said) -> list[Waiting]:
+    note, second = books.note, books.second
+    found = waits.found_since(
+        second,
+        note.found if note is not None else Found(),
+        [said.delivered],
+        [said.withdrawn],
+        said.newest_ms,
+        store.readable_end,
+    )
+    log_end = note.log_end if note is not None else EVERYTHING
+    if note is not None:
+        found = waits.with_moved(found, second, note.found, timer_units(store, note.log_since, log_end))
+    result: list[Waiting] = []
+    deletions: list[tuple[Integers, Integers]] = []
+    for position, part in timer_units(store, 0, log_end) if books.has_log else ():
+        seconds = seconds_of(part)
+        at = np.flatnonzero(seconds >= second)
+        units, positions = part[at], position + at * UNIT_SIZE
+        physical, sizes = units["physical_offset"].astype(np.int64), units["record_size"].astype(np.int64)
+        kept = waits.left_of(physical, positions, units["magic"], seconds[at], second, found).kept
+        kept &= ~is_among(physical, found.withdrawn)
+        live = kept & waits.is_live(units, seconds[at], second)
+        result.append(Waiting(physical[live], sizes[live]))
+        deletes = kept & waits.is_deletion(units["magic"]) & (units["due_ms"] != APPLIED)
+        deletions.append((physical[deletes], sizes[deletes]))
+    queued, more = _behind(store, books, found)
+    result += queued
+    result += [
+        Waiting(each.physical[left], each.sizes[left])
+        for each in said.timers
+        for left in [
+            (each.queue_offset >= books.queue_offset)
+            & ~is_among(each.physical, found.done)
+            & ~is_among(each.physical, found.withdrawn)
+        ]
+    ]
+    cancelled = _cancelled(store, result, [*deletions, *more])
+    return [Waiting(w.offsets[keep], w.sizes[keep]) for w in result for keep in [~is_among(w.offsets, cancelled)]]
+
+
+def _behind(store: StoreFiles, books: Books, found: Found) -> tuple[list[Waiting], list[tuple[Integers, Integers]]]:
+    """The messages of the timer topic that are not in the wheel, by its queue; and RocketMQ's records that delete."""
+    result, deletions = [], []
+    for file in store.queue_files():
+        if file.topic != TIMER_TOPIC or file.queue_id != 0:
             continue
-        units = store.units(file)
-        number = np.arange(len(units), dtype=np.int64) + file.first_unit
-        level = np.full(len(units), file.queue_id + 1, np.int64)
-        left = units[~progress.is_level_done(level, number) & (units["size"] != 0x7FFFFFFF)]
-        found.append(Waiting(left["physical_offset"].astype(np.int64), left["size"].astype(np.int64)))
-    return found
+        units, numbers = _units(store, file, books)
+        units = units[numbers >= books.queue_offset]
+        left = units[waits.is_behind(units, found)]
+        result.append(Waiting(left["physical_offset"].astype(np.int64), left["size"].astype(np.int64)))
+        unknown = units[waits.is_told_by_record(units)]
+        for records in at_offsets(store, unknown["physical_offset"].astype(np.int64), unknown["size"].astype(np.int64)):
+            roles = Roles(records)
+            rows = (roles.role == TIMER) & ~is_among(records.physical_offset, found.done)
+            rows &= ~is_among(records.physical_offset, found.withdrawn)
+            result.append(Waiting(records.physical_offset[rows], records.sizes[rows].astype(np.int64)))
+            rows = (roles.role == CANCEL) & (roles.origin == NO_ORIGIN)
+            deletions.append((records.physical_offset[rows], records.sizes[rows].astype(np.int64)))
+    return result, deletions
 
 
-def _waiting_timers(store: StoreFiles, progress: Progress) -> list[Waiting]:
-    offsets, sizes, deletes = [], [], []
-    for _, units in timer_units(store):
-        due = seconds_of(units) >= progress.timer_second
-        is_message = units["magic"] & NO_MESSAGE == 0
-        # The last unit of a log that duemq wrote for RocketMQ's sake stands for no message.
-        mine = units[due & is_message & (units["due_ms"] != APPLIED)]
-        offsets.append(mine["physical_offset"].astype(np.int64))
-        sizes.append(mine["record_size"].astype(np.int64))
-        marks = units[due & (units["magic"] & DELETE != 0) & (units["due_ms"] != APPLIED)]
-        deletes.append(Waiting(marks["physical_offset"].astype(np.int64), marks["record_size"].astype(np.int64)))
-    found = [Waiting(a, b) for a, b in zip(offsets, sizes, strict=True)]
-    for file in store.queue_files():
-        if file.topic == TIMER_TOPIC and file.queue_id == 0:
-            units = store.units(file)
-            number = np.arange(len(units)) + file.first_unit
-            units = units[(number >= progress.timer_queue_offset) & (units["size"] != 0x7FFFFFFF)]
-            found.append(Waiting(units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)))
-    cancelled = _cancelled(store, found, deletes)
-    if len(cancelled):
-        found = [Waiting(w.offsets[keep], w.sizes[keep]) for w in found for keep in [~np.isin(w.offsets, cancelled)]]
-    return found
-
-
-def _cancelled(store: StoreFiles, found: list[Waiting], deletes: list[Waiting]) -> Integers:
-    """Messages of RocketMQ's wheel that a deleting unit of their slot takes back when its time comes, and the records
-    that ask for it: by topic and unique key."""
-    marks = [w for w in deletes if len(w.offsets)]
-    if not marks:
-        return np.empty(0, np.int64)
-    keys: set[str] = set()
-    asked = []
-    for mark in marks:
-        order = np.argsort(mark.offsets)
-        for records in at_offsets(store, mark.offsets[order], mark.sizes[order]):
-            keys.update(key for key in records.property_strings("TIMER_DEL_UNIQKEY").to_pylist() if key)
-            asked.append(records.physical_offset)
-    gone = list(asked)
-    for part in found:
+def _cancelled(store: StoreFiles, found: list[Waiting], deletions: list[tuple[Integers, Integers]]) -> Integers:
+    """Messages that RocketMQ's deletions take out of their slot when its turn comes: by topic and unique key, or by
+    that alone."""
+    named: set[tuple[int, str]] = set()
+    for offsets, sizes in deletions:
+        order = np.argsort(offsets)
+        for records in at_offsets(store, offsets[order], sizes[order]):
+            keys = records.property_strings("TIMER_DEL_UNIQKEY").to_pylist()
+            named.update(
+                (slot, key) for slot, key in zip(Roles(records).slot_second.tolist(), keys, strict=True) if key
+            )
+    gone = [_NONE]
+    for part in found if named else ():
         order = np.argsort(part.offsets)
         for records in at_offsets(store, part.offsets[order], part.sizes[order]):
             topics = records.property_strings("REAL_TOPIC").to_pylist()
             uniques = records.property_strings("UNIQ_KEY").to_pylist()
-            named = [f"{t}+{u}" in keys or u in keys for t, u in zip(topics, uniques, strict=True)]
-            gone.append(records.physical_offset[np.array(named, np.bool_)])
-    return np.unique(np.concatenate(gone)) if gone else np.empty(0, np.int64)
+            slots = Roles(records).slot_second.tolist()
+            rows = [
+                u is not None and ((slot, f"{t}+{u}") in named or (slot, u) in named)
+                for t, u, slot in zip(topics, uniques, slots, strict=True)
+            ]
+            gone.append(records.physical_offset[np.array(rows, np.bool_)])
+    return joined(gone)
 
 
-def _done_since(store: StoreFiles, progress: Progress) -> Integers:
-    """Origins that the records behind the progress name: delivered, cancelled, or waiting on in another record."""
-    done = [np.empty(0, np.int64)]
-    if progress.since < store.readable_end and store.written_by == "duemq":
-        for part in plan(store, start=progress.since):
-            for found in walks(store, part, check_crc=False):
-                origin = Roles(found.records).origin
-                done.append(origin[origin != NO_ORIGIN])
-    return np.unique(np.concatenate(done))
+# --- the timer log
 
 
 def timer_columns(units: Any, position: int) -> dict[str, Any]:
@@ -263,19 +432,26 @@ def timer_columns(units: Any, position: int) -> dict[str, Any]:
     }
 
 
-def timer_units(store: StoreFiles) -> Iterator[tuple[int, Any]]:
-    """The units of the timer log, in order, a part at a time, as `scheduler.timer_log.UNIT`, and their position."""
-    for name, size in store.sizes("timerlog"):
-        if not name.isdecimal():
+def _timer_files(store: StoreFiles) -> list[tuple[int, int]]:
+    """Where the files of the timer log begin, and their bytes."""
+    return [(int(name), size) for name, size in store.sizes("timerlog") if name.isdecimal() and size]
+
+
+def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Iterator[tuple[int, Any]]:
+    """The units of the timer log between two positions, in order, a part at a time, as `scheduler.timer_log.UNIT`, and
+    their position; of each file those up to the first that is none."""
+    for base, size in _timer_files(store):
+        if base + size <= start:
             continue
         room = (size - UNIT_SIZE - _TIMER_BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
-        for at in range(0, room, _SCAN_UNITS * UNIT_SIZE):
-            data = store.read(f"timerlog/{name}", at, min(_SCAN_UNITS * UNIT_SIZE, room - at))
+        stop = min(room, end - base)
+        for at in range(max(0, start - base), stop, _SCAN_UNITS * UNIT_SIZE):
+            data = store.read(f"timerlog/{base:020}", at, min(_SCAN_UNITS * UNIT_SIZE, stop - at))
             units = np.frombuffer(data, TIMER_UNIT, len(data) // UNIT_SIZE)
-            wrong = np.flatnonzero(units["size"] != UNIT_SIZE)
+            wrong = np.flatnonzero((units["size"] != UNIT_SIZE) | (units["magic"] < 0) | (units["magic"] > ANY_MAGIC))
             if len(wrong):
                 units = units[: wrong[0]]
             if len(units):
-                yield int(name) + at, units
+                yield base + at, units
             if len(wrong):
                 break

@@ -249,7 +249,7 @@ class StoreReader(_Reading, DataSourceReader):
             found: list[InputPartition] = [RangePart(part) for part in self._ranges()]
         elif table == "pending":
             assert self.progress is not None
-            waits = waiting(store, self.progress)
+            waits = waiting(store)
             step = _WAITING_PART
             found = [
                 WaitingPart(Waiting(waits.offsets[at : at + step], waits.sizes[at : at + step]))

@@ -27,16 +27,6 @@ def load(directory: str, name: str) -> NDArray[Any]:
     return array
 
 
-def contains(sorted_values: Integers, values: Integers) -> NDArray[np.bool_]:
-    """Of each value, whether it is among sorted ones."""
-    if not len(sorted_values):
-        return np.zeros(len(values), np.bool_)
-    at = np.searchsorted(sorted_values, values)
-    at[at == len(sorted_values)] = 0
-    found: NDArray[np.bool_] = sorted_values[at] == values
-    return found
-
-
 class OffsetMap:
     """From physical offsets of the old log to those of the new one, in two arrays beside each other, both ascending."""
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from scheduler import timer_files
+from scheduler.sorted_offsets import is_among, joined
+from scheduler.timer_files import Found
 from scheduler.timer_log import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_wheel import HOUR, TimerWheel
 from storage.files import OsFiles
@@ -27,10 +29,11 @@ _AT_ONCE: Final = 1 << 16
 
 
 def write(
-    root: str, timers: Timers, offsets: OffsetMap, newest: tuple[int, int], log_end: int
+    root: str, timers: Timers, offsets: OffsetMap, newest: tuple[int, int], log_end: int, found: Found
 ) -> timer_files.TimerNote | None:
     """Write the timers' files into a store. `newest`: new physical offset and size of the message that was put into the
-    wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends. Gives the checkpoint's note where the old
+    wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends; `found`: what is in
+    it of messages that do not wait, by new physical offsets. Gives the checkpoint's note where the old
     store had one. Raises OSError."""
     files = OsFiles()
     log = TimerLog(files, os.path.join(root, "timerlog"), timers.segment_size)
@@ -41,7 +44,8 @@ def write(
         units = timers.live[first : first + _AT_ONCE]
         physical = offsets.new(units["physical_offset"].astype(np.int64))
         # Arrays that were joined are in the machine's order of bytes.
-        units, physical = units[physical >= 0].astype(UNIT), physical[physical >= 0]
+        waits = (physical >= 0) & ~is_among(physical, joined([found.done, found.withdrawn]))
+        units, physical = units[waits].astype(UNIT), physical[waits]
         if not len(units):
             continue
         positions = log.positions(len(units))
@@ -70,7 +74,7 @@ def write(
         old = timers.note
         sums = timer_files.Sums(log.sums.by_file, wheel.sums)
         note = timer_files.TimerNote(
-            old.second, log_end, log.end, log.end, old.queue_offset, old.held_to, log_end, waiting, sums=sums
+            old.second, log_end, log.end, log.end, old.queue_offset, old.held_to, log_end, waiting, found, sums
         )
     log.close()
     wheel.close()

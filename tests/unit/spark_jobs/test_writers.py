@@ -17,14 +17,13 @@ from protocol.properties import java_hash
 from protocol.record import MAGIC_END, StoredMessage, decode, encode
 from spark_jobs.compact_decide import find_superseded
 from spark_jobs.compact_scan import KEYED, LEVEL, PLAIN, TIMER_DELETE
-from spark_jobs.compact_state import is_past
 from spark_jobs.errors import JobError
 from spark_jobs.records import PADDING, Records
 from spark_jobs.store_files import UNIT, QueueFile
 from spark_jobs.writers import commitlog, index, layout, queues
 from spark_jobs.writers.hashes import java_hashes, key_hashes
 from spark_jobs.writers.place import Place
-from spark_jobs.writers.spill import OffsetMap, contains, load, save
+from spark_jobs.writers.spill import OffsetMap, load, save
 from spark_jobs.writers.tasks import Processes
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC
 
@@ -92,7 +91,6 @@ def test_offsets_are_found_or_gone(
         OffsetMap.fill(directory, start, np.array(old[start:end], np.int64), np.array(new[start:end], np.int64))
     mapped = OffsetMap(directory).new(np.array(asked, np.int64))
     assert mapped.tolist() == [offset * 3 + 7 if offset in old else -1 for offset in asked]
-    assert contains(np.array(old, np.int64), np.array(asked, np.int64)).tolist() == [one in old for one in asked]
 
 
 def test_large_arrays_stay_in_their_file(tmp_path: Path) -> None:
@@ -429,20 +427,6 @@ def test_superseded_messages(
         for at, number in enumerate(mine[head:], start=head):
             assert (number in found) == (holes and number in superseded and at % 4 != 3)
     assert kept == len({number for number in superseded - found if number >= expired})
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10)), min_size=1, max_size=4),
-    st.lists(st.integers(0, 60), max_size=30),
-)
-def test_what_cursors_are_past(drawn: list[tuple[int, int]], asked: list[int]) -> None:
-    starts = sorted({start for start, _ in drawn})
-    runs = [(start, start + length) for start, (_, length) in zip(starts, drawn, strict=False)]
-    found = is_past({3: runs}, 3, np.array(asked, np.int64)).tolist()
-    for offset, is_done in zip(asked, found, strict=True):
-        run = [one for one in runs if one[0] <= offset]
-        assert is_done == (not run or offset < run[-1][1])
-    assert not is_past({}, 3, np.array(asked, np.int64)).any()
 
 
 # --- places and tasks

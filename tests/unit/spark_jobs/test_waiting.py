@@ -1,0 +1,166 @@
+"""What jobs say still waits is what a broker that opens the same bytes says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocol.timer_properties import out_ms
+from scheduler.pending import Pending, Selection, Waiting
+from spark_jobs.compact import CompactOptions, compact
+from spark_jobs.progress import waiting
+from spark_jobs.store_files import StoreFiles
+from storage.consume_queue import TIMER_TOPIC
+from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, as_apache, new_broker
+
+HOUR_MS = 3_600_000
+
+
+def jobs_say(root: Path) -> set[int]:
+    """Physical offsets of the messages that wait."""
+    store = StoreFiles.open(str(root))
+    found = waiting(store)
+    assert (np.diff(found.offsets) > 0).all()
+    return set(found.offsets.tolist())
+
+
+def broker_says(broker: Broker) -> set[int]:
+    """As `jobs_say`, of a broker that is open."""
+    pending = Pending(broker.store, broker.timers, broker.levels)
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    offsets = [each.message.physical_offset for each in found]
+    assert len(offsets) == len(set(offsets))
+    return set(offsets)
+
+
+def killed(broker: Broker, name: str) -> Broker:
+    """The broker that starts after a kill -9, in a copy of the store; of the same bytes the jobs say what it says."""
+    root = broker.root.parent / name
+    shutil.copytree(broker.root, root)
+    said = jobs_say(root)
+    after = Broker(root, broker.clock)
+    assert said == broker_says(after)
+    return after
+
+
+def test_what_was_delivered_before_two_kills(tmp_path: Path) -> None:
+    """The second start is told of it by the note alone."""
+    broker = new_broker(tmp_path / "old")
+    far = {broker.schedule(4, b"far"), broker.timer(START_MS + 3_600_000, b"far")}
+    for number in range(20):
+        broker.schedule(1, b"soon")
+        broker.timer(START_MS + 1500 + number, b"soon")
+    broker.run()
+    broker.owned.checkpoint()
+    broker.pass_time(1510)
+    after = killed(broker, "once")
+    assert len(after.bodies()) == 31
+    after.owned.checkpoint()
+    again = killed(after, "twice")
+    left = broker_says(again)
+    assert len(left) == 11
+    assert far < left
+
+
+def test_compaction_takes_no_message_for_one_that_was_delivered(tmp_path: Path) -> None:
+    """Where records lie that were found delivered ahead of the cursors is of the old store."""
+    broker = new_broker(tmp_path / "old")
+    while broker.store.log.end % SEGMENT < SEGMENT - 150:
+        broker.send("plain", b"expires")
+    broker.clock.advance(5 * HOUR_MS)
+    assert broker.schedule(4, b"long") == SEGMENT, "where the new store begins"
+    for _ in range(30):
+        broker.schedule(1, b"soon")
+    for _ in range(60):
+        broker.schedule(3, b"late")
+    broker.owned.checkpoint()
+    broker.pass_time(1500)
+    after = killed(broker, "once")
+    after.close()
+    options = CompactOptions(reserved_hours=1, now_ms=broker.clock.now_ms())
+    compact(str(after.root), str(tmp_path / "new"), workers=1, options=options)
+    new = Broker(tmp_path / "new", broker.clock)
+    assert len(broker_says(new)) == 61
+    new.pass_time(3_700_000)
+    assert sorted(new.bodies())[-91:] == sorted([b"long"] + [b"late"] * 60 + [b"soon"] * 30)
+
+
+def test_what_was_sent_and_cancelled_just_before_a_kill(tmp_path: Path) -> None:
+    """Its units are in memory only; records that cancel wait for nothing."""
+    broker = new_broker(tmp_path / "old")
+    first = [broker.timer(START_MS + 60_000 * number, b"t") for number in range(1, 5)]
+    first += [broker.schedule(4, b"l") for _ in range(3)]
+    broker.run()
+    broker.owned.checkpoint()
+    assert len(broker_says(killed(broker, "noted"))) == 7
+    broker.cancel(first[0])
+    broker.cancel(first[4])
+    broker.timer(START_MS + 90_000, b"new")
+    broker.schedule(3, b"new")
+    after = killed(broker, "changed")
+    assert len(broker_says(after)) == 7
+    assert not {first[0], first[4]} & broker_says(after)
+
+
+def test_a_timer_log_that_was_lost(tmp_path: Path) -> None:
+    """Then the broker asks all records, and so do the jobs."""
+    broker = new_broker(tmp_path / "old")
+    for number in range(1, 40):
+        broker.timer(START_MS + 1000 * number, b"t")
+    broker.pass_time(10_500)
+    broker.close()
+    for name, damage in (("gone", None), ("zeros", bytes(5200)), ("flipped", b"\1")):
+        root = tmp_path / name
+        shutil.copytree(broker.root, root)
+        (path,) = (root / "timerlog").iterdir()
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage + path.read_bytes()[len(damage) :])
+        said = jobs_say(root)
+        assert len(said) == 29, name
+        assert said == broker_says(Broker(root, broker.clock)), name
+
+
+@pytest.mark.parametrize("is_in_wheel", [True, False])
+def test_compaction_delivers_nothing_once_more(tmp_path: Path, *, is_in_wheel: bool) -> None:
+    """The last record of the timer topic stays though it was delivered, in a slot that is not past yet, or before the
+    checkpoint had it in the wheel: a broker that is stopped at once after a kill leaves it so."""
+    broker = new_broker(tmp_path / "old")
+    broker.timer(START_MS + HOUR_MS, b"far")
+    for number in range(5):
+        broker.timer(START_MS + 1500 + number, b"soon")
+    if is_in_wheel:
+        broker.run()
+    broker.owned.checkpoint()
+    broker.pass_time(1600)
+    shutil.copytree(broker.root, tmp_path / "killed")
+    after = Broker(tmp_path / "killed", broker.clock)
+    after.owned.stop()
+    after.timers.close()
+    compact(str(after.root), str(tmp_path / "new"), workers=1)
+    new = Broker(tmp_path / "new", broker.clock)
+    assert len(broker_says(new)) == 1
+    new.pass_time(2 * HOUR_MS)
+    assert sorted(new.bodies()) == [b"far"] + [b"soon"] * 5
+
+
+def test_rocketmq_deletes_in_one_slot_only(tmp_path: Path) -> None:
+    """As its broker does when the slot has its turn."""
+    broker = new_broker(tmp_path / "old")
+    due = START_MS + 60_000
+    here, there = broker.timer(due, b"here", "a"), broker.timer(due, b"there", "b")
+    for key, ms in (("a", due), ("b", due + 5000)):
+        text = f"TIMER_DEL_UNIQKEY\x01orders+{key}\x02UNIQ_KEY\x01{key}\x02TIMER_OUT_MS\x01{out_ms(ms)}\x02"
+        broker.send(TIMER_TOPIC, b"x", text + "REAL_TOPIC\x01orders\x02REAL_QID\x010")
+    broker.run()
+    broker.close()
+    as_apache(broker.root)
+    assert jobs_say(broker.root) == {there}
+    after = Broker(broker.root, broker.clock)
+    assert broker_says(after) == {here, there}, "the slot has not had its turn"
+    after.pass_time(70_000)
+    assert after.bodies() == [b"there"]
