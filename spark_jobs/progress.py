@@ -56,8 +56,8 @@ class Progress(NamedTuple):
     delays_ms: list[int]
     """The delays of the levels, from level 1 on."""
     held: Integers
-    """Physical offsets, ascending, of messages that wait in a later slot than their record says: what was left of a
-    second, or what a topic's policy holds."""
+    """Physical offsets, ascending, of messages that may wait in a later slot than their record says: what was left of
+    a second, or what a topic's policy holds."""
 
     def is_timer_done(self, slot: Integers, queue_offset: Integers, physical_offset: Integers) -> Mask:
         """Whether the wheel has passed messages, by the slot that their records say."""
@@ -169,9 +169,10 @@ def _held(store: StoreFiles, books: Books) -> Integers:
     if books.note is not None:
         for _, units in timer_units(store, 0, books.note.log_end):
             live = waits.is_live(units, seconds_of(units), books.second)
-            # A time that a policy chose says nothing of the record's own slot.
-            early = (_due_ms(units) - 1) // PRECISION_MS < books.second
-            found.append(units["physical_offset"][live & (early | (units["due_ms"] < 0))].astype(np.int64))
+            # Where a policy chose the time, of a paused topic too, the unit does not tell the record's own slot.
+            due_second = (_due_ms(units) - 1) // PRECISION_MS
+            late = (due_second < books.second) | (due_second <= books.note.held_to)
+            found.append(units["physical_offset"][live & late].astype(np.int64))
     return joined(found)
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from protocol.timer_properties import out_ms
 from scheduler.pending import Pending, Selection, Waiting
+from scheduler.timer_policies import TimerPolicy
 from spark_jobs.compact import CompactOptions, compact
-from spark_jobs.progress import waiting
+from spark_jobs.progress import read_progress, waiting
 from spark_jobs.store_files import StoreFiles
 from storage.consume_queue import TIMER_TOPIC
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, as_apache, new_broker
@@ -164,3 +165,19 @@ def test_rocketmq_deletes_in_one_slot_only(tmp_path: Path) -> None:
     assert broker_says(after) == {here, there}, "the slot has not had its turn"
     after.pass_time(70_000)
     assert after.bodies() == [b"there"]
+
+
+def test_what_a_paused_topic_holds_is_not_lost(tmp_path: Path) -> None:
+    """It waits for a time that its record does not tell, in slots that come later than that of the record."""
+    broker = new_broker(tmp_path / "old")
+    held = broker.timer(START_MS + 1500, b"held")
+    broker.timer(START_MS + 8500, b"other", topic="other")
+    broker.timers.set_policy("orders", TimerPolicy(is_paused=True))
+    broker.pass_time(9000)
+    broker.owned.checkpoint()
+    store = StoreFiles.open(str(broker.root))
+    known, slot = read_progress(store), np.array([(START_MS + 1500) // 1000])
+    assert jobs_say(broker.root) == {held}
+    assert slot[0] < known.timer_second
+    assert known.timer_queue_offset == 2
+    assert known.is_timer_done(slot, np.array([0]), np.array([held])).tolist() == [False]
