@@ -75,6 +75,12 @@ class Node:
             _put_bytes(self.durable, offset, data)
         self.unsynced.clear()
 
+    def copy(self) -> Node:
+        """As it is read now."""
+        node = Node(self.size)
+        node.pages = {number: bytearray(page) for number, page in self.pages.items()}
+        return node
+
     def new_pages(self, offset: int, size: int) -> int:
         """How many pages a write needs room for."""
         return sum(number not in self.pages for number in range(offset // PAGE, (offset + size - 1) // PAGE + 1))
@@ -289,6 +295,14 @@ class Disk:
 
     def blocks_read(self) -> int:
         return 0
+
+    def image(self) -> Disk:
+        """Another disk with what this one has now, all of it in memory, and nothing wrong with it."""
+        other = Disk(self._loop, self._chance)
+        nodes = {node: node.copy() for node in self.names.values()}
+        other.names = {name: nodes[node] for name, node in self.names.items()}
+        other.directories = set(self.directories)
+        return other
 
     # --- what others do to files
 

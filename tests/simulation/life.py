@@ -16,6 +16,8 @@ from protocol.command import Command
 from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage
 from protocol.headers import Topic as TopicHeader
 from scheduler.delay_levels import DelayLevels
+from storage.clock import Moment
+from tests.simulation.audit import Left
 from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
 from tests.simulation.loop import Process
 from tests.simulation.script import QUEUES, TOPICS, Action, Script
@@ -53,6 +55,8 @@ class Life:
     """What was wrong while it lived."""
     tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
     client: Client = None  # type: ignore[assignment]
+    left: Left | None = None
+    """What the disk had after one of the kills."""
     calm_work: tuple[int, int, int] = (0, 0, 0)
     """Operations of the disk, bytes read and pieces of work since nothing went wrong any more."""
 
@@ -61,6 +65,16 @@ class Life:
         self.tables.append(self.script.settings["messageDelayLevel"])
         self._saved: dict[str, bytes] = {}
         self._slow = 1.0
+        self._kept_kill = random.Random(f"{self.script.seed}/kept").choice((1, 1, 2, 3))
+        self.world.on_killed.append(self._keep)
+
+    def _keep(self) -> None:
+        """Keep what one of the kills left."""
+        if self.world.kills <= self._kept_kill:
+            world = self.world
+            self.left = Left(
+                world.disk.image(), world.loop.time(), Moment(world.clock.now_ms(), world.clock.monotonic())
+            )
 
     # --- the course of it
 

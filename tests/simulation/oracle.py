@@ -11,10 +11,10 @@ from protocol import properties
 from scheduler.delay_levels import DelayLevels
 from storage.check import problems
 from storage.scan import Scanner
-from storage.store import MessageStore, StoreConfig
+from storage.store import MessageStore
+from tests.simulation import audit
 from tests.simulation.clients import Attempt
 from tests.simulation.life import Life
-from tests.simulation.world import ROOT
 
 _STORED = 0
 _STORED_MAYBE = (10, None)
@@ -45,7 +45,8 @@ def complaints(life: Life) -> Iterator[str]:
     if life.world.broker is not None:
         yield "the last broker did not end"
     yield from _of_consumers(life)
-    store = _open(life)
+    yield from audit.complaints(life)
+    store, _ = audit.open_store(life.world.config, life.world.disk)
     yield from problems(store, life.deleted)
     stored = list(_stored(store))
     yield from _once(stored)
@@ -60,21 +61,6 @@ def complaints(life: Life) -> Iterator[str]:
     yield from _read_wholly(life, store, stored)
     yield from _in_order(life, stored)
     store.abandon()
-
-
-def _open(life: Life) -> MessageStore:
-    """The store in its next incarnation."""
-    config = life.world.config
-    table = DelayLevels(config.delay_levels)
-    opened = StoreConfig(
-        ROOT,
-        commitlog_segment_size=config.commitlog_segment_size,
-        queue_segment_size=config.queue_segment_size,
-        max_message_size=config.max_message_size,
-    )
-    store = MessageStore(opened, life.world.disk, ("127.0.0.1", 10911), table.deliver_time)
-    store.open()
-    return store
 
 
 def _stored(store: MessageStore) -> Iterator[Stored]:

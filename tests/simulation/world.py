@@ -150,6 +150,8 @@ class World:
         """What must not happen to a process."""
         self.restart_delay: Callable[[], float] = lambda: self.chance.choice((0.0, 0.05, 0.5, 3.0))
         self.on_start: list[Callable[[SimulatedBroker], None]] = []
+        self.on_killed: list[Callable[[], None]] = []
+        """Called right after a kill that was no power cut."""
         self.start_reads: list[tuple[int, int]] = []
         """Of each start: bytes read, and bytes that the commitlog had then."""
 
@@ -241,6 +243,9 @@ class World:
         self.disk.loop_must_not_wait = False
         assert self._ended is not None
         self._end(process, self._ended, how)
+        if how == "killed":
+            for call in self.on_killed:
+                call()
 
     def kill(self, how: str = "killed") -> None:
         """End the running process now, from outside: "killed" or "power cut"."""

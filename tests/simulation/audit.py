@@ -1,0 +1,241 @@
+"""What the jobs say of a store on a simulated disk: held against the records, and against what a broker says that opens
+the same bytes. Of a life that is over, and of one moment in its middle, right after a kill."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from broker.daemon import timer_config
+from protocol import properties
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_queues import LevelQueues, read_saved
+from scheduler.pending import Pending, Selection, Waiting
+from scheduler.timers import Timers
+from spark_jobs import events, progress
+from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.figures import STATUSES
+from spark_jobs.ranges import plan, walks
+from spark_jobs.store_files import Segment, StoreFiles
+from storage.check import problems
+from storage.clock import Moment
+from storage.config_file import ConfigFile
+from storage.store import MessageStore, StoreConfig
+from tests.simulation.disk import PAGE, Disk
+from tests.simulation.world import ROOT
+
+if TYPE_CHECKING:
+    from broker.config import BrokerConfig
+    from tests.simulation.clients import Attempt
+    from tests.simulation.life import Life
+
+_SCHEDULED = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
+
+
+@dataclass
+class Left:
+    """What a kill left on the disk, when."""
+
+    disk: Disk
+    at: float
+    now: Moment
+
+
+class DiskStore(StoreFiles):
+    """A store's files on a simulated disk, of a broker that has ended."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(ROOT)
+        self._disk = disk
+        self._look(0, unflushed=False)
+
+    def _is_locked(self) -> bool:
+        return False
+
+    def _written(self, segment: Segment) -> int:
+        pages = self._disk.names[f"{ROOT}/{segment.path}"].pages
+        return min(segment.size, (max(pages, default=-1) + 1) * PAGE)
+
+    def _entries(self, folder: str) -> list[tuple[str, int]] | None:
+        path = f"{ROOT}/{folder}".rstrip("/")
+        if path not in self._disk.directories:
+            return None
+        names = self._disk.names
+        return [(name, names[at].size if (at := f"{path}/{name}") in names else 0) for name in self._disk.list(path)]
+
+    def read(self, path: str, at: int, size: int) -> bytes:
+        return self._disk.names[f"{ROOT}/{path}"].read(at, size)
+
+    def read_into(self, path: str, at: int, buffer: memoryview) -> int:
+        data = self.read(path, at, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read_whole(self, name: str) -> bytes | None:
+        if name == "lock":
+            return b"duemq"  # the simulated lock is no file
+        node = self._disk.names.get(f"{ROOT}/{name}")
+        return node.read(0, node.size) if node is not None else None
+
+
+def open_store(config: BrokerConfig, disk: Disk) -> tuple[MessageStore, Any]:
+    """A store in its next incarnation, and what recovery found."""
+    opened = StoreConfig(
+        ROOT,
+        commitlog_segment_size=config.commitlog_segment_size,
+        queue_segment_size=config.queue_segment_size,
+        max_message_size=config.max_message_size,
+    )
+    store = MessageStore(opened, disk, ("127.0.0.1", 10911), DelayLevels(config.delay_levels).deliver_time)
+    return store, store.open()
+
+
+def complaints(life: Life) -> Iterator[str]:
+    """What is wrong, a sentence each."""
+    config = life.world.config
+    if life.left is not None:
+        for sentence in _of_bytes(life, life.left.disk, config, life.left.now, life.left.at):
+            yield f"after the kill at {life.left.at:.3f} {sentence}"
+    loop, clock = life.world.loop, life.world.clock
+    now = Moment(clock.now_ms(), clock.monotonic())
+    for sentence in _of_bytes(life, life.world.disk.image(), config, now, loop.time()):
+        yield f"in the end {sentence}"
+
+
+def _of_bytes(life: Life, disk: Disk, config: BrokerConfig, now: Moment, at: float) -> Iterator[str]:
+    if not any(path.startswith(f"{ROOT}/commitlog/") for path in disk.names):
+        return  # no message was ever stored
+    files = DiskStore(disk)
+    bodies, come, named, is_whole = _records(files)
+    waiting = set(progress.waiting(files).offsets.tolist())
+    cases = _cases(files)
+    store, recovered = open_store(config, disk)
+    told = _told(store, recovered, config, now)
+    yield from _same("the jobs say, and not the broker, that what waits is", waiting - told, bodies)
+    yield from _same("the broker says, and not the jobs, that what waits is", told - waiting, bodies)
+    deleted = {name for name in life.deleted if life.deleted[name][0] <= at}
+    yield from problems(store, deleted)
+    store.abandon()
+    if not is_whole:
+        return  # retention took records of which others tell
+    scheduled = {offset for offset in bodies if offset not in named}
+    if not deleted:  # what is for a topic that is no more is passed over
+        yield from _same("no record says what became of these, and they do not wait:", scheduled - waiting, bodies)
+    yield from _same("these wait, and a record says what became of them:", waiting - scheduled, bodies)
+    delivered = sum(cases["deliveries"].tolist())
+    if delivered != sum(come[body] for body in set(bodies.values())):
+        yield f"an audit finds {delivered} deliveries, and there are others"
+    yield from _audited(cases, waiting, bodies, is_any_deleted=bool(deleted))
+    yield from _accounted(life, come, bodies, waiting, at)
+
+
+def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[int], bool]:
+    """Of each scheduled record its body, of all others how many have which, which origins are named, and whether all
+    records are there. By RocketMQ's layout, and what a record names alone."""
+    bodies: dict[int, bytes] = {}
+    come: Counter[bytes] = Counter()
+    named: set[int] = set()
+    for part in plan(files):
+        for found in walks(files, part, check_crc=False):
+            records = found.records
+            codes, names = records.topics()
+            texts = records.property_strings
+            again = texts(properties.TIMER_ROLL_TIMES).to_pylist()
+            deletes = texts(properties.TIMER_DEL_UNIQKEY).to_pylist()
+            raw = bytes(memoryview(records.data))  # type: ignore[arg-type]
+            for row, code in enumerate(codes.tolist()):
+                offset, prepared = int(records.physical_offset[row]), int(records.prepared_offset[row])
+                is_scheduled = names[code] in _SCHEDULED and deletes[row] is None
+                names_one = names[code] not in _SCHEDULED or again[row] is not None or deletes[row] is not None
+                if names_one and prepared and names[code] != _SCHEDULED[0]:
+                    named.add(max(prepared, 0))
+                start = offset - records.base
+                size = int.from_bytes(raw[start + 84 : start + 88], "big")
+                body = raw[start + 88 : start + 88 + size]
+                if is_scheduled:
+                    bodies[offset] = body
+                elif names[code] not in _SCHEDULED:
+                    come[body] += 1
+    return bodies, come, named, files.segments[0].first_offset == 0 and not files.gaps()
+
+
+def _cases(files: StoreFiles) -> Any:
+    """As `spark_jobs.cases.find`, without Spark."""
+    how_far = progress.read_progress(files)
+    waits, done = [np.empty(0, events.WAITS)], [np.empty(0, events.DONE)]
+    for part in plan(files):
+        for found in events.RangeEvents(files, part, how_far):
+            waits.append(found.waits)
+            done.append(found.done)
+    first = match_by_origin(np.concatenate(waits), np.concatenate(done))
+    return np.concatenate([first.cases, match_by_key(first.waits, first.done)])
+
+
+def _told(store: MessageStore, recovered: Any, config: BrokerConfig, now: Moment) -> set[int]:
+    """What a broker says that waits."""
+    file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
+    table = DelayLevels(config.delay_levels)
+    levels = LevelQueues(store, file, read_saved(file, is_needed=False), table, recovered, now)
+    timers = Timers(store, timer_config(config), recovered, now, levels=levels)
+    pending = Pending(store, timers, levels)
+    found = [each for each in pending.select(Selection(), now.wall_ms) if isinstance(each, Waiting)]
+    timers.close()
+    return {each.message.physical_offset for each in found}
+
+
+def _same(what: str, offsets: set[int], bodies: dict[int, bytes]) -> Iterator[str]:
+    if offsets:
+        names = [f"{_name(bodies.get(offset, b'?|'))} at {offset}" for offset in sorted(offsets)]
+        yield f"{what} {', '.join(names[:5])} ({len(names)} in all)"
+
+
+def _name(body: bytes) -> str:
+    return body.split(b"|")[0].decode()
+
+
+def _audited(cases: Any, waiting: set[int], bodies: dict[int, bytes], *, is_any_deleted: bool) -> Iterator[str]:
+    """An audit finds nothing wrong, and has pending what waits."""
+    status = [STATUSES[each] for each in cases["status"].tolist()]
+    offsets = cases["physical_offset"].tolist()
+    of_status: defaultdict[str, set[int]] = defaultdict(set)
+    for each, offset in zip(status, offsets, strict=True):
+        of_status[each].add(offset)
+    allowed = {"delivered", "cancelled", "pending"} | ({"lost"} if is_any_deleted else set())
+    for wrong in of_status.keys() - allowed:
+        yield from _same(f"an audit finds {wrong}:", of_status[wrong], bodies)
+    yield from _same("an audit has pending what does not wait:", of_status["pending"] - waiting, bodies)
+    yield from _same("what waits is not pending in an audit:", waiting - of_status["pending"], bodies)
+
+
+def _accounted(
+    life: Life, come: Counter[bytes], bodies: dict[int, bytes], waiting: set[int], at: float
+) -> Iterator[str]:
+    """Of what was acknowledged until then each message is delivered once, or waits once, or was taken back by those who
+    may have."""
+    scheduled = set(bodies.values())
+    left = Counter(bodies[offset] for offset in waiting if offset in bodies)
+    for attempt in life.attempts:
+        if attempt.code != 0 or attempt.answered > at or not (attempt.level or attempt.deliver_ms is not None):
+            continue
+        count = come[attempt.body] + left[attempt.body]
+        if count > 1:
+            yield f"message {_name(attempt.body)} is there {count} times"
+        if count == 0 and attempt.body not in scheduled:
+            yield f"message {_name(attempt.body)} was acknowledged, and has no record"
+        elif count == 0 and not _may_be_taken_back(life, attempt, at):
+            yield f"message {_name(attempt.body)} was acknowledged, and neither waits nor was delivered"
+
+
+def _may_be_taken_back(life: Life, attempt: Attempt, at: float) -> bool:
+    if any(change.how == "cancel" and change.asked <= at for change in attempt.changes):
+        return True
+    if attempt.topic in life.deleted:
+        return True
+    return attempt.key is not None and any(
+        other.key == attempt.key and other.topic == attempt.topic and other is not attempt and other.asked <= at
+        for other in life.attempts
+    )
