@@ -87,6 +87,11 @@ class Client:
             if not future.done():
                 future.set_result(None)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection that is not lost, as far as the client knows."""
+        return self._link is not None
+
     def link(self) -> Link | None:
         if self._link is None:
             self._link = self._world.connect(self)

@@ -96,7 +96,13 @@ class PushConsumer:
                 continue
             async with asyncio.TaskGroup() as group:
                 for queue in range(TOPIC_QUEUES):
-                    group.create_task(self._read(queue))
+                    group.create_task(self._read_on(queue))
+
+    async def _read_on(self, queue: int) -> None:
+        """Read as long as the connection lives."""
+        while self._client.is_connected and not self.is_over:
+            await self._read(queue)
+            await asyncio.sleep(0.05)
 
     async def _read(self, queue: int) -> None:
         """Read until there is no answer."""
