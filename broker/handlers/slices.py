@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import TypeVar
 
-from broker.cold_reads import TRIES, ColdReads
+from broker.cold_reads import ColdReads, Repeats
 from broker.errors import Refused
 from protocol.codes import ResponseCode
 from storage.budget import SPENT, Budget
@@ -51,11 +51,14 @@ class Slices:
 
     def _at_once(self, steps: Iterable[T | ColdRead | None]) -> Iterator[T | ColdRead | None]:
         """The steps, none of which may wait for the disk."""
-        iterator, tries = iter(steps), 0
+        iterator, repeats = iter(steps), Repeats()
         while True:
             try:
-                found = next(iterator) if tries == TRIES else self._reads.at_once(next, iterator)
+                found = next(iterator) if repeats.are_too_many else self._reads.at_once(next, iterator)
             except StopIteration:
                 return
-            tries = tries + 1 if isinstance(found, ColdRead) and tries < TRIES else 0
+            if isinstance(found, ColdRead) and not repeats.are_too_many:
+                repeats.add(found.place)
+            else:
+                repeats.clear()
             yield found
