@@ -26,6 +26,7 @@ import structlog
 
 from protocol import properties
 from protocol.timer_properties import PRECISION_MS
+from scheduler.sorted_offsets import is_among
 from scheduler.timer_config import OVERDUE_MS
 from scheduler.timer_slots import Slots, due_of
 from storage.copies import Records
@@ -110,8 +111,7 @@ class Offsets:
             self._sort()
         found = np.zeros(len(offsets), bool)
         for each in self._sorted:
-            at = np.minimum(np.searchsorted(each, offsets), len(each) - 1)
-            found |= each[at] == offsets
+            found |= is_among(offsets, each)
         return found
 
 
