@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from protocol.properties import KEYS, TIMER_DEL_UNIQKEY, TIMER_ROLL_TIMES
-from protocol.record import FLAG_TRANSACTION
 from spark_jobs.compact_state import HALF_TOPIC, OP_TOPIC
 from spark_jobs.ranges import Range, walks
 from spark_jobs.writers.hashes import key_hashes
 from spark_jobs.writers.spill import save
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.copies import ORIGIN_ZERO
+from storage.origins import NO_ORIGIN, origins_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,8 +139,8 @@ def _look(columns: _Columns, records: Records, task: ScanTask) -> None:
     codes, names = records.topics()
     kind_of = [KEYED_MESSAGE if name in task.keyed_topics else _KINDS.get(name, PLAIN) for name in names]
     kinds = np.array(kind_of, np.uint8)[codes]
-    origin = records.prepared_offset
-    named = origin != 0
+    origin = origins_of(records.prepared_offset, records.sys_flag, records.physical_offset)
+    named = origin != NO_ORIGIN
     timers = np.flatnonzero(kinds == TIMER)
     if len(timers):
         texts = records.take(timers).texts
@@ -150,13 +149,12 @@ def _look(columns: _Columns, records: Records, task: ScanTask) -> None:
         kinds[timers[deletes]] = TIMER_DELETE
         kinds[timers[again]] = TIMER_AGAIN
     if named.any():
-        # Origins: 0 is written as -1, since 0 says that there is none. In a commit the field names the half message.
         plain = (kinds == PLAIN) | (kinds == KEYED_MESSAGE)
-        is_delivery = named & plain & (records.sys_flag & FLAG_TRANSACTION == 0)
+        is_delivery = named & plain
         is_withdrawal = named & ((kinds == TIMER_AGAIN) | (kinds == TIMER_DELETE))
         for rows, parts in ((is_delivery, columns.delivered), (is_withdrawal, columns.withdrawn)):
             if rows.any():
-                parts.append(np.where(origin[rows] == ORIGIN_ZERO, 0, origin[rows]))
+                parts.append(origin[rows])
     special = np.flatnonzero((kinds != PLAIN) & (kinds != KEYED_MESSAGE))
     if len(special):
         rows = np.zeros(len(special), SPECIAL)

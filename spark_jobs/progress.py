@@ -24,10 +24,11 @@ from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import ANY_MAGIC, APPLIED, DELETE, MAX_DUE_MS, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_log import UNIT as TIMER_UNIT
 from spark_jobs.ranges import at_offsets, plan, walks
-from spark_jobs.roles import CANCEL, DELIVERY, LEVEL, NO_ORIGIN, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
+from spark_jobs.roles import CANCEL, DELIVERY, LEVEL, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
 from storage import checkpoint
 from storage.checkpoint import Checkpoint
 from storage.files import Files
+from storage.origins import NO_ORIGIN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_jobs.hashes import hash_ints
+from storage.origins import NO_ORIGIN, origins_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,9 +51,6 @@ _BY_TOPIC: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF,
 
 _TRANSACTION: Final = 3 << 2
 _COMMIT: Final = 2 << 2
-NO_ORIGIN: Final = -1
-_ORIGIN_ZERO: Final = -1
-"""What a copy of the record at physical offset 0 has in the field: 0 says that there is none."""
 MAX_PROMISE_MS: Final = 100 * 366 * 86_400_000
 PRECISION_MS: Final = 1000
 
@@ -81,11 +79,7 @@ class Roles:
     def _origin(self) -> Integers:
         """What the prepared-transaction offset says, as if it said it in every record."""
         records = self._records
-        prepared = records.prepared_offset
-        named = (prepared > 0) | (prepared == _ORIGIN_ZERO)
-        named &= records.sys_flag & _TRANSACTION == 0
-        named &= prepared < records.physical_offset
-        return np.where(named, np.where(prepared == _ORIGIN_ZERO, 0, prepared), NO_ORIGIN)
+        return origins_of(records.prepared_offset, records.sys_flag, records.physical_offset)
 
     @cached_property
     def _looks_delivered(self) -> Flags:

@@ -22,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from spark_jobs.errors import JobError
-from spark_jobs.roles import NAMES, NO_ORIGIN, Roles
+from spark_jobs.roles import NAMES, Roles
 from spark_jobs.slices import gather
+from storage.origins import NO_ORIGIN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

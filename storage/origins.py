@@ -4,18 +4,36 @@ the one that scheduled it in its prepared-transaction offset (see `copies`)."""
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from protocol.properties import NAME_END, TIMER_DEL_UNIQKEY, TIMER_ROLL_TIMES
+from protocol.record import FLAG_TRANSACTION
 from storage.commitlog import Commitlog
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.copies import origin_of
+from storage.copies import ORIGIN_ZERO, origin_of
 from storage.scan import ScannedRecord, Scanner
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+NO_ORIGIN: Final = -1
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _TIMER_TOPIC: Final = TIMER_TOPIC.encode()
 _AGAIN: Final = f"{TIMER_ROLL_TIMES}{NAME_END}".encode()
 _DELETES: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
+
+
+def origins_of(
+    promises: NDArray[np.int64], sys_flags: NDArray[np.integer], physical_offsets: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The origins that records would name by their prepared-transaction offsets, NO_ORIGIN where they name none: a
+    transaction's record names its half message, and what is not before the record is a deliver time. Whether a record
+    is one that names an origin its topic and properties say, see `Origins.look`."""
+    origins = np.where(promises == ORIGIN_ZERO, 0, promises)
+    named = (promises != 0) & (origins >= 0) & (origins < physical_offsets) & (sys_flags & FLAG_TRANSACTION == 0)
+    return np.where(named, origins, NO_ORIGIN)
 
 
 class Origins:
@@ -36,8 +54,8 @@ class Origins:
         if not promise or record.topic == _SCHEDULE_TOPIC:
             return
         origin = origin_of(promise)
-        if origin is None:
-            return
+        if origin is None or not 0 <= origin < record.physical_offset or record.sys_flag & FLAG_TRANSACTION:
+            return  # as `origins_of` has it
         if record.topic != _TIMER_TOPIC:
             self.delivered.append(origin)
             self.newest_ms = max(self.newest_ms, record.store_timestamp)
