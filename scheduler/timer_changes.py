@@ -328,7 +328,7 @@ class TimerChanges:
 
     def withdraw_again(self, physical_offsets: Iterable[int]) -> None:
         """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
-        for physical_offset in physical_offsets:
+        for physical_offset in dict.fromkeys(physical_offsets):  # two records may say so of one message
             found = self._slots.places.find(physical_offset)
             if found is not None:
                 second = int(seconds_of(found[1])[0])

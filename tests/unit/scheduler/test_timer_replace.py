@@ -80,6 +80,19 @@ def test_a_replacement_outlives_a_restart(world: TimerWorld, delay: int, is_chec
     assert world.timers.metrics() == {}
 
 
+def test_what_was_replaced_before_a_kill_is_counted_out_once(world: TimerWorld) -> None:
+    """Two records say so: the new message's own, and the one that deletes for Apache's broker."""
+    world.send_instead(START_MS + 9000, "a")
+    world.send(START_MS + 9000)
+    world.step()
+    world.checkpoint()
+    assert world.send_instead(START_MS + 9000, "a") == 1
+    world.open()
+    world.step()
+    assert world.timers.metrics() == {"orders": 2}
+    assert world.state().pending == 2
+
+
 def test_where_the_log_was_lost_the_last_one_is_still_known(world: TimerWorld) -> None:
     for key in "abab":
         world.send_instead(START_MS + 60_000, key)
