@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from scheduler import waits
 from scheduler.runs import Run
 from scheduler.sorted_offsets import has, is_among, joined, places_of
-from scheduler.timer_files import Found, TimerCheck
+from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
 from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 from storage.copies import UNITS
@@ -326,6 +326,38 @@ def test_where_rocketmq_goes_on() -> None:
     assert [waits.enqueued_to(check, last) for last in (None, 8, 20)] == [7, 8, 9]
     assert [waits.enqueued_to(None, last) for last in (None, 8)] == [None, 8]
     assert waits.runs_of_table({2: 5}) == {2: [Run(0, 5)]}
+
+
+def logged(*magic: int) -> Any:
+    units = np.zeros(len(magic), UNIT)
+    units["size"], units["magic"] = UNIT_SIZE, magic
+    units["physical_offset"] = np.arange(len(magic)) * 100
+    return units
+
+
+def test_whether_a_timer_log_is_the_one_that_was_noted() -> None:
+    """A mark that came since may be there or not; one that nobody set, a file less and one byte are damage."""
+    noted = waits.LogCheck(520, {}, np.array([], np.int64))
+    noted.add(0, logged(NORMAL, NORMAL))
+
+    def trouble(units: Any, withdrawn: list[int]) -> str | None:
+        check = waits.LogCheck(520, noted.sums.by_file, np.array(withdrawn, np.int64))
+        if len(units):
+            check.add(0, units)
+        return check.trouble
+
+    assert trouble(logged(NORMAL, NORMAL), []) is None
+    assert trouble(logged(NORMAL, NORMAL), [100]) is None
+    assert trouble(logged(NORMAL, NORMAL | WITHDRAWN), [100]) is None
+    assert "checksum is another" in (trouble(logged(NORMAL, NORMAL | WITHDRAWN), [0]) or "")
+    assert "checksum is another" in (trouble(logged(NORMAL), []) or "")
+    assert "is missing" in (trouble(logged(), []) or "")
+
+
+def test_whether_a_timer_log_has_what_was_noted() -> None:
+    note = TimerNote(5, 0, 104, 208, 0, 0, 0, {})
+    there = [(0, 520), (104, 208), (156, 520), (0, 156)]
+    assert [waits.is_covered(note, *each) for each in there] == [True, True, False, False]
 
 
 # --- membership
