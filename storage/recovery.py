@@ -142,6 +142,8 @@ class Recovery:
         """By removed topic, the physical offset before which its records are of nobody."""
         self._former: set[str] = set()
         """Removed topics of which there may be files still."""
+        self._in_the_way: list[str] = []
+        """Paths where a topic or a queue has to have its directory, and that are empty ones, or no directories."""
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
@@ -156,7 +158,10 @@ class Recovery:
         for topic in self._files.list(self._queue_directory):
             if topic in self._former:
                 continue
-            for name in self._files.list(os.path.join(self._queue_directory, topic)):
+            directory = os.path.join(self._queue_directory, topic)
+            names = self._files.list(directory)
+            empty = []
+            for name in names:
                 if not name.isdecimal():
                     continue
                 key = topic, int(name)
@@ -165,6 +170,9 @@ class Recovery:
                     queue.load()
                 except (StoreFileMissing, StoreFileSize) as error:
                     failed[key] = error
+                if not queue.has_names:
+                    empty.append(os.path.join(directory, name))
+            self._in_the_way += empty if len(empty) < len(names) else [directory]
         self._compare(checkpoint, failed)
 
     def _compare(self, checkpoint: Checkpoint, failed: dict[Key, StoreFileMissing | StoreFileSize]) -> None:
@@ -201,9 +209,8 @@ class Recovery:
         done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
-        self._make_way()
-        for topic in self._former:
-            self._files.remove_tree(os.path.join(self._queue_directory, topic))
+        for path in [*self._in_the_way, *(os.path.join(self._queue_directory, topic) for topic in self._former)]:
+            self._files.remove_tree(path)
         try:
             if self._missing is not None:
                 raise self._missing
@@ -300,18 +307,6 @@ class Recovery:
             messages=count,
             bytes_read=start - position,
         )
-
-    def _make_way(self) -> None:
-        """Remove what is no directory where a queue has to have one, and empty ones."""
-        files = self._files
-        for topic in files.list(self._queue_directory):
-            directory = os.path.join(self._queue_directory, topic)
-            for name in files.list(directory):
-                path = os.path.join(directory, name)
-                if name.isdecimal() and not files.list(path):
-                    files.remove_tree(path)
-            if not files.list(directory):
-                files.remove_tree(directory)
 
     def _records(self, position: int, end: int) -> Iterator[ScannedRecord]:
         """The records between two positions. Where one is damaged, those of the next file follow."""

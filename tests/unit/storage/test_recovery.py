@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -361,3 +362,35 @@ def test_store_times_survive_for_the_checkpoint() -> None:
     data = files.read_whole("/s/checkpoint")
     assert data is not None
     assert int.from_bytes(data[:8], "big") == int.from_bytes(data[8:16], "big") == 5_000_000
+
+
+class CountingFiles(SimulatedFiles):
+    """Counts how often each directory is listed."""
+
+    listed: Counter[str]
+
+    def list(self, path: str) -> list[str]:
+        self.listed[path] += 1
+        return super().list(path)
+
+
+def test_a_start_lists_each_directory_once() -> None:
+    """With 26,500 topics that is what a start is made of. Empty directories, and files in the place of one, go."""
+    files = CountingFiles()
+    files.listed = Counter()
+    stop(filled("/s", files))
+    for path in ("/s/consumequeue/empty", "/s/consumequeue/a/7", "/s/consumequeue/c/0"):
+        files.make_directories(path)
+    for path in ("/s/consumequeue/c/1", "/s/consumequeue/d", "/s/consumequeue/b/note"):
+        files.write_whole(path, b"")
+    files.make_directories("/s/consumequeue/b/1")
+    files.after_kill()
+    files.listed.clear()
+    store = make_store("/s", files, segment_size=8192)
+    store.open()
+    directories = [path for path in files.listed if path.startswith("/s/consumequeue")]
+    assert len(directories) > 10
+    assert max(files.listed.values()) == 1
+    assert files.list("/s/consumequeue") == ["a", "b"]
+    assert (files.list("/s/consumequeue/a"), files.list("/s/consumequeue/b")) == (["0", "1"], ["0", "note"])
+    assert list(problems(store)) == []
