@@ -44,6 +44,7 @@ log = structlog.get_logger(__name__)
 _CLOCK_MARGIN_MS: Final = 3000
 _WRITE_TAIL_BYTES: Final = 1 << 18
 _WRITE_SIZE: Final = 1 << 20
+_WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
 _MAX_NAMED: Final = 10
 """Files that a warning names."""
@@ -245,13 +246,26 @@ class Recovery:
                 self._check.outdate(key)
         self._check.clamp(recovered.end)
         if not clean:
-            is_known = not checkpoint.is_foreign and checkpoint.recovery_offset is not None
-            self._write_again(checkpoint.recovery_offset or 0 if is_known else recovered.start, recovered.end)
+            self._write_again(self._durable_before(checkpoint, recovered), recovered.end)
         return recovered
 
+    def _durable_before(self, checkpoint: Checkpoint, recovered: Recovered) -> int:
+        """The physical offset before which no sync can have failed, after an unclean end.
+
+        A checkpoint says so. Without one: nothing is appended after a sync that failed, so only what had not been
+        synced when that one began can be in memory only. To begin a file does not wait for a sync of the file before,
+        but a sync is begun after every 8 MiB (`durability.UNFLUSHED_BYTES`; RocketMQ: twice a second), so the last two
+        files, and no less than 64 MiB, have all of that, unless the disk was far behind the writes. To write the whole
+        log again would take as long as copying it."""
+        if not checkpoint.is_foreign and checkpoint.recovery_offset is not None:
+            return checkpoint.recovery_offset
+        log, end = self._log, recovered.end
+        before_last = log.segment_end(max(end - 1, log.begin)) - 2 * log.segment_size
+        return max(recovered.start, min(before_last, end - _WRITE_AGAIN_BYTES))
+
     def _write_again(self, start: int, end: int) -> None:
-        """Write once more what no checkpoint says is durable. The process before may have ended since a sync failed:
-        then Linux has what it read here in memory only, takes it for written, and no sync of ours would write it."""
+        """Write once more what may not be durable. The process before may have ended since a sync failed: then Linux
+        has what it read here in memory only, takes it for written, and no sync of ours would write it."""
         position = max(start, self._log.begin)
         while position < end:
             size = min(_WRITE_SIZE, end - position, self._log.segment_end(position) - position)

@@ -6,17 +6,19 @@ import errno
 import random
 import shutil
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from protocol import record
+from storage import recovery
 from storage.check import problems
 from storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
 from storage.files import OsFiles
 from storage.health import Verdict
 from storage.store import MessageStore
-from tests.crash.simulated_files import SimulatedFiles
+from tests.crash.simulated_files import SimulatedFiles, Write
 from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
 
@@ -394,3 +396,46 @@ def test_a_start_lists_each_directory_once() -> None:
     assert files.list("/s/consumequeue") == ["a", "b"]
     assert (files.list("/s/consumequeue/a"), files.list("/s/consumequeue/b")) == (["0", "1"], ["0", "note"])
     assert list(problems(store)) == []
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["a checkpoint", "no checkpoint"])
+def test_a_start_after_a_kill_writes_again_what_a_failed_sync_can_have_lost_and_no_more(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: all that the last checkpoint does not cover; where there is none, no more than the last two files, or so
+    much as is written at most before a sync is begun, however long the commitlog is."""
+    monkeypatch.setattr(recovery, "_WRITE_AGAIN_BYTES", 3 * 8192 + 100)
+    files = SimulatedFiles()
+    store = filled("/s", files, count=200)
+    checkpoint(store)
+    covered = store.log.end
+    append(store, "a", 0, b"behind the checkpoint")
+    end = store.log.end
+    assert end > 10 * 8192
+    if not is_known:
+        files.remove("/s/checkpoint")
+    nodes = {node: path for path, node in files.names.items() if path.startswith("/s/commitlog/")}
+    files.operations.clear()
+    again = reopened(files)
+    written = sorted(
+        (int(nodes[operation.node][-20:]) + operation.offset, len(operation.data))
+        for operation in files.operations
+        if isinstance(operation, Write) and operation.node in nodes
+    )
+    start = written[0][0]
+    assert start == (covered if is_known else end - 3 * 8192 - 100)
+    for (position, size), (following, _) in pairwise([*written, (end, 0)]):
+        assert position + size == following
+    assert list(problems(again)) == []
+
+
+def test_without_a_checkpoint_the_last_two_files_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_WRITE_AGAIN_BYTES", 100)
+    files = SimulatedFiles()
+    end = filled("/s", files, count=200).log.end
+    assert not files.exists("/s/checkpoint")
+    files.operations.clear()
+    reopened(files)
+    log_files = {node for path, node in files.names.items() if path.startswith("/s/commitlog/")}
+    written = [each for each in files.operations if isinstance(each, Write) and each.node in log_files]
+    assert sum(len(each.data) for each in written) == 8192 + end % 8192
