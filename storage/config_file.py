@@ -58,22 +58,30 @@ class ConfigFile:
         would lose it.
         """
         why = ""
+        self.require_files()
         for path in (self.path, self.backup):
             data = self._files.read_whole(path)
-            if not data or not data.strip():
+            if data is None:
                 continue
             try:
+                if not data.strip():
+                    raise BodyError("is empty")
                 table = decode_table(data)
             except BodyError as error:
                 why = why or str(error)
                 continue
             if path != self.path:
                 self._is_backup_better = True
-                log.warning("table_taken_from_backup", file=self.path, backup=path, reason=why or "missing or empty")
+                log.warning("table_taken_from_backup", file=self.path, backup=path, reason=why or "missing")
             return table
         if why:
             raise StoreFormatError(self.path, f"{why}; and {self.backup} does not help. {_BY_HAND}")
         return {}
+
+    def require_files(self) -> None:
+        """See that the file and its backup are files, or not there. Raises StoreFormatError, OSError."""
+        self._files.require_file(self.path)
+        self._files.require_file(self.backup)
 
     def write(self, table: Table) -> None:
         """Replace the table, durably; the old edition becomes the backup. Raises OSError."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from unittest.mock import patch
 import pytest
 
 from broker.daemon import Broker
+from broker.errors import ConfigError
 from protocol import record
 from scheduler import timer_files
 from scheduler.timers import Timers
@@ -414,3 +416,14 @@ async def test_a_stop_that_cannot_flush_ends_and_says_so(life: Life, monkeypatch
     broker = await life.start()
     assert await life.bodies(broker) == [b"x"]
     assert await broker.stop() is None
+
+
+async def test_a_port_that_is_taken_ends_the_start_before_there_is_a_store(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        broker = Broker(config(tmp_path / "of" / "nobody", f"listenPort={port}"))
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken"):
+            await broker.start()
+    assert list(tmp_path.iterdir()) == []
