@@ -257,6 +257,36 @@ async def test_a_damaged_table_that_nobody_needs_is_told_and_made_anew(life: Lif
     assert "delay_offsets_passed_over" not in {line["event"] for line in logged}
 
 
+@pytest.mark.parametrize("backup", ["gone", "an earlier edition"])
+async def test_topics_whose_table_is_lost_are_made_again_and_told(life: Life, backup: str, logged: list[Any]) -> None:
+    await life.write(cleanly=True)
+    table = life.root / "config" / "topics.json"
+    lines = table.read_text().splitlines(keepends=True)
+    earlier = "".join(line for line in lines if '"T"' not in line and "crc32" not in line)
+    (life.root / "config" / "topics.json.bak").write_text(earlier)
+    table.unlink()
+    if backup == "gone":
+        (life.root / "config" / "topics.json.bak").unlink()
+    logged.clear()
+    await life.each_once()
+    (told,) = [line for line in logged if line["event"] == "topics_made_again"]
+    assert (told["log_level"], told["topics"], told["names"]) == ("warning", 1, ["T"])
+    logged.clear()
+    await life.each_once()
+    assert "topics_made_again" not in {line["event"] for line in logged}
+
+
+async def test_topics_of_a_table_that_is_there_are_all_there_are(life: Life) -> None:
+    """One that was deleted, and whose files a kill left, does not come back."""
+    await life.write(cleanly=True)
+    table = life.root / "config" / "topics.json"
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(line for line in lines if '"T"' not in line and "crc32" not in line))
+    broker = await life.start()
+    assert broker.topics.get("T") is None
+    await broker.stop()
+
+
 def longer(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"x")

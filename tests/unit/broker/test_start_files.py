@@ -223,7 +223,7 @@ async def test_what_stands_in_a_files_place_stops_the_start_or_does_no_harm(
         assert is_refused or name.startswith("timerlog/")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "config/topics.json"])
+@pytest.mark.parametrize("name", FILES)
 async def test_a_file_of_another_length_stops_the_start_or_does_no_harm(
     life: Life, written: Path, name: str, logged: list[Any]
 ) -> None:
