@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Final
 
 import msgspec
@@ -202,13 +203,17 @@ class Topics:
         """Add RocketMQ's own topics that are missing, and let all take messages; the store is open. Where the table was
         lost, or an earlier edition was taken, the topics that have queues are made again: their messages would be there
         and nobody could read them. Raises OSError."""
+        loaded = copy(self.version)
         if not self._file.is_newest:
             self._make_again()
         for config in self._own_topics():
             if config.topic_name not in self.table:
                 self._add(config, {})
                 self._next_version()
-        self._saved.save_now()
+        if self.version == loaded and self._file.is_newest:
+            self._saved.loaded()
+        else:
+            self._saved.save_now()
         for topic in self.table.values():
             policy = timer_policy_of(topic.config)
             if policy is not None:

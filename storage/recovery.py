@@ -35,6 +35,7 @@ from storage.commitlog import Commitlog
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
 from storage.files import Files
+from storage.jobs import has_no_room
 from storage.origins import Origins
 from storage.queue_check import Key, QueueCheck, Wrong
 from storage.scan import ScannedRecord, Scanner, read_record
@@ -143,6 +144,8 @@ class Recovery:
         """By removed topic, the physical offset before which its records are of nobody."""
         self._former: set[str] = set()
         """Removed topics of which there may be files still."""
+        self._is_full = False
+        """Whether the disk has no room for units."""
         self._in_the_way: list[str] = []
         """Paths where a topic or a queue has to have its directory, and that are empty ones, or no directories."""
 
@@ -311,7 +314,7 @@ class Recovery:
         for key in self._wrong:
             queue = self._queues[key]
             self._go_on_as_noted(queue)
-            queue.write_tail()
+            self._write_tail(queue)
             if key[0] == SCHEDULE_TOPIC:
                 self._withdraw(queue, origins)
         log.warning(
@@ -417,7 +420,7 @@ class Recovery:
                 if key in self._queues:
                     self._go_on_as_noted(self._queues[key])
         for queue in self._queues.values():
-            queue.write_tail()
+            self._write_tail(queue)
         self._log.recovered(end)
         for queue in self._queues.values():
             for path in queue.advance_min(self._log.begin):
@@ -456,8 +459,20 @@ class Recovery:
         )
         queue.tail += UNIT.pack(record.physical_offset, record.size, code)
         queue.next_offset += 1
-        if len(queue.tail) > _WRITE_TAIL_BYTES:
+        if len(queue.tail) > _WRITE_TAIL_BYTES and not self._is_full:
+            self._write_tail(queue)
+
+    def _write_tail(self, queue: ConsumeQueue) -> None:
+        """Put units into a queue's files, as far as there is room: otherwise they stay in memory until there is, and
+        the messages can be read. Raises OSError."""
+        try:
             queue.write_tail()
+        except OSError as error:
+            if not has_no_room(error):
+                raise
+            if not self._is_full:
+                log.warning("queues_not_written", queue=str(queue), reason=str(error))
+            self._is_full = True
 
     def _align(self, queue: ConsumeQueue, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
         """A record whose queue offset is not the next one of its queue."""

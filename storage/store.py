@@ -31,6 +31,7 @@ from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, Consum
 from storage.errors import StoreFileMissing
 from storage.files import Files, Lock
 from storage.health import Health
+from storage.jobs import has_no_room
 from storage.queue_check import QueueCheck
 from storage.recovery import Recovered, Recovery
 from storage.scan import read_record
@@ -184,7 +185,7 @@ class MessageStore:
         lock.claim()
         files.make_directories(self.log.directory, durable=True)
         files.make_directories(self.queue_directory, durable=True)
-        files.write_whole(self.abort_path, b"%d" % os.getpid())
+        self._mark()
         recovered = recovery.run(self.checkpoint, clean=clean)
         for topic in self.queue_check.removed:
             if not any(queue.next_offset for queue in self.queues.get(topic, {}).values()):
@@ -197,6 +198,19 @@ class MessageStore:
         self.appender.last_store_timestamp = recovered.last_store_timestamp
         self.health.opened()
         return recovered
+
+    def _mark(self) -> None:
+        """Make the abort file. On a full disk an empty one, for which there is room: it is there or not. Raises
+        OSError."""
+        files = self.files
+        try:
+            files.write_whole(self.abort_path, b"%d" % os.getpid())
+        except OSError as error:
+            if not has_no_room(error):
+                raise
+            if not files.exists(self.abort_path):
+                files.create(self.abort_path, 0)
+                files.sync_directory(self.config.root)
 
     def _not_durable(self) -> Iterator[tuple[ConsumeQueue, int]]:
         """After recovery: the queues with units that may not be durable, and the queue offset where those start."""
