@@ -10,7 +10,8 @@ start of the last file whose first record is three seconds older than RocketMQ's
 stop, the end of the last record that a consume queue knows.
 
 On recovery of a torn tail: the record that is torn was not acknowledged under SYNC_FLUSH, and nothing behind it was,
-for a flush covers all before its end.
+for a flush covers all before its end. Where whole records lie behind it all the same, they are kept in files beside the
+commitlog, and a log line names those.
 
 Before that the files of the consume queues are compared with what was noted of them (see `queue_check`). From the first
 that is missing or not as noted, a queue is made again from the commitlog, with the queue offsets that it had, up to
@@ -38,7 +39,7 @@ from storage.files import Files
 from storage.jobs import has_no_room
 from storage.origins import Origins
 from storage.queue_check import Key, QueueCheck, Wrong
-from storage.scan import ScannedRecord, Scanner, read_record
+from storage.scan import ScannedRecord, Scanner, behind, read_record
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,8 @@ _WRITE_TAIL_BYTES: Final = 1 << 18
 _WRITE_SIZE: Final = 1 << 20
 _WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
+CUT_DIRECTORY: Final = "cut"
+"""Beside the commitlog's directory: what was cut off the commitlog although it had whole records."""
 _MAX_NAMED: Final = 10
 """Files that a warning names."""
 
@@ -421,12 +424,52 @@ class Recovery:
                     self._go_on_as_noted(self._queues[key])
         for queue in self._queues.values():
             self._write_tail(queue)
+        self._keep_what_is_cut(end, scanner.end.why)
         self._log.recovered(end)
         for queue in self._queues.values():
             for path in queue.advance_min(self._log.begin):
                 self._files.remove(path)
         last_timestamp = last_timestamp or self._timestamp_before(start)
         return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp, origins)
+
+    def _keep_what_is_cut(self, end: int, why: str | None) -> None:
+        """Where whole records lie behind the end of the commitlog, put all that is cut off into files of their own,
+        durably, and say so. What a power cut tears seldom has any, and then none that was flushed; where a record was
+        damaged otherwise, those behind it may have been acknowledged. Raises OSError."""
+        found = behind(self._log, end)
+        if not found.records:
+            return
+        files, directory = self._files, os.path.join(os.path.dirname(self._log.directory.rstrip("/")), CUT_DIRECTORY)
+        files.make_directories(directory, durable=True)
+        kept, position = list[str](), end
+        while position < found.end:
+            stop = min(found.end, self._log.segment_end(position))
+            kept.append(self._keep(position, stop, directory))
+            position = stop
+        files.sync_directory(directory)
+        log.error(
+            "commitlog_cut",
+            physical_offset=end,
+            reason=why or "zeros where a record has to begin",
+            bytes=found.end - end,
+            whole_records=found.records,
+            kept_in=kept,
+            help="these records are not served any more; the files have them as they were",
+        )
+
+    def _keep(self, start: int, stop: int, directory: str) -> str:
+        """Copy a range of one commitlog file into a new file; gives its path."""
+        files, number = self._files, 0
+        path = name = os.path.join(directory, f"{start:020}")
+        while files.exists(path):
+            number += 1
+            path = f"{name}.{number}"
+        file = files.create(path, stop - start)
+        for at in range(start, stop, _WRITE_SIZE):
+            file.write(at - start, self._log.read_raw(at, min(_WRITE_SIZE, stop - at)))
+        file.sync()
+        file.close()
+        return path
 
     def _go_on_as_noted(self, queue: ConsumeQueue) -> None:
         """Let a queue that was made again go on with the queue offset that was noted, also where its last records are

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol import record
 from storage import recovery
@@ -440,3 +441,72 @@ def test_without_a_checkpoint_the_last_two_files_are_written_again(monkeypatch: 
     log_files = {node for path, node in files.names.items() if path.startswith("/s/commitlog/")}
     written = [each for each in files.operations if isinstance(each, Write) and each.node in log_files]
     assert sum(len(each.data) for each in written) == 8192 + end % 8192
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "zeros", "a whole sector of other bytes"])
+@pytest.mark.parametrize("files_behind", [0, 2])
+def test_whole_records_behind_a_damaged_one_are_kept_and_told(damage: str, files_behind: int) -> None:
+    """Goal: none of them is dropped silently, for they may have been acknowledged. What is in the files that are named
+    is, byte for byte, what was cut."""
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    damaged, *others = append(store, "a", 0, *(b"%d" % number * 50 for number in range(4)))
+    while (store.log.end - damaged) // 8192 < files_behind:
+        others += append(store, "a", 1, b"y" * 1000)
+    node = files.names[f"/s/commitlog/{damaged // 8192 * 8192:020}"]
+    place = damaged % 8192
+    if damage == "a flipped bit":
+        node.data[place + 100] ^= 1
+    else:
+        node.data[place : place + 120] = (b"\0" if damage == "zeros" else b"\xa5") * 120
+    end = store.log.end
+    before = store.log.read_raw(damaged, end - damaged)
+    files.after_kill()
+    again = make_store("/s", files, segment_size=8192)
+    with capture_logs() as lines:
+        assert again.open().end == damaged
+    (told,) = [line for line in lines if line["event"] == "commitlog_cut"]
+    assert told["log_level"] == "error"
+    assert (told["physical_offset"], told["bytes"], told["whole_records"]) == (damaged, end - damaged, len(others))
+    assert b"".join(files.read_whole(path) or b"" for path in told["kept_in"]) == before
+    assert told["kept_in"] == [
+        f"/s/cut/{damaged if not at else (damaged // 8192 + at) * 8192:020}" for at in range(len(told["kept_in"]))
+    ]
+    assert list(problems(again)) == []
+    # The same place once more: what was kept before stays.
+    append(again, "a", 0, b"z" * 200, b"behind")
+    node.data[place + 100] ^= 1
+    files.after_kill()
+    with capture_logs() as lines:
+        make_store("/s", files, segment_size=8192).open()
+    (once_more,) = [line for line in lines if line["event"] == "commitlog_cut"]
+    assert once_more["kept_in"] == [f"/s/cut/{damaged:020}.1"]
+    assert b"".join(files.read_whole(path) or b"" for path in told["kept_in"]) == before
+
+
+def test_a_torn_tail_is_cut_without_a_word() -> None:
+    """No whole record lies behind it: it was the last one."""
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    (torn,) = append(store, "a", 0, b"x" * 50)
+    files.names[f"/s/commitlog/{torn // 8192 * 8192:020}"].data[torn % 8192 + 100] ^= 1
+    with capture_logs() as lines:
+        assert reopened(files).log.end == torn
+    assert "commitlog_cut" not in {line["event"] for line in lines}
+    assert "/s/cut" not in files.folders
+
+
+def test_what_is_cut_and_cannot_be_kept_stops_the_start() -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    damaged, _ = append(store, "a", 0, b"x" * 50, b"y" * 50)
+    files.names[f"/s/commitlog/{damaged // 8192 * 8192:020}"].data[damaged % 8192 + 100] ^= 1
+    files.after_kill()
+    log = {path: bytes(node.data) for path, node in files.names.items() if "commitlog" in path}
+    files.fail("write", errno.ENOSPC, "/s/cut")
+    with pytest.raises(OSError, match="No space left"):
+        make_store("/s", files, segment_size=8192).open()
+    assert {path: bytes(node.data) for path, node in files.names.items() if "commitlog" in path} == log
