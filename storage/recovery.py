@@ -145,41 +145,39 @@ class Recovery:
         """By queue, its files that are not as noted."""
         self._removed = {topic.encode(): end for topic, end in check.removed.items()}
         """By removed topic, the physical offset before which its records are of nobody."""
-        self._former: set[str] = set()
-        """Removed topics of which there may be files still."""
         self._is_full = False
         """Whether the disk has no room for units."""
-        self._in_the_way: list[str] = []
-        """Paths where a topic or a queue has to have its directory, and that are empty ones, or no directories."""
+        self._to_go: list[str] = []
+        """Directories of queues that removed topics had, whose removal did not come to its end; empty ones; and what is
+        no directory where a topic or a queue has to have one."""
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
         OSError."""
         self._log.load()
         check = self._check
-        if check.is_whole:
-            # What a topic of the same name has got since is noted, or in the commitlog behind the checkpoint.
-            noted = {topic for topic, _ in [*check.segments, *check.unknown]}
-            self._former = {topic for topic, end in check.removed.items() if end > self._log.begin} - noted
+        removed = {topic for topic, end in check.removed.items() if end > self._log.begin and check.is_whole}
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
-            if topic in self._former:
-                continue
             directory = os.path.join(self._queue_directory, topic)
             names = self._files.list(directory)
-            empty = []
+            to_go = []
             for name in names:
                 if not name.isdecimal():
                     continue
                 key = topic, int(name)
+                if topic in removed and key not in check.segments and key not in check.unknown:
+                    # What a queue of the same name has got since is noted, or in the commitlog behind the checkpoint.
+                    to_go.append(os.path.join(directory, name))
+                    continue
                 queue = self._queues[key] = self._open_queue(*key)
                 try:
                     queue.load()
                 except (StoreFileMissing, StoreFileSize) as error:
                     failed[key] = error
                 if not queue.has_names:
-                    empty.append(os.path.join(directory, name))
-            self._in_the_way += empty if len(empty) < len(names) else [directory]
+                    to_go.append(os.path.join(directory, name))
+            self._to_go += to_go if len(to_go) < len(names) else [directory]
         self._compare(checkpoint, failed)
 
     def _compare(self, checkpoint: Checkpoint, failed: dict[Key, StoreFileMissing | StoreFileSize]) -> None:
@@ -216,7 +214,7 @@ class Recovery:
         done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
-        for path in [*self._in_the_way, *(os.path.join(self._queue_directory, topic) for topic in self._former)]:
+        for path in self._to_go:
             self._files.remove_tree(path)
         try:
             if self._missing is not None:

@@ -8,16 +8,19 @@ import json
 import os
 import random
 import traceback
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.codes import RequestCode
 from protocol.command import Command
-from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage
+from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage, ResetOffset
 from protocol.headers import Topic as TopicHeader
 from scheduler.delay_levels import DelayLevels
 from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
+from tests.simulation.groups import OtherBroker, PushConsumer
 from tests.simulation.loop import Process
+from tests.simulation.memory import held_by
 from tests.simulation.script import QUEUES, TOPICS, Action, Script
 from tests.simulation.world import ROOT, World
 from tests.support.wire import request, send
@@ -40,6 +43,7 @@ class Life:
     world: World
     attempts: list[Attempt] = field(default_factory=list)
     consumers: list[Consumer] = field(default_factory=list)
+    groups: list[PushConsumer] = field(default_factory=list)
     deleted: dict[str, list[float]] = field(default_factory=dict)
     """When topics were asked to be deleted."""
     paused: set[str] = field(default_factory=set)
@@ -55,12 +59,21 @@ class Life:
     client: Client = None  # type: ignore[assignment]
     calm_work: tuple[int, int, int] = (0, 0, 0)
     """Operations of the disk, bytes read and pieces of work since nothing went wrong any more."""
+    calm_seconds: float = 0.0
+    """How long that was."""
+    held: Counter[str] = field(default_factory=Counter)
+    """What the broker held in the end, see `memory`."""
 
     def __post_init__(self) -> None:
         self.client = Client(self.world)
         self.tables.append(self.script.settings["messageDelayLevel"])
         self._saved: dict[str, bytes] = {}
         self._slow = 1.0
+
+    @property
+    def has_disk_faults(self) -> bool:
+        """Whether a file may not have been written when it was to be."""
+        return any(action.kind in ("fail", "full", "damage", "used") for action in self.script.actions)
 
     # --- the course of it
 
@@ -70,7 +83,12 @@ class Life:
         supervisor = asyncio.ensure_future(world.supervise())
         supervisor.add_done_callback(self._supervised)
         self.consumers = [Consumer(world, topic, queue) for topic in TOPICS for queue in range(QUEUES)]
-        readers = [asyncio.ensure_future(consumer.run()) for consumer in self.consumers]
+        others: list[OtherBroker] = []
+        if self.script.has_groups:
+            self.groups = [PushConsumer(world, topic) for topic in TOPICS]
+            others = [OtherBroker(world)]
+        everyone: list[Consumer | PushConsumer | OtherBroker] = [*self.consumers, *self.groups, *others]
+        readers = [asyncio.ensure_future(each.run()) for each in everyone]
         begin = world.loop.time()
         for number, action in enumerate(self.script.actions):
             await asyncio.sleep(max(0.0, begin + action.at - world.loop.time()))
@@ -81,10 +99,15 @@ class Life:
         world.is_over = True
         world.stop_wanted = True
         await supervisor
-        for consumer in self.consumers:
-            consumer.is_over = True
+        for each in everyone:
+            each.is_over = True
         for reader in readers:
             reader.cancel()
+        for result in await asyncio.gather(*readers, return_exceptions=True):
+            if isinstance(result, Exception):
+                self.complaints.append(f"a consumer failed: {result!r}")
+        for other in others:
+            self.complaints += other.complaints
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -125,10 +148,14 @@ class Life:
         )
         # What was told to go now, before the clock was set back, goes when it is that time again.
         wait += sum(max(0, -ms) for _, ms in self.steps) / 1000
-        end = world.loop.time() + wait + _QUIET_SECONDS
+        begin = world.loop.time()
+        end = begin + wait + _QUIET_SECONDS
         while world.loop.time() < end:
             await asyncio.sleep(1.0)
         after = sum(work.operations.values()), work.read_bytes, type(world).pieces_total()
+        self.calm_seconds = world.loop.time() - begin
+        if world.broker is not None:
+            self.held = held_by(world.broker)
         self.calm_work = tuple(b - a for a, b in zip(before, after, strict=True))  # type: ignore[assignment]
 
     async def _until_told(self, command: Command) -> Command:
@@ -159,6 +186,8 @@ class Life:
                 await self.client.ask(request(RequestCode.UPDATE_BROKER_CONFIG, body=body))
             case "look":
                 await self._look(details["what"])
+            case "reset":
+                await self._reset(details)
             case "bad manners":
                 await self._bad_manners(details["how"], chance)
             case "kill":
@@ -276,7 +305,8 @@ class Life:
         elif details["how"] == "timer":
             attempt.delay_ms = details["delay_ms"]
             if chance.random() < 0.5:
-                attempt.deliver_ms = values["TIMER_DELIVER_MS"] = world.clock.now_ms() + attempt.delay_ms
+                client_ms = world.clock.now_ms() + self.script.skew_ms
+                attempt.deliver_ms = values["TIMER_DELIVER_MS"] = client_ms + attempt.delay_ms
             else:
                 values["TIMER_DELAY_MS"] = attempt.delay_ms
                 attempt.deliver_ms = world.clock.now_ms() + attempt.delay_ms
@@ -360,6 +390,12 @@ class Life:
         answer = await self.client.ask(command)
         if answer is not None and answer.code not in (0, 1, 2, 14):
             self.complaints.append(f"{what} was answered {answer.code} {answer.remark}")
+
+    async def _reset(self, details: dict[str, Any]) -> None:
+        """An operator sends a group elsewhere."""
+        times = {"begin": 0, "end": -1, "ago": self.world.clock.now_ms() - details["ago_ms"]}
+        header = ResetOffset(details["topic"], f"push_{details['topic']}", times[details["where"]], True)
+        await self.client.ask(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header))
 
     async def _bad_manners(self, how: str, chance: random.Random) -> None:
         client = Client(self.world)
