@@ -421,9 +421,12 @@ class OsFiles:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for who writes into it
         except FileNotFoundError:
             return None
-        with open(fd, "rb") as file:
+        try:
             _check_kind(path, os.fstat(fd))
-            return file.read()
+            with open(fd, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(fd)
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """See Files."""
@@ -436,9 +439,11 @@ class OsFiles:
                 if durable:
                     _sync(file.fileno(), path)
             os.rename(temporary, path)
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 self.remove(temporary)
+            if error.filename is None:  # the system names no file where a write fails
+                raise OSError(error.errno, error.strerror, path) from error
             raise
         if durable:
             self.sync_directory(os.path.dirname(path))

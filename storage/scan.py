@@ -169,6 +169,8 @@ def behind(log: Commitlog, start: int) -> Behind:
         stop, at, zeros = log.segment_end(position), position, 0
         while at < stop and zeros < _MAX_ZEROS:
             data = log.read_raw(at, min(CHUNK_SIZE, stop - at))
+            if not data:
+                break
             if not data.strip(b"\0"):
                 at, zeros = at + len(data), zeros + len(data)
                 continue

@@ -170,7 +170,7 @@ class MessageStore:
         while at < self._read_through:
             data = log.read_raw(at, min(len(_ZEROS), log.segment_end(at) - at))
             # Zeros of such a size are what comes behind the last record of a file.
-            at = log.segment_end(at) if data == _ZEROS else at + len(data)
+            at = log.segment_end(at) if data in (_ZEROS, b"") else at + len(data)
         self._read_through = min(position, self._read_through)
 
     def recover(self) -> Recovered:
