@@ -55,7 +55,7 @@ from broker.topics import Topics
 from broker.turns import TimeBudget, Turns
 from broker.workers import Background, ThreadWorkers, Workers
 from protocol.headers import BrokerIdentity
-from scheduler import level_queues, timer_files
+from scheduler import level_queues, timer_files, timer_inspection
 from scheduler import timers as timers_module
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
@@ -163,6 +163,7 @@ class Broker:
             since = timer_files.needed_from(self.store.checkpoint.notes)
             if since is not None:
                 self.store.need(since, "timers that are due, or were just delivered, are known from")
+            timer_inspection.inspect(self._files, self.config.store_root)
             self._read_tables()
             recovered = self.store.recover()
             log.info(
@@ -251,6 +252,7 @@ class Broker:
         for loaded in (topics, groups, offsets, nameserver):
             loaded.load()
         self._delay_offsets = table("delayOffset.json")
+        self._delay_offsets.require_files()
         is_needed = store.checkpoint.is_foreign or level_queues.NAME not in store.checkpoint.notes
         self._saved_levels = level_queues.read_saved(self._delay_offsets, is_needed=is_needed)
 

@@ -68,10 +68,15 @@ class Groups:
 
     def begin(self) -> None:
         """Add RocketMQ's own groups that are missing. Raises OSError."""
+        is_same = self._file.is_newest
         for name in _OWN:
             if name not in self.table:
                 self._set(SubscriptionGroupConfig(name))
-        self._saved.save_now()
+                is_same = False
+        if is_same:
+            self._saved.loaded()
+        else:
+            self._saved.save_now()
 
     def get(self, name: str) -> SubscriptionGroupConfig | None:
         """A group; one that is not known yet is made, where that and its name are allowed. Raises Refused where there

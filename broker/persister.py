@@ -78,6 +78,11 @@ class SavedTable:
         self._file.write(table)
         written(None)
 
+    def loaded(self) -> None:
+        """The file has the table as it is now."""
+        _, written = self._snapshot()
+        written(None)
+
     async def finish(self) -> None:
         """Write what waits for the write that runs; no other is started any more."""
         if self._running is not None:

@@ -51,6 +51,7 @@ _UNSENT_BYTES: Final = 16 * 1024
 """...and of larger ones not more than this together: a client that does not read them must be noticed."""
 _MAX_REMARK: Final = 1024
 """Characters; a remark may repeat what a client sent."""
+_APPENDS_COMPLAINT_SECONDS: Final = 60.0
 _MAX_LOGGED_A_SECOND: Final = 50
 _MAX_ENDS_LOGGED_A_SECOND: Final = 1000
 """Of connections that end, which has cost the client more than the line costs us."""
@@ -116,6 +117,9 @@ class Router:
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
+        self._refused_sends = 0
+        """Sends that no line of the log tells of yet."""
+        self._complain_again_at = 0.0
         self._logged_second = 0
         self._logged: Counter[str] = Counter()
         """Lines of this second, by event..."""
@@ -347,7 +351,7 @@ class Router:
             self._appender.commit()
         except StoreError as error:
             self._stats.put_failed += sends
-            log.error("append_failed", reason=str(error), messages=sends)
+            self._complain_of_appends(str(error), sends)
             code, remark = outcome_of(error)
             answers[start:] = [_instead(answer, code, remark) for answer in answers[start:]]
             return
@@ -357,6 +361,16 @@ class Router:
             held = answers[start:]
             del answers[start:]
             self._held.hold(self._log.end, connection, held, appended, lambda: _late(held))
+
+    def _complain_of_appends(self, reason: str, sends: int) -> None:
+        """Log that sends were refused, by a full disk for example: at once, and then once a minute as long as it
+        lasts, not for each."""
+        self._refused_sends += sends
+        now = self._clock.monotonic()
+        if now >= self._complain_again_at:
+            log.error("append_failed", reason=reason, messages=self._refused_sends)
+            self._complain_again_at = now + _APPENDS_COMPLAINT_SECONDS
+            self._refused_sends = 0
 
     # --- tasks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +36,8 @@ RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 AUTO_CREATE_TOPIC: Final = "TBW102"
 MAX_TOPIC_LENGTH: Final = 127
+_MAX_NAMED: Final = 20
+"""Topics that a warning names."""
 
 _NOT_FOR_CLIENTS: Final = frozenset(
     {
@@ -197,16 +200,41 @@ class Topics:
         self._extra = data
 
     def begin(self) -> None:
-        """Add RocketMQ's own topics that are missing, and let all take messages; the store is open. Raises OSError."""
+        """Add RocketMQ's own topics that are missing, and let all take messages; the store is open. Where the table was
+        lost, or an earlier edition was taken, the topics that have queues are made again: their messages would be there
+        and nobody could read them. Raises OSError."""
+        loaded = copy(self.version)
+        if not self._file.is_newest:
+            self._make_again()
         for config in self._own_topics():
             if config.topic_name not in self.table:
                 self._add(config, {})
                 self._next_version()
-        self._saved.save_now()
+        if self.version == loaded and self._file.is_newest:
+            self._saved.loaded()
+        else:
+            self._saved.save_now()
         for topic in self.table.values():
             policy = timer_policy_of(topic.config)
             if policy is not None:
                 self._on_policy(topic.name, policy)
+
+    def _make_again(self) -> None:
+        made = []
+        for name, queues in self._store.queues.items():
+            count = 1 + max((queue_id for queue_id, queue in queues.items() if queue.next_offset), default=-1)
+            if count and name not in self.table and not self.is_own(name):
+                self._add(TopicConfig(name, count, count, PERM_READ | PERM_WRITE), {})
+                made.append(name)
+        if made:
+            self._next_version()
+            log.warning(
+                "topics_made_again",
+                topics=len(made),
+                names=sorted(made)[:_MAX_NAMED],
+                reason=f"{self._file.path} does not have them, and the store has messages of theirs",
+                help="numbers of queues, permissions and attributes are to be set again: mqadmin updateTopic",
+            )
 
     def _own_topics(self) -> list[TopicConfig]:
         config, everything = self._config, PERM_INHERIT | PERM_READ | PERM_WRITE

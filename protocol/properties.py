@@ -87,6 +87,12 @@ def get(text: str, name: str) -> str | None:
     return (text[start:] if end < 0 else text[start:end]) or parse(text).get(name)
 
 
+def is_empty(text: str, name: str) -> bool:
+    """Whether a property is there without a value, and not with one as well."""
+    empty = f"{name}{NAME_END}"
+    return empty in text and empty in text.split(PROPERTY_END) and get(text, name) is None
+
+
 def without(text: str, name: str) -> str:
     """The text without a property."""
     key = name + NAME_END

@@ -2,6 +2,8 @@
 
     TIMER_DELAY_SEC, TIMER_DELAY_MS   from the store time on, s and ms    the first of these three that is there counts
     TIMER_DELIVER_MS                  a time, ms since the epoch
+                                      without a value, all of them: illegal here. RocketMQ passes over properties
+                                      without a value, and delivers such a message at once
     TIMER_REPLACE                     duemq's own: `true` for a message that takes the place of the one that waits with
                                       this property for the same topic and key. KEYS has exactly one key then
     TIMER_OUT_MS                      set by the broker: the start of the second in whose slot the message waits
@@ -49,7 +51,12 @@ def deliver_time(text: str, now_ms: int) -> int | None:
         if value is not None:
             return now_ms + _number(name, value) * factor
     value = properties.get(text, properties.TIMER_DELIVER_MS)
-    return _number(properties.TIMER_DELIVER_MS, value) if value is not None else None
+    if value is not None:
+        return _number(properties.TIMER_DELIVER_MS, value)
+    for name in properties.TIMERS:
+        if properties.is_empty(text, name):
+            raise TimerIllegal(f"the property {name} has no value")
+    return None
 
 
 def _number(name: str, value: str) -> int:

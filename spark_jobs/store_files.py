@@ -415,7 +415,7 @@ class StoreFiles:
             data = self.read_whole(path)
             if data and data.strip():
                 with suppress(BodyError):
-                    return decode_table(data)
+                    return decode_table(data, path)
         return None
 
     def names(self, folder: str) -> list[str]:

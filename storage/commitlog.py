@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Final
 
 from protocol.record import END_MARKER, END_MARKER_SIZE, MAGIC_END
-from storage.errors import StoreFormatError
+from storage.errors import StoreFileSize, StoreFormatError
 from storage.files import File, Files
 from storage.segments import Segments
 
@@ -54,7 +54,14 @@ class Commitlog:
 
     def load(self) -> None:
         """Find the files; nothing is changed, positions are set by recovery. Raises StoreFormatError."""
-        self._segments.load()
+        try:
+            self._segments.load()
+        except StoreFileSize as error:
+            raise StoreFileSize(
+                error.path,
+                f"{error.why}. If all files of the commitlog are of another size, set mappedFileSizeCommitLog to that; "
+                "if only this one is, it was cut off or added to: put a whole copy of it in its place",
+            ) from None
         if self.segment_size <= 1024:
             raise StoreFormatError(self.directory, f"a file size of {self.segment_size} is too small for a commitlog")
 

@@ -2,7 +2,7 @@
 delayOffset.json, kvConfig.json, each with the edition before it in <name>.bak.
 
     {
-     "crc32": 2212294583,                    of all bytes behind this line
+     "crc32": 2212294583,                    of the file's name and all bytes behind this line
      "dataVersion": {"counter": 1, ...},
      "topicConfigTable": {
       "orders": {...},                       an entry a line
@@ -11,7 +11,8 @@ delayOffset.json, kvConfig.json, each with the edition before it in <name>.bak.
     }
 
 RocketMQ writes them with fastjson, tabs and integer keys without quotes, and reads strict JSON as well, which is what
-we write. It passes over the checksum, and leaves it out when it writes the file: a file without one is taken as it is.
+we write. It passes over the checksum, and leaves it out when it writes the file: a file without one is taken as it is,
+unless it has what another table has. Earlier versions left the name out of the checksum.
 Fields that we do not know are kept by those who own a table.
 """
 
@@ -35,6 +36,14 @@ log = structlog.get_logger(__name__)
 
 _CHECKSUM: Final = "crc32"
 _HEAD: Final = re.compile(rb'\{\n "crc32": ([0-9]{1,10})(,?)\n')
+_CONTENTS: Final = {
+    "topics.json": "topicConfigTable",
+    "subscriptionGroup.json": "subscriptionGroupTable",
+    "consumerOffset.json": "offsetTable",
+    "delayOffset.json": "offsetTable",
+    "kvConfig.json": "configTable",
+}
+"""What each table has, which is how one in another's place is found where there is no checksum."""
 _BY_HAND: Final = f'If it was changed by hand, remove its line "{_CHECKSUM}"'
 
 Table = dict[str, Any]
@@ -49,6 +58,8 @@ class ConfigFile:
         self._files = files
         self._is_backup_better = False
         """Whether the file was found to be damaged or empty, so that it must not become the backup."""
+        self.is_newest = True
+        """Whether `read` found the table as it was last written; otherwise an earlier edition, or nothing."""
 
     def read(self) -> Table:
         """The table, from the backup if the file is missing, empty or damaged, which is logged; empty where there is
@@ -58,36 +69,47 @@ class ConfigFile:
         would lose it.
         """
         why = ""
+        self.require_files()
         for path in (self.path, self.backup):
             data = self._files.read_whole(path)
-            if not data or not data.strip():
+            if data is None:
                 continue
             try:
-                table = decode_table(data)
+                if not data.strip():
+                    raise BodyError("is empty")
+                table = decode_table(data, self.path)
             except BodyError as error:
                 why = why or str(error)
                 continue
-            if path != self.path:
+            self.is_newest = path == self.path
+            if not self.is_newest:
                 self._is_backup_better = True
-                log.warning("table_taken_from_backup", file=self.path, backup=path, reason=why or "missing or empty")
+                log.warning("table_taken_from_backup", file=self.path, backup=path, reason=why or "missing")
             return table
         if why:
             raise StoreFormatError(self.path, f"{why}; and {self.backup} does not help. {_BY_HAND}")
+        self.is_newest = False
         return {}
+
+    def require_files(self) -> None:
+        """See that the file and its backup are files, or not there. Raises StoreFormatError, OSError."""
+        self._files.require_file(self.path)
+        self._files.require_file(self.backup)
 
     def write(self, table: Table) -> None:
         """Replace the table, durably; the old edition becomes the backup. Raises OSError."""
         self._files.make_directories(os.path.dirname(self.path))
         if self._files.exists(self.path) and not self._is_backup_better:
             self._files.copy(self.path, self.backup)
-        self._files.write_whole(self.path, encode_table(table))
+        self._files.write_whole(self.path, encode_table(table, self.path))
         self._is_backup_better = False
+        self.is_newest = True
 
 
-def encode_table(table: Table) -> bytes:
-    """The text of a table, which may have JSON as msgspec.Raw in it."""
+def encode_table(table: Table, path: str) -> bytes:
+    """The text of a table, which may have JSON as msgspec.Raw in it, for a file."""
     rest = b"".join((b",\n".join(_sections(table)), b"\n}\n"))
-    return b'{\n "%b": %d%b\n%b' % (_CHECKSUM.encode(), zlib.crc32(rest), b"," if table else b"", rest)
+    return b'{\n "%b": %d%b\n%b' % (_CHECKSUM.encode(), _checksum(rest, path), b"," if table else b"", rest)
 
 
 def _sections(table: Table) -> Iterator[bytes]:
@@ -100,14 +122,25 @@ def _sections(table: Table) -> Iterator[bytes]:
             yield b" %b: %b" % (dumps(name), dumps(value))
 
 
-def decode_table(data: bytes) -> Table:
-    """The table in a text of ours or of RocketMQ's. Raises BodyError for one that is damaged."""
+def _checksum(rest: bytes, path: str) -> int:
+    return zlib.crc32(rest, zlib.crc32(os.path.basename(path).encode()))
+
+
+def decode_table(data: bytes, path: str) -> Table:
+    """The table in a text of ours or of RocketMQ's; `path`: of the table, or of its backup. Raises BodyError for one
+    that is damaged, or another table."""
+    path = path.removesuffix(".bak")
     head = _HEAD.match(data)
-    if head is not None and zlib.crc32(data[head.end() :]) != int(head[1]):
-        raise BodyError("is not as it was written: its checksum is wrong")
+    rest = data[head.end() :] if head is not None else b""
+    if head is not None and int(head[1]) not in (_checksum(rest, path), zlib.crc32(rest)):
+        raise BodyError("is not as it was written, or the table of another file: its checksum is wrong")
     table = fastjson.loads(data)
     if not isinstance(table, dict):
         raise BodyError("is no JSON object")
     if table.pop(_CHECKSUM, None) is not None and head is None:
         raise BodyError("is not as it was written: its checksum is in another place")
+    content = _CONTENTS.get(os.path.basename(path))
+    others = table.keys() & set(_CONTENTS.values()) - {content}
+    if content is not None and content not in table and others:
+        raise BodyError(f"is another table: it has {min(others)} and no {content}")
     return table

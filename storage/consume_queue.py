@@ -199,6 +199,11 @@ class ConsumeQueue:
         return self._segments.files_between(self._segments.begin, self._segments.end)
 
     @property
+    def has_names(self) -> bool:
+        """Whether `load` found a directory with anything in it."""
+        return self._segments.has_names
+
+    @property
     def files_begin(self) -> int:
         """The offset of the first byte of the first file, in bytes."""
         return self._segments.begin

@@ -14,11 +14,12 @@ import fcntl
 import os
 import resource
 import shutil
+import stat
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from storage.errors import NotDurable, NotInMemory, StoreLocked
+from storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
 
 _ZEROS: Final = bytes(1 << 20)
 _DEFAULT_OPEN_FILES: Final = 512
@@ -78,7 +79,7 @@ class File(Protocol):
         """Make what was written durable (fdatasync), from any thread. Raises NotDurable."""
 
     def size(self) -> int:
-        """Size in bytes."""
+        """Size in bytes. Raises StoreFormatError for what is no file, OSError."""
 
     def close(self) -> None:
         """Release what the open file holds; it opens again by itself."""
@@ -99,6 +100,10 @@ class Files(Protocol):
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory."""
 
+    def require_file(self, path: str) -> None:
+        """See that a path can be read and replaced as a small file; nothing at all is right. Raises StoreFormatError
+        where there is a directory, a pipe or a link to nothing; OSError."""
+
     def list(self, path: str) -> list[str]:
         """Names in a directory, sorted; none where there is no directory."""
 
@@ -113,7 +118,7 @@ class Files(Protocol):
         """Remove a directory and all in it, if it is there. Raises OSError; it may be called again."""
 
     def read_whole(self, path: str) -> bytes | None:
-        """A whole small file, or None where there is none."""
+        """A whole small file, or None where there is none. Raises StoreFormatError for what is no file, OSError."""
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Replace a small file; readers and crashes see the old or the new text, never a part."""
@@ -125,7 +130,8 @@ class Files(Protocol):
         """Make the names in a directory durable. Raises NotDurable."""
 
     def lock(self, path: str) -> Lock:
-        """Hold a store's lock file. Raises StoreLocked."""
+        """Hold a store's lock file, which is made where it is not there, and its directory. Raises StoreLocked,
+        OSError."""
 
     def used_ratio(self, path: str) -> float:
         """How full the file system of a directory is, 0 to 1."""
@@ -153,7 +159,7 @@ class Lock(Protocol):
         """Note in the file that we have the lock, durably."""
 
     def release(self) -> None:
-        """Give it up. A file that was made for a lock that was never claimed goes."""
+        """Give it up. What was made for a lock that was never claimed, file and directories, goes."""
 
 
 class OsFile:
@@ -169,7 +175,10 @@ class OsFile:
     def read(self, offset: int, size: int) -> bytes:
         """See File."""
         if self._owner.may_wait or not self._owner.can_tell_cached:
-            return os.pread(self._descriptor(), size, offset)
+            try:
+                return os.pread(self._descriptor(), size, offset)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.path) from error  # the system names no file
         data = bytearray(size)
         if self._fill_cached([memoryview(data)], offset, offset + size):
             return bytes(data)
@@ -299,7 +308,10 @@ class OsFile:
 
     def size(self) -> int:
         """See File."""
-        return os.stat(self.path).st_size
+        status = _status(self.path)
+        if status is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
+        return status.st_size
 
     def close(self) -> None:
         """See File."""
@@ -368,6 +380,12 @@ class OsFiles:
         """See Files."""
         return os.path.exists(path)
 
+    def require_file(self, path: str) -> None:
+        """See Files."""
+        _status(path)
+        if os.path.isdir(f"{path}.tmp"):
+            raise StoreFormatError(f"{path}.tmp", "is a directory, where files are made; move it away")
+
     def list(self, path: str) -> list[str]:
         """See Files."""
         try:
@@ -377,13 +395,9 @@ class OsFiles:
 
     def make_directories(self, path: str, *, durable: bool = False) -> None:
         """See Files."""
-        missing = []
-        at = os.path.abspath(path)
-        while durable and not os.path.isdir(at):
-            missing.append(at)
-            at = os.path.dirname(at)
+        missing = _missing(path) if durable else []
         os.makedirs(path, exist_ok=True)
-        for made in reversed(missing):
+        for made in missing:
             self.sync_directory(os.path.dirname(made))
 
     def remove(self, path: str) -> None:
@@ -404,20 +418,33 @@ class OsFiles:
     def read_whole(self, path: str) -> bytes | None:
         """See Files."""
         try:
-            with open(path, "rb") as file:
-                return file.read()
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for who writes into it
         except FileNotFoundError:
             return None
+        try:
+            _check_kind(path, os.fstat(fd))
+            with open(fd, "rb", closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(fd)
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """See Files."""
         temporary = f"{path}.tmp"
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                _sync(file.fileno(), path)
-        os.rename(temporary, path)
+        self.remove(temporary)  # it may be a pipe, or a link
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                if durable:
+                    _sync(file.fileno(), path)
+            os.rename(temporary, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.remove(temporary)
+            if error.filename is None:  # the system names no file where a write fails
+                raise OSError(error.errno, error.strerror, path) from error
+            raise
         if durable:
             self.sync_directory(os.path.dirname(path))
 
@@ -426,7 +453,12 @@ class OsFiles:
         temporary = f"{target}.tmp"
         self.remove(temporary)
         os.link(source, temporary)
-        os.rename(temporary, target)
+        try:
+            os.rename(temporary, target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.remove(temporary)
+            raise
 
     def sync_directory(self, path: str) -> None:
         """See Files."""
@@ -438,7 +470,10 @@ class OsFiles:
 
     def lock(self, path: str) -> OsLock:
         """See Files."""
-        return OsLock(path)
+        directory = os.path.dirname(path)
+        made = _missing(directory)
+        self.make_directories(directory, durable=True)
+        return OsLock(path, made)
 
     def used_ratio(self, path: str) -> float:
         """See Files. As `df` counts: what only root may still use counts as used."""
@@ -454,6 +489,35 @@ class OsFiles:
     def blocks_read(self) -> int:
         """See Files. File systems of a network do not count."""
         return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+
+
+def _status(path: str) -> os.stat_result | None:
+    """What is known of a file, None where there is nothing. Raises StoreFormatError for what is no file."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        if os.path.islink(path):
+            why = f"is a link to {os.readlink(path)}, which is not there"
+            raise StoreFormatError(path, f"{why}; mount the disk that has it, or remove the link") from None
+        return None
+    _check_kind(path, status)
+    return status
+
+
+def _check_kind(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
+        raise StoreFormatError(path, f"is {kind}, where a file has to be; move it away")
+
+
+def _missing(path: str) -> list[str]:
+    """A directory and those above it, as far as they are not there, the highest first."""
+    missing = []
+    at = os.path.abspath(path)
+    while not os.path.isdir(at):
+        missing.append(at)
+        at = os.path.dirname(at)
+    return missing[::-1]
 
 
 def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> None:
@@ -473,8 +537,10 @@ class OsLock:
     _THEIRS: Final = b"lock"
     _OURS: Final = b"duemq"
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, made: Sequence[str] = ()) -> None:
+        """`made`: directories that were made for the file, the highest first."""
         self._path = path
+        self._made = made
         self._is_new = not os.path.exists(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -508,4 +574,7 @@ class OsLock:
         """See Lock."""
         if self._is_new:
             os.unlink(self._path)
+            for directory in reversed(self._made):
+                with contextlib.suppress(OSError):  # somebody else put something there
+                    os.rmdir(directory)
         os.close(self._fd)

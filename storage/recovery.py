@@ -10,7 +10,8 @@ start of the last file whose first record is three seconds older than RocketMQ's
 stop, the end of the last record that a consume queue knows.
 
 On recovery of a torn tail: the record that is torn was not acknowledged under SYNC_FLUSH, and nothing behind it was,
-for a flush covers all before its end.
+for a flush covers all before its end. Where whole records lie behind it all the same, they are kept in files beside the
+commitlog, and a log line names those.
 
 Before that the files of the consume queues are compared with what was noted of them (see `queue_check`). From the first
 that is missing or not as noted, a queue is made again from the commitlog, with the queue offsets that it had, up to
@@ -35,16 +36,20 @@ from storage.commitlog import Commitlog
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
 from storage.files import Files
+from storage.jobs import has_no_room
 from storage.origins import Origins
 from storage.queue_check import Key, QueueCheck, Wrong
-from storage.scan import ScannedRecord, Scanner, read_record
+from storage.scan import ScannedRecord, Scanner, behind, read_record
 
 log = structlog.get_logger(__name__)
 
 _CLOCK_MARGIN_MS: Final = 3000
 _WRITE_TAIL_BYTES: Final = 1 << 18
 _WRITE_SIZE: Final = 1 << 20
+_WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
+CUT_DIRECTORY: Final = "cut"
+"""Beside the commitlog's directory: what was cut off the commitlog although it had whole records."""
 _MAX_NAMED: Final = 10
 """Files that a warning names."""
 
@@ -140,8 +145,11 @@ class Recovery:
         """By queue, its files that are not as noted."""
         self._removed = {topic.encode(): end for topic, end in check.removed.items()}
         """By removed topic, the physical offset before which its records are of nobody."""
-        self._former: set[str] = set()
-        """Directories of queues that removed topics had, whose removal did not come to its end."""
+        self._is_full = False
+        """Whether the disk has no room for units."""
+        self._to_go: list[str] = []
+        """Directories of queues that removed topics had, whose removal did not come to its end; empty ones; and what is
+        no directory where a topic or a queue has to have one."""
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
@@ -151,19 +159,25 @@ class Recovery:
         removed = {topic for topic, end in check.removed.items() if end > self._log.begin and check.is_whole}
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
-            for name in self._files.list(os.path.join(self._queue_directory, topic)):
+            directory = os.path.join(self._queue_directory, topic)
+            names = self._files.list(directory)
+            to_go = []
+            for name in names:
                 if not name.isdecimal():
                     continue
                 key = topic, int(name)
                 if topic in removed and key not in check.segments and key not in check.unknown:
                     # What a queue of the same name has got since is noted, or in the commitlog behind the checkpoint.
-                    self._former.add(os.path.join(self._queue_directory, topic, name))
+                    to_go.append(os.path.join(directory, name))
                     continue
                 queue = self._queues[key] = self._open_queue(*key)
                 try:
                     queue.load()
                 except (StoreFileMissing, StoreFileSize) as error:
                     failed[key] = error
+                if not queue.has_names:
+                    to_go.append(os.path.join(directory, name))
+            self._to_go += to_go if len(to_go) < len(names) else [directory]
         self._compare(checkpoint, failed)
 
     def _compare(self, checkpoint: Checkpoint, failed: dict[Key, StoreFileMissing | StoreFileSize]) -> None:
@@ -200,9 +214,8 @@ class Recovery:
         done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
-        for directory in self._former:
-            self._files.remove_tree(directory)
-        self._make_way()
+        for path in self._to_go:
+            self._files.remove_tree(path)
         try:
             if self._missing is not None:
                 raise self._missing
@@ -237,13 +250,26 @@ class Recovery:
                 self._check.outdate(key)
         self._check.clamp(recovered.end)
         if not clean:
-            is_known = not checkpoint.is_foreign and checkpoint.recovery_offset is not None
-            self._write_again(checkpoint.recovery_offset or 0 if is_known else recovered.start, recovered.end)
+            self._write_again(self._durable_before(checkpoint, recovered), recovered.end)
         return recovered
 
+    def _durable_before(self, checkpoint: Checkpoint, recovered: Recovered) -> int:
+        """The physical offset before which no sync can have failed, after an unclean end.
+
+        A checkpoint says so. Without one: nothing is appended after a sync that failed, so only what had not been
+        synced when that one began can be in memory only. To begin a file does not wait for a sync of the file before,
+        but a sync is begun after every 8 MiB (`durability.UNFLUSHED_BYTES`; RocketMQ: twice a second), so the last two
+        files, and no less than 64 MiB, have all of that, unless the disk was far behind the writes. To write the whole
+        log again would take as long as copying it."""
+        if not checkpoint.is_foreign and checkpoint.recovery_offset is not None:
+            return checkpoint.recovery_offset
+        log, end = self._log, recovered.end
+        before_last = log.segment_end(max(end - 1, log.begin)) - 2 * log.segment_size
+        return max(recovered.start, min(before_last, end - _WRITE_AGAIN_BYTES))
+
     def _write_again(self, start: int, end: int) -> None:
-        """Write once more what no checkpoint says is durable. The process before may have ended since a sync failed:
-        then Linux has what it read here in memory only, takes it for written, and no sync of ours would write it."""
+        """Write once more what may not be durable. The process before may have ended since a sync failed: then Linux
+        has what it read here in memory only, takes it for written, and no sync of ours would write it."""
         position = max(start, self._log.begin)
         while position < end:
             size = min(_WRITE_SIZE, end - position, self._log.segment_end(position) - position)
@@ -289,7 +315,7 @@ class Recovery:
         for key in self._wrong:
             queue = self._queues[key]
             self._go_on_as_noted(queue)
-            queue.write_tail()
+            self._write_tail(queue)
             if key[0] == SCHEDULE_TOPIC:
                 self._withdraw(queue, origins)
         log.warning(
@@ -299,18 +325,6 @@ class Recovery:
             messages=count,
             bytes_read=start - position,
         )
-
-    def _make_way(self) -> None:
-        """Remove what is no directory where a queue has to have one, and empty ones."""
-        files = self._files
-        for topic in files.list(self._queue_directory):
-            directory = os.path.join(self._queue_directory, topic)
-            for name in files.list(directory):
-                path = os.path.join(directory, name)
-                if name.isdecimal() and not files.list(path):
-                    files.remove_tree(path)
-            if not files.list(directory):
-                files.remove_tree(directory)
 
     def _records(self, position: int, end: int) -> Iterator[ScannedRecord]:
         """The records between two positions. Where one is damaged, those of the next file follow."""
@@ -407,13 +421,53 @@ class Recovery:
                 if key in self._queues:
                     self._go_on_as_noted(self._queues[key])
         for queue in self._queues.values():
-            queue.write_tail()
+            self._write_tail(queue)
+        self._keep_what_is_cut(end, scanner.end.why)
         self._log.recovered(end)
         for queue in self._queues.values():
             for path in queue.advance_min(self._log.begin):
                 self._files.remove(path)
         last_timestamp = last_timestamp or self._timestamp_before(start)
         return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp, origins)
+
+    def _keep_what_is_cut(self, end: int, why: str | None) -> None:
+        """Where whole records lie behind the end of the commitlog, put all that is cut off into files of their own,
+        durably, and say so. What a power cut tears seldom has any, and then none that was flushed; where a record was
+        damaged otherwise, those behind it may have been acknowledged. Raises OSError."""
+        found = behind(self._log, end)
+        if not found.records:
+            return
+        files, directory = self._files, os.path.join(os.path.dirname(self._log.directory.rstrip("/")), CUT_DIRECTORY)
+        files.make_directories(directory, durable=True)
+        kept, position = list[str](), end
+        while position < found.end:
+            stop = min(found.end, self._log.segment_end(position))
+            kept.append(self._keep(position, stop, directory))
+            position = stop
+        files.sync_directory(directory)
+        log.error(
+            "commitlog_cut",
+            physical_offset=end,
+            reason=why or "zeros where a record has to begin",
+            bytes=found.end - end,
+            whole_records=found.records,
+            kept_in=kept,
+            help="these records are not served any more; the files have them as they were",
+        )
+
+    def _keep(self, start: int, stop: int, directory: str) -> str:
+        """Copy a range of one commitlog file into a new file; gives its path."""
+        files, number = self._files, 0
+        path = name = os.path.join(directory, f"{start:020}")
+        while files.exists(path):
+            number += 1
+            path = f"{name}.{number}"
+        file = files.create(path, stop - start)
+        for at in range(start, stop, _WRITE_SIZE):
+            file.write(at - start, self._log.read_raw(at, min(_WRITE_SIZE, stop - at)))
+        file.sync()
+        file.close()
+        return path
 
     def _go_on_as_noted(self, queue: ConsumeQueue) -> None:
         """Let a queue that was made again go on with the queue offset that was noted, also where its last records are
@@ -446,8 +500,20 @@ class Recovery:
         )
         queue.tail += UNIT.pack(record.physical_offset, record.size, code)
         queue.next_offset += 1
-        if len(queue.tail) > _WRITE_TAIL_BYTES:
+        if len(queue.tail) > _WRITE_TAIL_BYTES and not self._is_full:
+            self._write_tail(queue)
+
+    def _write_tail(self, queue: ConsumeQueue) -> None:
+        """Put units into a queue's files, as far as there is room: otherwise they stay in memory until there is, and
+        the messages can be read. Raises OSError."""
+        try:
             queue.write_tail()
+        except OSError as error:
+            if not has_no_room(error):
+                raise
+            if not self._is_full:
+                log.warning("queues_not_written", queue=str(queue), reason=str(error))
+            self._is_full = True
 
     def _align(self, queue: ConsumeQueue, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
         """A record whose queue offset is not the next one of its queue."""

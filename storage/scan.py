@@ -31,6 +31,9 @@ _HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 CHUNK_SIZE: Final = 8 << 20
 
 
+_MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
+_MAGIC_AND_SIZE: Final = 8
+_MAX_ZEROS: Final = 16 << 20
 _TOPIC_NAME: Final = re.compile(rb"[%|a-zA-Z0-9_-]{1,255}")
 
 
@@ -148,6 +151,39 @@ class Scanner:
             return data, base
         room = self._log.segment_end(position) - position
         return self._log.read_raw(position, min(room, max(size, CHUNK_SIZE))), position
+
+
+class Behind(NamedTuple):
+    """Whole records behind the end of a scan."""
+
+    records: int
+    end: int
+    """Physical offset behind the last of them."""
+
+
+def behind(log: Commitlog, start: int) -> Behind:
+    """Look for whole records behind a position at which a scan ended, whatever lies between: each says at which
+    physical offset it lies. Of each file so much zeros end the search as no gap between records has."""
+    count, end, position = 0, start, start
+    while position < log.allocated_end:
+        stop, at, zeros = log.segment_end(position), position, 0
+        while at < stop and zeros < _MAX_ZEROS:
+            data = log.read_raw(at, min(CHUNK_SIZE, stop - at))
+            if not data:
+                break
+            if not data.strip(b"\0"):
+                at, zeros = at + len(data), zeros + len(data)
+                continue
+            zeros = 0
+            following = max(at + 1, at + len(data) - _MAGIC_AND_SIZE)
+            for found in _MAGICS.finditer(data):
+                place = at + found.start() - 4
+                record = read_record(log, place) if place >= max(end, start) else None
+                if record is not None:
+                    count, end = count + 1, place + record.size
+            at = max(following, end) if following < stop - _MAGIC_AND_SIZE else stop
+        position = stop
+    return Behind(count, end)
 
 
 def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRecord | str:

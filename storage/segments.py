@@ -27,6 +27,8 @@ class Segments:
         self._segments: dict[int, File] = {}
         self._empty: str | None = None
         """An empty file behind the last one, as a crash of RocketMQ leaves it."""
+        self.has_names = False
+        """Whether `load` found a directory with anything in it."""
         self.names_made = 0
         """How many files were made; see `names_synced`."""
         self.names_synced = 0
@@ -40,6 +42,7 @@ class Segments:
         """Find the files; nothing is changed. Raises StoreFormatError for a name that is no offset, StoreFileSize for a
         wrong size, StoreFileMissing where the sequence has a gap."""
         names = self._files.list(self.directory)
+        self.has_names = bool(names)
         for name in names:
             if len(name) != NAME_DIGITS or not name.isdecimal():
                 path = os.path.join(self.directory, name)

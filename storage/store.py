@@ -15,6 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from protocol import properties, record, timer_properties
 from protocol.command import Body
@@ -30,9 +31,12 @@ from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, Consum
 from storage.errors import StoreFileMissing
 from storage.files import Files, Lock
 from storage.health import Health
+from storage.jobs import has_no_room
 from storage.queue_check import QueueCheck
 from storage.recovery import Recovered, Recovery
 from storage.scan import read_record
+
+_ZEROS: Final = bytes(1 << 20)
 
 DeliverTime = Callable[[int, int], int]
 """Of delay level and store time, ms since the epoch: when a message of the level is due."""
@@ -102,6 +106,8 @@ class MessageStore:
         """As of the last read."""
         self.checkpoint = Checkpoint()
         """The checkpoint that is on the disk."""
+        self._read_through = 0
+        """From here on the commitlog was found readable."""
         self._queue_segment_size = config.queue_segment_size // UNIT_SIZE * UNIT_SIZE
         self.queue_check = QueueCheck(
             files, os.path.join(root, queue_check.FILE_NAME), self.queue_directory, self._queue_segment_size
@@ -122,9 +128,10 @@ class MessageStore:
     def inspect(self) -> None:
         """Lock the store and find out whether it can be opened; nothing in it is changed. Where it raises, and also
         where `recover` does, the caller has to `abandon` the store. Raises StoreLocked, StoreFormatError, OSError."""
-        files = self.files
-        files.make_directories(self.config.root, durable=True)
-        self._lock = files.lock(os.path.join(self.config.root, "lock"))
+        files, root = self.files, self.config.root
+        for name in ("lock", "abort", "checkpoint", queue_check.FILE_NAME):
+            files.require_file(os.path.join(root, name))
+        self._lock = files.lock(os.path.join(root, "lock"))
         self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.was_ours)
         if self._lock.was_theirs:
             # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell.
@@ -135,14 +142,18 @@ class MessageStore:
             files, self.log, self.queue_directory, self.ensure_queue, self.tags_code, self.queue_check, self
         )
         self._recovery.inspect(self.checkpoint)
-        if not self.checkpoint.is_foreign and self.checkpoint.recovery_offset is not None:
+        self._read_through = self.log.allocated_end
+        if self.checkpoint.recovery_offset is not None:
             self.need(self.checkpoint.recovery_offset, "the checkpoint says that it reached")
+        elif not self.checkpoint.is_foreign:
+            self._read_on(self.log.begin)
 
     def need(self, position: int, why: str) -> None:
-        """See that the commitlog has the file in which a position lies, or would be the next byte; after `inspect`.
-        `why`: what the position is. Raises StoreFileMissing."""
+        """See that the commitlog has the file in which a position lies, or would be the next byte, and can be read from
+        there on; after `inspect`. `why`: what the position is. Raises StoreFileMissing, OSError."""
         begin, end = self.log.begin, self.log.allocated_end
         if begin <= position <= end:
+            self._read_on(position)
             return
         base = position - position % self.log.segment_size
         there = f"from {begin} to {end}" if end > begin else "no bytes at all"
@@ -151,6 +162,16 @@ class MessageStore:
             f"is missing; the commitlog has {there}, but {why} {position}. Put the file back, or mount the disk that "
             f"has it. To go on without its messages, which may deliver others twice, remove {self.checkpoint_path}",
         )
+
+    def _read_on(self, position: int) -> None:
+        """Read the commitlog from a position on, up to what was read already, for the errors only: what cannot be read
+        has to stop a start before it has changed anything."""
+        log, at = self.log, position
+        while at < self._read_through:
+            data = log.read_raw(at, min(len(_ZEROS), log.segment_end(at) - at))
+            # Zeros of such a size are what comes behind the last record of a file.
+            at = log.segment_end(at) if data in (_ZEROS, b"") else at + len(data)
+        self._read_through = min(position, self._read_through)
 
     def recover(self) -> Recovered:
         """Bring the files in line, and take messages; after `inspect`. Raises StoreFormatError, OSError."""
@@ -164,7 +185,7 @@ class MessageStore:
         lock.claim()
         files.make_directories(self.log.directory, durable=True)
         files.make_directories(self.queue_directory, durable=True)
-        files.write_whole(self.abort_path, b"%d" % os.getpid())
+        self._mark()
         recovered = recovery.run(self.checkpoint, clean=clean)
         for topic in self.queue_check.removed:
             if not any(queue.next_offset for queue in self.queues.get(topic, {}).values()):
@@ -177,6 +198,19 @@ class MessageStore:
         self.appender.last_store_timestamp = recovered.last_store_timestamp
         self.health.opened()
         return recovered
+
+    def _mark(self) -> None:
+        """Make the abort file. On a full disk an empty one, for which there is room: it is there or not. Raises
+        OSError."""
+        files = self.files
+        try:
+            files.write_whole(self.abort_path, b"%d" % os.getpid())
+        except OSError as error:
+            if not has_no_room(error):
+                raise
+            if not files.exists(self.abort_path):
+                files.create(self.abort_path, 0)
+                files.sync_directory(self.config.root)
 
     def _not_durable(self) -> Iterator[tuple[ConsumeQueue, int]]:
         """After recovery: the queues with units that may not be durable, and the queue offset where those start."""

@@ -166,9 +166,12 @@ class Staging:
 
 
 def level_of(text: str) -> int:
-    """The delay level that a message asks for, 0 without. Raises Refused where it is no number."""
+    """The delay level that a message asks for, 0 without. Raises Refused where it is no number, or nothing: RocketMQ
+    passes over properties without a value, and would deliver the message at once."""
     level = properties.get(text, properties.DELAY)
     if level is None:
+        if properties.is_empty(text, properties.DELAY):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the property {properties.DELAY} has no value")
         return 0
     try:
         return int(level)
@@ -177,8 +180,11 @@ def level_of(text: str) -> int:
 
 
 def is_delayed(text: str) -> bool:
-    """Whether the properties of a message ask for a level or a time. Raises Refused for a level that is no number."""
-    return level_of(text) > 0 or any(properties.get(text, name) is not None for name in properties.TIMERS)
+    """Whether the properties of a message ask for a level or a time, be it illegal. Raises Refused for a level that is
+    no number."""
+    return level_of(text) > 0 or any(
+        properties.get(text, name) is not None or properties.is_empty(text, name) for name in properties.TIMERS
+    )
 
 
 def is_special(text: str) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from storage.errors import NotDurable, StoreLocked
+from storage.errors import NotDurable, StoreFormatError, StoreLocked
 from storage.files import Ranges
 
 SECTOR = 512
@@ -104,6 +104,10 @@ class SimulatedFiles:
     def exists(self, path: str) -> bool:
         return path in self.names or path in self.folders
 
+    def require_file(self, path: str) -> None:
+        if path in self.folders:
+            raise StoreFormatError(path, "is a directory")
+
     def list(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
         entries = {*self.names, *self.folders} - {prefix}
@@ -158,8 +162,12 @@ class SimulatedFiles:
     def lock(self, path: str) -> SimulatedLock:
         if path in self.locked:
             raise StoreLocked(path)
+        made: list[str] = []
+        while (above := os.path.dirname(made[-1] if made else path)) not in self.folders:
+            made.append(above)
+        self.make_directories(os.path.dirname(path), durable=True)
         self.locked.add(path)
-        return SimulatedLock(self, path)
+        return SimulatedLock(self, path, made)
 
     def used_ratio(self, path: str) -> float:
         return self.used
@@ -387,9 +395,10 @@ class SimulatedFile:
 class SimulatedLock:
     """Implements storage.files.Lock."""
 
-    def __init__(self, files: SimulatedFiles, path: str) -> None:
+    def __init__(self, files: SimulatedFiles, path: str, made: Sequence[str]) -> None:
         self._files = files
         self._path = path
+        self._made = made
         self._is_new = path not in files.names
         if self._is_new:
             files.write_whole(path, b"", durable=False)
@@ -412,6 +421,9 @@ class SimulatedLock:
     def release(self) -> None:
         if self._is_new:
             self._files.remove(self._path)
+            for directory in self._made:
+                if not self._files.list(directory):
+                    self._files.remove_tree(directory)
         self._files.locked.discard(self._path)
 
 

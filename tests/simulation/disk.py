@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from storage.errors import NotDurable, NotInMemory, StoreLocked
+from storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
 from storage.files import Ranges
 from tests.simulation.loop import Killed, Process, SimulatedLoop
 
@@ -209,6 +209,10 @@ class Disk:
     def exists(self, path: str) -> bool:
         return path in self.names or path in self.directories
 
+    def require_file(self, path: str) -> None:
+        if path in self.directories:
+            raise StoreFormatError(path, "is a directory")
+
     def list(self, path: str) -> list[str]:
         self.operate("list", path)
         prefix = path.rstrip("/") + "/"
@@ -282,6 +286,7 @@ class Disk:
         holder = self.locked.get(path)
         if holder is not None and holder.is_alive:
             raise StoreLocked(path)
+        self.make_directories(os.path.dirname(path), durable=True)
         self.locked[path] = self._loop.process
         return DiskLock(self, path)
 

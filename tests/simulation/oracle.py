@@ -273,8 +273,9 @@ def _of_group(life: Life, store: MessageStore, group: PushConsumer, stored: list
     for message in stored:
         if message.topic == group.topic and message.body not in group.seen and not group.resets:
             yield f"{group.group} never got {_name(message.body)}"
-    data = life.world.disk.names.get(f"{ROOT}/config/consumerOffset.json")
-    table = decode_table(data.read(0, data.size))["offsetTable"] if data is not None else {}
+    path = f"{ROOT}/config/consumerOffset.json"
+    data = life.world.disk.names.get(path)
+    table = decode_table(data.read(0, data.size), path)["offsetTable"] if data is not None else {}
     for queue in range(QUEUES):
         found = store.queue(group.topic, queue)
         end = found.next_offset if found is not None else 0

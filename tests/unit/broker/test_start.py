@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from unittest.mock import patch
 import pytest
 
 from broker.daemon import Broker
+from broker.errors import ConfigError
 from protocol import record
 from scheduler import timer_files
 from scheduler.timers import Timers
@@ -255,6 +257,36 @@ async def test_a_damaged_table_that_nobody_needs_is_told_and_made_anew(life: Lif
     assert "delay_offsets_passed_over" not in {line["event"] for line in logged}
 
 
+@pytest.mark.parametrize("backup", ["gone", "an earlier edition"])
+async def test_topics_whose_table_is_lost_are_made_again_and_told(life: Life, backup: str, logged: list[Any]) -> None:
+    await life.write(cleanly=True)
+    table = life.root / "config" / "topics.json"
+    lines = table.read_text().splitlines(keepends=True)
+    earlier = "".join(line for line in lines if '"T"' not in line and "crc32" not in line)
+    (life.root / "config" / "topics.json.bak").write_text(earlier)
+    table.unlink()
+    if backup == "gone":
+        (life.root / "config" / "topics.json.bak").unlink()
+    logged.clear()
+    await life.each_once()
+    (told,) = [line for line in logged if line["event"] == "topics_made_again"]
+    assert (told["log_level"], told["topics"], told["names"]) == ("warning", 1, ["T"])
+    logged.clear()
+    await life.each_once()
+    assert "topics_made_again" not in {line["event"] for line in logged}
+
+
+async def test_topics_of_a_table_that_is_there_are_all_there_are(life: Life) -> None:
+    """One that was deleted, and whose files a kill left, does not come back."""
+    await life.write(cleanly=True)
+    table = life.root / "config" / "topics.json"
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(line for line in lines if '"T"' not in line and "crc32" not in line))
+    broker = await life.start()
+    assert broker.topics.get("T") is None
+    await broker.stop()
+
+
 def longer(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"x")
@@ -414,3 +446,14 @@ async def test_a_stop_that_cannot_flush_ends_and_says_so(life: Life, monkeypatch
     broker = await life.start()
     assert await life.bodies(broker) == [b"x"]
     assert await broker.stop() is None
+
+
+async def test_a_port_that_is_taken_ends_the_start_before_there_is_a_store(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        broker = Broker(config(tmp_path / "of" / "nobody", f"listenPort={port}"))
+        with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken"):
+            await broker.start()
+    assert list(tmp_path.iterdir()) == []

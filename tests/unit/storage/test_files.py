@@ -3,10 +3,11 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from storage.errors import NotDurable, StoreLocked
+from storage.errors import NotDurable, StoreFormatError, StoreLocked
 from storage.files import OsFiles
 
 
@@ -210,3 +211,45 @@ def test_what_is_no_directory_is_removed_as_it_is(tmp_path: Path, kind: str) -> 
     assert not path.is_symlink()
     assert not path.exists()
     assert other.exists() == (kind == "a link")
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.write_bytes(b"old")
+    with (
+        patch("storage.files._sync", side_effect=OSError(28, "No space left on device")),
+        pytest.raises(OSError, match=f"No space left on device: '{path}'"),
+    ):
+        OsFiles().write_whole(str(path), b"new")
+    assert (list(tmp_path.iterdir()), path.read_bytes()) == ([path], b"old")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "file"])
+def test_a_file_that_is_replaced_is_not_written_through_what_an_earlier_process_left(tmp_path: Path, kind: str) -> None:
+    path, temporary, other = tmp_path / "table", tmp_path / "table.tmp", tmp_path / "other"
+    other.write_bytes(b"of somebody else")
+    if kind == "link":
+        temporary.symlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(temporary)
+    else:
+        temporary.write_bytes(b"left, and longer than what comes")
+    OsFiles().write_whole(str(path), b"new")
+    assert (path.read_bytes(), other.read_bytes(), temporary.exists()) == (b"new", b"of somebody else", False)
+
+
+def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
+    """Also a pipe, of which an open would wait for who writes into it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("pipe", "directory", "link"):
+        path = str(tmp_path / name)
+        with pytest.raises(StoreFormatError, match=f"is a {name}"):
+            OsFiles().require_file(path)
+        with pytest.raises(StoreFormatError):
+            OsFiles().open(path).size()
+        if name != "link":
+            with pytest.raises(StoreFormatError):
+                OsFiles().read_whole(path)
+    OsFiles().require_file(str(tmp_path / "nothing"))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol import record
+from storage import recovery
 from storage.check import problems
 from storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
 from storage.files import OsFiles
 from storage.health import Verdict
 from storage.store import MessageStore
-from tests.crash.simulated_files import SimulatedFiles
+from tests.crash.simulated_files import SimulatedFiles, Write
 from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
 
@@ -258,7 +262,8 @@ def test_a_missing_commitlog_file_stops_the_start_and_is_named() -> None:
 def test_a_changed_file_size_stops_the_start() -> None:
     files = SimulatedFiles()
     stop(filled("/s", files))
-    with pytest.raises(StoreFormatError, match="8192 bytes, but the configured file size is 65536"):
+    told = f"/s/commitlog/{0:020}: has 8192 bytes, but the configured file size is 65536.*set mappedFileSizeCommitLog"
+    with pytest.raises(StoreFormatError, match=told):
         make_store("/s", files).open()
     assert "/s/lock" not in files.locked, "the failed start gives the lock back"
 
@@ -361,3 +366,147 @@ def test_store_times_survive_for_the_checkpoint() -> None:
     data = files.read_whole("/s/checkpoint")
     assert data is not None
     assert int.from_bytes(data[:8], "big") == int.from_bytes(data[8:16], "big") == 5_000_000
+
+
+class CountingFiles(SimulatedFiles):
+    """Counts how often each directory is listed."""
+
+    listed: Counter[str]
+
+    def list(self, path: str) -> list[str]:
+        self.listed[path] += 1
+        return super().list(path)
+
+
+def test_a_start_lists_each_directory_once() -> None:
+    """With 26,500 topics that is what a start is made of. Empty directories, and files in the place of one, go."""
+    files = CountingFiles()
+    files.listed = Counter()
+    stop(filled("/s", files))
+    for path in ("/s/consumequeue/empty", "/s/consumequeue/a/7", "/s/consumequeue/c/0"):
+        files.make_directories(path)
+    for path in ("/s/consumequeue/c/1", "/s/consumequeue/d", "/s/consumequeue/b/note"):
+        files.write_whole(path, b"")
+    files.make_directories("/s/consumequeue/b/1")
+    files.after_kill()
+    files.listed.clear()
+    store = make_store("/s", files, segment_size=8192)
+    store.open()
+    directories = [path for path in files.listed if path.startswith("/s/consumequeue")]
+    assert len(directories) > 10
+    assert max(files.listed.values()) == 1
+    assert files.list("/s/consumequeue") == ["a", "b"]
+    assert (files.list("/s/consumequeue/a"), files.list("/s/consumequeue/b")) == (["0", "1"], ["0", "note"])
+    assert list(problems(store)) == []
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["a checkpoint", "no checkpoint"])
+def test_a_start_after_a_kill_writes_again_what_a_failed_sync_can_have_lost_and_no_more(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: all that the last checkpoint does not cover; where there is none, no more than the last two files, or so
+    much as is written at most before a sync is begun, however long the commitlog is."""
+    monkeypatch.setattr(recovery, "_WRITE_AGAIN_BYTES", 3 * 8192 + 100)
+    files = SimulatedFiles()
+    store = filled("/s", files, count=200)
+    checkpoint(store)
+    covered = store.log.end
+    append(store, "a", 0, b"behind the checkpoint")
+    end = store.log.end
+    assert end > 10 * 8192
+    if not is_known:
+        files.remove("/s/checkpoint")
+    nodes = {node: path for path, node in files.names.items() if path.startswith("/s/commitlog/")}
+    files.operations.clear()
+    again = reopened(files)
+    written = sorted(
+        (int(nodes[operation.node][-20:]) + operation.offset, len(operation.data))
+        for operation in files.operations
+        if isinstance(operation, Write) and operation.node in nodes
+    )
+    start = written[0][0]
+    assert start == (covered if is_known else end - 3 * 8192 - 100)
+    for (position, size), (following, _) in pairwise([*written, (end, 0)]):
+        assert position + size == following
+    assert list(problems(again)) == []
+
+
+def test_without_a_checkpoint_the_last_two_files_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_WRITE_AGAIN_BYTES", 100)
+    files = SimulatedFiles()
+    end = filled("/s", files, count=200).log.end
+    assert not files.exists("/s/checkpoint")
+    files.operations.clear()
+    reopened(files)
+    log_files = {node for path, node in files.names.items() if path.startswith("/s/commitlog/")}
+    written = [each for each in files.operations if isinstance(each, Write) and each.node in log_files]
+    assert sum(len(each.data) for each in written) == 8192 + end % 8192
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "zeros", "a whole sector of other bytes"])
+@pytest.mark.parametrize("files_behind", [0, 2])
+def test_whole_records_behind_a_damaged_one_are_kept_and_told(damage: str, files_behind: int) -> None:
+    """Goal: none of them is dropped silently, for they may have been acknowledged. What is in the files that are named
+    is, byte for byte, what was cut."""
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    damaged, *others = append(store, "a", 0, *(b"%d" % number * 50 for number in range(4)))
+    while (store.log.end - damaged) // 8192 < files_behind:
+        others += append(store, "a", 1, b"y" * 1000)
+    node = files.names[f"/s/commitlog/{damaged // 8192 * 8192:020}"]
+    place = damaged % 8192
+    if damage == "a flipped bit":
+        node.data[place + 100] ^= 1
+    else:
+        node.data[place : place + 120] = (b"\0" if damage == "zeros" else b"\xa5") * 120
+    end = store.log.end
+    before = store.log.read_raw(damaged, end - damaged)
+    files.after_kill()
+    again = make_store("/s", files, segment_size=8192)
+    with capture_logs() as lines:
+        assert again.open().end == damaged
+    (told,) = [line for line in lines if line["event"] == "commitlog_cut"]
+    assert told["log_level"] == "error"
+    assert (told["physical_offset"], told["bytes"], told["whole_records"]) == (damaged, end - damaged, len(others))
+    assert b"".join(files.read_whole(path) or b"" for path in told["kept_in"]) == before
+    assert told["kept_in"] == [
+        f"/s/cut/{damaged if not at else (damaged // 8192 + at) * 8192:020}" for at in range(len(told["kept_in"]))
+    ]
+    assert list(problems(again)) == []
+    # The same place once more: what was kept before stays.
+    append(again, "a", 0, b"z" * 200, b"behind")
+    node.data[place + 100] ^= 1
+    files.after_kill()
+    with capture_logs() as lines:
+        make_store("/s", files, segment_size=8192).open()
+    (once_more,) = [line for line in lines if line["event"] == "commitlog_cut"]
+    assert once_more["kept_in"] == [f"/s/cut/{damaged:020}.1"]
+    assert b"".join(files.read_whole(path) or b"" for path in told["kept_in"]) == before
+
+
+def test_a_torn_tail_is_cut_without_a_word() -> None:
+    """No whole record lies behind it: it was the last one."""
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    (torn,) = append(store, "a", 0, b"x" * 50)
+    files.names[f"/s/commitlog/{torn // 8192 * 8192:020}"].data[torn % 8192 + 100] ^= 1
+    with capture_logs() as lines:
+        assert reopened(files).log.end == torn
+    assert "commitlog_cut" not in {line["event"] for line in lines}
+    assert "/s/cut" not in files.folders
+
+
+def test_what_is_cut_and_cannot_be_kept_stops_the_start() -> None:
+    files = SimulatedFiles()
+    store = filled("/s", files)
+    checkpoint(store)
+    damaged, _ = append(store, "a", 0, b"x" * 50, b"y" * 50)
+    files.names[f"/s/commitlog/{damaged // 8192 * 8192:020}"].data[damaged % 8192 + 100] ^= 1
+    files.after_kill()
+    log = {path: bytes(node.data) for path, node in files.names.items() if "commitlog" in path}
+    files.fail("write", errno.ENOSPC, "/s/cut")
+    with pytest.raises(OSError, match="No space left"):
+        make_store("/s", files, segment_size=8192).open()
+    assert {path: bytes(node.data) for path, node in files.names.items() if "commitlog" in path} == log

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from storage import checkpoint
 from storage.checkpoint import Checkpoint
 from storage.clock import ManualClock
-from storage.config_file import ConfigFile
+from storage.config_file import ConfigFile, encode_table
 from storage.durability import EXPIRE_SECONDS
 from storage.errors import StoreFormatError, StoreFull
 from storage.health import Verdict
@@ -120,6 +122,48 @@ def test_one_flipped_bit_anywhere_is_found() -> None:
             backups += found == before
             assert found == before or found["offsetTable"] == table["offsetTable"], (at, bit)
     assert backups > 8 * (len(text) - 30), "only a flip in the name of the checksum may pass"
+
+
+TABLES: dict[str, dict[str, Any]] = {
+    "topics.json": {"topicConfigTable": {"T": {"topicName": "T"}}},
+    "subscriptionGroup.json": {"subscriptionGroupTable": {"g": {"groupName": "g"}}},
+    "consumerOffset.json": {"offsetTable": {"T@g": {"0": 38}}},
+    "delayOffset.json": {"offsetTable": {"1": 3}},
+    "kvConfig.json": {"configTable": {}},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("other", TABLES)
+def test_the_table_of_another_file_is_not_believed(name: str, other: str) -> None:
+    files = SimulatedFiles()
+    ConfigFile(files, f"/{other}").write(TABLES[other])
+    text = files.read_whole(f"/{other}") or b""
+    files.write_whole(f"/{name}", text)
+    file = ConfigFile(files, f"/{name}")
+    if name == other:
+        assert file.read() == TABLES[name]
+        return
+    with pytest.raises(StoreFormatError, match=f"/{name}: is .* the table of another file"):
+        file.read()
+    files.write_whole(f"/{name}.bak", b'{"dataVersion": {}}')
+    assert (file.read(), file.is_newest) == ({"dataVersion": {}}, False)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_earlier_versions_and_of_apaches_broker_are_read_where_they_belong(name: str) -> None:
+    files = SimulatedFiles()
+    path = f"/{name}"
+    for table in TABLES.values():
+        is_alike = table.keys() == TABLES[name].keys()
+        rest = encode_table(table, path).split(b"\n", 2)[2]
+        for head in (b'"crc32": %d,\n' % zlib.crc32(rest), b""):
+            files.write_whole(path, b"{\n " + head + rest)
+            if is_alike:
+                assert ConfigFile(files, path).read() == table
+                continue
+            with pytest.raises(StoreFormatError, match=f"{path}: is another table"):
+                ConfigFile(files, path).read()
 
 
 def test_a_table_that_cannot_be_read_stops_the_start() -> None:
