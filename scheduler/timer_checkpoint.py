@@ -87,6 +87,7 @@ class TimerCheckpoint:
             slots.counted_at,
             self._topics.waiting(),
             slots.found(),
+            slots.log.superseded.encode(),
             Sums(slots.log.sums.needed(slots.second, slots.log_since), slots.wheel.sums),
         ).encode()
 

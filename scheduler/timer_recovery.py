@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
-from scheduler.timer_files import Found, Sums, TimerCheck, TimerNote
+from scheduler.timer_files import NO_OFFSETS, Found, Sums, TimerCheck, TimerNote
 from scheduler.timer_log import NO_MESSAGE, NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_parking import is_parked
 from scheduler.timer_places import UnitPlaces
 from scheduler.timer_second import is_among
-from scheduler.timer_sums import LogSums
+from scheduler.timer_sums import LogSums, is_superseded
 from scheduler.timer_wheel import HOUR, HOURS, SLOTS, TimerWheel
 from storage.consume_queue import TIMER_TOPIC, ConsumeQueue
 from storage.errors import StoreFormatError
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_NEAR_SECONDS: Final = 60
+"""What was put off by less has its turn soon."""
+
 
 class Start(NamedTuple):
     """Where timers go on. See `timer_files` for `second` to `waiting`."""
@@ -56,6 +60,8 @@ class Start(NamedTuple):
     """Where `waiting` is of, as far as the slot of `second` goes: a physical offset."""
     found: Found = Found()
     """What became of messages, as records from the noted `since` on, and those before it, tell."""
+    parked: frozenset[tuple[int, int]] = frozenset()
+    """Slots that may have messages that a pause held back: the seconds, and the hashes of the topics."""
 
     @property
     def done(self) -> Offsets:
@@ -98,6 +104,10 @@ class TimerRecovery:
         self._recovered = recovered
         self.places = UnitPlaces(timer_log)
         """Where the units of messages are, when `run` is done: found in the same pass over the log as all else."""
+        self._parked: set[tuple[int, int]] = set()
+        """See `Start`."""
+        self._parked_done: dict[int, int] = {}
+        """How many of those messages were delivered since the note, by the hash of the topic."""
         self._reason = "no timer log to go by"
         """Why the log is not what the checkpoint knew."""
 
@@ -168,11 +178,12 @@ class TimerRecovery:
             self._recovered.end,
             note.log_end,
             note.queue_offset,
-            note.waiting,
+            {key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
             counted_at,
             self._found(note.second, note.found, counted, others)._replace(
                 counted=_joined([note.found.counted, counted.delivered]), moved=moved, moved_by=moved_by
             ),
+            frozenset(self._parked),
         )
 
     def _found(self, second: int, before: Found, *more: Origins) -> Found:
@@ -198,7 +209,9 @@ class TimerRecovery:
         for _, units in self._log.scan(note.log_end, self._log.end):
             changed[seconds_of(units) % SLOTS // HOUR] = True
         self._log.truncate(note.log_end)
+        self._log.superseded.load(note.superseded)
         self._drop_before(min(sums.log, default=0))
+        delivered = _joined([self._recovered.origins.delivered])
         if has_wheel and len(sums.wheel) == HOURS:
             hours = self._wheel.check(note.second, sums.wheel)
         else:
@@ -214,6 +227,7 @@ class TimerRecovery:
             if noted is not found:
                 noted.add(position, _without_marks(units, withdrawn))
             self._note_places(position, units)
+            self._look_for_parked(position, units, note.second, delivered)
             if has_to_fill:
                 self._put_into_wheel(position, units, note.second, hours)
         for base in sorted(noted.by_file.keys() | sums.log.keys()):
@@ -230,6 +244,23 @@ class TimerRecovery:
             log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
         self._log.sums = found
         return True
+
+    def _look_for_parked(self, position: int, units: Units, second: int, delivered: Offsets) -> None:
+        """Note in which slots messages are parked, of some units. Those that records behind the note say were delivered
+        were so by units that are cut off."""
+        seconds = seconds_of(units)
+        at = np.flatnonzero(seconds > second + _NEAR_SECONDS)
+        at = at[is_parked(units[at], seconds[at])]
+        if not len(at):
+            return
+        hashes, seconds = units["topic_hash"][at].astype(np.int32), seconds[at]
+        is_done = is_among(units["physical_offset"][at].astype(np.int64), delivered)
+        if is_done.any():
+            self._log.superseded.add(position + at[is_done] * UNIT_SIZE)
+            for key, count in zip(*np.unique(hashes[is_done], return_counts=True), strict=True):
+                self._parked_done[int(key)] = self._parked_done.get(int(key), 0) + int(count)
+        pairs = np.unique(np.stack((seconds, hashes.astype(np.int64)), axis=1)[~is_done], axis=0)
+        self._parked.update((second, key) for second, key in pairs.tolist())
 
     def _drop_before(self, position: int) -> None:
         """Forget and remove files that had no checksum any more, since nobody needed them: the broker ended before
@@ -290,6 +321,7 @@ class TimerRecovery:
         waiting: dict[int, int] = {}
         for position, units in self._log.scan(self._log.begin, self._log.end):
             waits = self._put_into_wheel(position, units, second, np.ones(HOURS, bool))
+            self._look_for_parked(position, units, second, NO_OFFSETS)
             for key, count in zip(*np.unique(waits, return_counts=True), strict=True):
                 waiting[int(key)] = waiting.get(int(key), 0) + int(count)
         self._wheel.establish()
@@ -330,7 +362,14 @@ class TimerRecovery:
         offset = min(max(offset if offset is not None else low, low), high)
         log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
         return Start(
-            second, self._store.log.end, self._log.end, offset, waiting, 0, self._found(self._now_second, Found())
+            second,
+            self._store.log.end,
+            self._log.end,
+            offset,
+            waiting,
+            0,
+            self._found(self._now_second, Found()),
+            frozenset(self._parked),
         )
 
     def _offset_behind_last(self) -> int | None:
@@ -359,6 +398,7 @@ class TimerRecovery:
 def _without_marks(units: Units, physical_offsets: Offsets) -> Units:
     """Units as they were before some messages were withdrawn: the marks may be in the file, or not yet."""
     is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets) & (units["magic"] & WITHDRAWN != 0)
+    is_one &= ~is_superseded(units)
     if not is_one.any():
         return units
     result = units.copy()

@@ -171,7 +171,7 @@ class Second:
         self.found_done: list[NDArray[np.int64]] = []
         """Physical offsets of all that recovery found delivered of it, as far as it is loaded."""
         self.is_touched = False
-        """Whether a message of this second has been delivered."""
+        """Whether a message of this second has been delivered, or put off by its topic's policy."""
         self._runs: list[_Run] = []
         """Of messages that are due in the same ms those of an earlier run are first."""
         self._fresh: list[Waits] = []
@@ -333,6 +333,10 @@ class Second:
                     del self.again[number]
                 break
         return NONE
+
+    def __len__(self) -> int:
+        """How many messages are here that have not been given another slot."""
+        return sum(map(len, self._runs)) + sum(map(len, self._fresh)) + self._older_count
 
     @property
     def head_ms(self) -> int | None:

@@ -194,7 +194,8 @@ def _waiting_timers(store: StoreFiles, progress: Progress) -> list[Waiting]:
         mine = units[due & is_message & (units["due_ms"] != APPLIED)]
         offsets.append(mine["physical_offset"].astype(np.int64))
         sizes.append(mine["record_size"].astype(np.int64))
-        marks = units[due & (units["magic"] & DELETE != 0) & (units["due_ms"] != APPLIED)]
+        # Of ours they have done what they are for, or mark a unit whose message got another one.
+        marks = units[due & (units["magic"] & NO_MESSAGE == DELETE)]
         deletes.append(Waiting(marks["physical_offset"].astype(np.int64), marks["record_size"].astype(np.int64)))
     found = [Waiting(a, b) for a, b in zip(offsets, sizes, strict=True)]
     for file in store.queue_files():

@@ -23,6 +23,7 @@ from scheduler.timer_files import Found, Sums, TimerNote
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_sums import FileSum
+from scheduler.timer_superseded import RUN
 from storage.budget import Pieces
 from storage.clock import look
 from storage.commitlog import Commitlog
@@ -408,10 +409,11 @@ def test_old_files_of_the_timer_log_go() -> None:
 def test_a_note_is_read_as_it_was_written() -> None:
     offsets = np.array([0, 3, 2**40, 2**61])
     hours = np.arange(336).astype(np.uint32)
+    runs = np.array([(52, 3), (2**40, 1)], RUN).tobytes()
     found = Found(77, offsets, offsets[1:3], offsets[:1], offsets[2:], np.array([52, 104]))
     for note in (
         TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10, 11: 12}),
-        TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
+        TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, runs, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
     ):
         data = note.encode()
         again = timer_files.decode_note(data)
@@ -421,8 +423,20 @@ def test_a_note_is_read_as_it_was_written() -> None:
         assert (again.second, again.waiting, again.found.recovered_to) == (1, note.waiting, note.found.recovered_to)
         assert timer_files.decode_note(data[:-1]) is None
         assert timer_files.decode_note(data + b"\0") is None
-        assert timer_files.decode_note(b"\x04" + data[1:]) is None
+        assert timer_files.decode_note(b"\x05" + data[1:]) is None
+        assert again.superseded == note.superseded
     assert timer_files.decode_note(b"") is None
+
+
+def test_a_note_without_runs_is_read() -> None:
+    """As the version before wrote it."""
+    note = TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10}, Found(77), b"", Sums({520: FileSum(7, 2**63)}))
+    data = note.encode()
+    without = b"\x03" + data[1 : -len(note.sums.encode()) - 4] + note.sums.encode()  # type: ignore[union-attr]
+    again = timer_files.decode_note(without)
+    assert again is not None
+    assert again.encode() == data
+    assert timer_files.decode_note(without[:-1]) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
