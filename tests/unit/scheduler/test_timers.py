@@ -8,6 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from storage.origins import Origins
 from storage.pull import ColdRead, ReadAhead
 from storage.retention import RetentionConfig
 from tests.unit.scheduler.test_timer_policies import TWINS
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
 
 DAY_MS = 86_400_000
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
@@ -674,6 +675,38 @@ def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
     world.pass_time(60_000)
     queue = world.store.ensure_queue("orders", 3)
     assert queue.next_offset == 30
+    assert world.timers.lost == 0
+    assert world.timers.metrics() == {}
+
+
+def test_what_is_not_in_the_wheel_yet_is_kept() -> None:
+    """With timerStopEnqueue it may be so for long: nothing but the queue tells of it, and needs its record."""
+    config = TimerConfig(log_segment_size=5200, stop_enqueue=True)
+    world = TimerWorld(config, segment_size=20_000, retention=RetentionConfig(reserved_hours=0, delete_when=ANY_HOUR))
+    for number in range(30):
+        world.send(START_MS + 1000 + 5000 * number, bytes(500))
+
+    def traffic() -> None:
+        for _ in range(4):
+            world.store.appender.begin(world.now_ms)
+            queue = world.store.ensure_queue("traffic", 0)
+            world.store.appender.add(queue, bytes(15_000), b"", 0, world.now_ms, HOST)
+            world.store.appender.commit()
+            world.pass_time(1000)
+            world.checkpoint()
+            world.owned.expire()
+
+    traffic()
+    assert world.store.log.begin == 0
+    world.open()
+    traffic()
+    assert world.store.log.begin == 0
+    world.timers.config = replace(config, stop_enqueue=False)
+    world.pass_time(20_000)
+    traffic()
+    assert world.store.log.begin > 0, "what waits in the wheel is appended again"
+    world.pass_time(200_000)
+    assert world.store.ensure_queue("orders", 3).next_offset == 30
     assert world.timers.lost == 0
     assert world.timers.metrics() == {}
 
