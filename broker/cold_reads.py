@@ -3,8 +3,8 @@ first, and whoever wanted it looks again."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from broker.turns import Step
@@ -17,8 +17,34 @@ from storage.files import Files
 T = TypeVar("T")
 
 TRIES: Final = 100
-"""A search by time among the messages of a queue makes some 60 reads. Where more are in vain, others take memory faster
-than it is filled."""
+"""How often something may have to be read that was read before: whoever takes memory takes it faster than it is filled
+then. A search that goes through more files than that reads each of them once."""
+_MAX_PLACES: Final = 10_000
+
+
+class Repeats:
+    """Counts what one piece of work has read again."""
+
+    def __init__(self) -> None:
+        self._places: set[Hashable] = set()
+        self._repeated = 0
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether the work is to wait for the disk itself now, or would never end."""
+        return self._repeated >= TRIES
+
+    def add(self, place: Hashable) -> None:
+        """Something has to be read; see `NotInMemory.place`."""
+        self._repeated += place in self._places
+        if len(self._places) < _MAX_PLACES:
+            self._places.add(place)
+
+    def clear(self) -> None:
+        """The work went on."""
+        if self._places:
+            self._places.clear()
+            self._repeated = 0
 
 
 class ColdReads:
@@ -40,37 +66,52 @@ class ColdReads:
 
     async def run(self, look: Callable[..., T], *arguments: Any) -> T:
         """Look, as often as something had to be read before. Raises what `look` raises, OSError for one."""
-        for _ in range(TRIES):
+        repeats = Repeats()
+        while not repeats.are_too_many:
             try:
                 return self.at_once(look, *arguments)
             except NotInMemory as missing:
+                repeats.add(missing.place)
                 read = missing.read
-            with suppress(OSError):  # whoever looks again is told, in its own words
-                await self._workers.run(Background.READS, read)
+            if not await self.read(read):
+                break  # whoever looks is told what is wrong, in its own words
         return look(*arguments)
+
+    async def read(self, read: Callable[[], object]) -> bool:
+        """Have a thread read, which may wait for the disk. Gives whether it could: whoever looks after that finds the
+        bytes in memory, or is told what is wrong."""
+        try:
+            await self._workers.run(Background.READS, read)
+        except OSError:
+            return False
+        return True
 
     def step(self, step: Step, wake: Callable[[], None]) -> Step:
         """A step that ends where it would have to wait for the disk; `wake` is called when a thread has read."""
-        failed = tries = 0
+        has_failed, repeats, under_way = False, Repeats(), set[Hashable]()
 
-        def read(error: Exception | None) -> None:
-            nonlocal failed
-            failed += error is not None
+        def read(place: Hashable, error: Exception | None) -> None:
+            nonlocal has_failed
+            under_way.discard(place)
+            has_failed |= error is not None
             wake()
 
         def run(now: Moment, budget: Budget) -> float | None:
-            nonlocal failed, tries
-            if failed or tries == TRIES:
+            nonlocal has_failed
+            if has_failed or repeats.are_too_many:
                 # It is told what is wrong, in its own words; or others take memory faster than it is filled.
-                failed = tries = 0
+                has_failed = False
+                repeats.clear()
                 return step(now, budget)
             try:
                 wait = self.at_once(step, now, budget)
             except NotInMemory as missing:
-                tries += 1
-                self._workers.start(Background.READS, missing.read, read)
+                if missing.place not in under_way:  # it may be called for something else meanwhile
+                    under_way.add(missing.place)
+                    repeats.add(missing.place)
+                    self._workers.start(Background.READS, missing.read, partial(read, missing.place))
                 return None
-            tries = 0
+            repeats.clear()
             return wait
 
         return run

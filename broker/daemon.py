@@ -6,7 +6,6 @@ requests, finish what is being handled, answer who waits, save the tables, flush
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import gc
 import os
@@ -65,7 +64,7 @@ from scheduler.pending import Pending
 from scheduler.timer_config import TimerConfig
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timers import Timers
-from storage.budget import Budget as SliceBudget
+from storage.budget import Budget
 from storage.clock import Clock, Moment, MovableClock, SystemClock, look
 from storage.config_file import ConfigFile
 from storage.durability import Durability
@@ -115,7 +114,7 @@ class Broker:
         clock: Clock | None = None,
         files: Files | None = None,
         workers: Callable[[asyncio.AbstractEventLoop], Workers] = ThreadWorkers,
-        budget: Callable[[float], SliceBudget] = TimeBudget,
+        budget: Callable[[float], Budget] = TimeBudget,
         request_budget: RequestBudget | None = None,
     ) -> None:
         """`clock`, `files`, `workers`, `budget` and `request_budget`: the machine's unless given, by a simulation."""
@@ -337,11 +336,9 @@ class Broker:
         )
         sources = Sources(config, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock)
         staging = Staging(store, topics.table, levels, timers)
-        send = SendHandlers(
-            config, store, topics, groups, levels, timers, staging, held, router, clock, self._read_apart, reads, limits
-        )
+        send = SendHandlers(config, store, topics, groups, levels, timers, staging, held, router, clock, reads, limits)
         send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock, reads)
-        self._slices = slices = Slices(self._turns.share, self._read_apart, reads)
+        self._slices = slices = Slices(self._turns.share, reads)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
@@ -415,10 +412,10 @@ class Broker:
 
     # --- turns
 
-    def _step_durability(self, now: Moment, budget: SliceBudget) -> float | None:
+    def _step_durability(self, now: Moment, budget: Budget) -> float | None:
         return self.durability.step(now, budget, self._real_clock.now_ms())
 
-    def _step_levels(self, now: Moment, budget: SliceBudget) -> float | None:
+    def _step_levels(self, now: Moment, budget: Budget) -> float | None:
         before = self.store.log.end
         try:
             return _wait(self.levels.step(now, budget), now)
@@ -477,11 +474,6 @@ class Broker:
         """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
         self._workers.start(Background.READS, job.run, lambda error: done())
 
-    async def _read_apart(self, job: ColdRead) -> None:
-        """As `_read_cold`, for a coroutine."""
-        with contextlib.suppress(OSError):
-            await self._workers.run(Background.READS, job.run)
-
     def _connect(self) -> Connection:
         return Connection(self.router, self._loop, self._budget, self._output, self._request_turns)
 
@@ -535,7 +527,7 @@ class Broker:
         """Leave the timers' files so that Apache's broker can go on with them; ours knows without."""
         done: asyncio.Future[None] = self._loop.create_future()
 
-        def step(now: Moment, budget: SliceBudget) -> float | None:
+        def step(now: Moment, budget: Budget) -> float | None:
             try:
                 while self.timers.hand_over_some(now.wall_ms):
                     if budget.is_spent:

@@ -16,6 +16,7 @@ import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -53,6 +54,7 @@ _MAX_REMARK: Final = 1024
 _MAX_LOGGED_A_SECOND: Final = 50
 _MAX_ENDS_LOGGED_A_SECOND: Final = 1000
 """Of connections that end, which has cost the client more than the line costs us."""
+_LATE: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short: the time is looked at once for so many."""
 
@@ -290,12 +292,14 @@ class Router:
         self.answer(connection, request, self._failed(connection, request, error))
 
     def answer_when_flushed(self, connection: Connection, request: Request[Any], answer: Answer) -> Answer:
-        """The answer to a request that appended a message: kept until the disk has it, where that is asked for."""
+        """The answer to a request that appended a message, or that says what became of one: kept until the disk has
+        what it goes by, where that is asked for."""
         if not self._sync_flush or answer is None:
             return answer
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
-            self._held.hold(self._log.end, connection, [data], 1, lambda: _late([data]))
+            late = partial(_instead, data, ResponseCode.FLUSH_DISK_TIMEOUT, _LATE, keep_fields=True, of_all=True)
+            self._held.hold(self._log.end, connection, [data], 1, lambda: [late()])
         return None
 
     def _error(self, command: Command, frame_codec: int, code: int, remark: str) -> bytes | None:
@@ -396,15 +400,15 @@ class Router:
 def _late(answers: list[bytes]) -> list[bytes]:
     """The answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read where the
     message is from these too."""
-    remark = "the disk did not confirm the message in time"
-    return [_instead(answer, ResponseCode.FLUSH_DISK_TIMEOUT, remark, keep_fields=True) for answer in answers]
+    return [_instead(answer, ResponseCode.FLUSH_DISK_TIMEOUT, _LATE, keep_fields=True) for answer in answers]
 
 
-def _instead(answer: bytes, code: int, remark: str, *, keep_fields: bool = False) -> bytes:
-    """An answer that is not to be given: with this code if it is a success; who was refused is refused."""
+def _instead(answer: bytes, code: int, remark: str, *, keep_fields: bool = False, of_all: bool = False) -> bytes:
+    """An answer that is not to be given: with this code if it is a success; who was refused is refused, unless it is
+    `of_all`."""
     (frame,) = FrameReader().receive_data(answer)
     command = codec.decode(frame)
-    if command.code != ResponseCode.SUCCESS:
+    if command.code != ResponseCode.SUCCESS and not of_all:
         return answer
     command.code, command.remark = code, remark
     if not keep_fields:

@@ -274,7 +274,7 @@ class TimerChanges:
             self._keeping = None  # the next search begins anew, and finds what is withdrawn already
             raise
         if isinstance(was_needed, ColdRead):
-            raise NotInMemory("what still waits", was_needed.run)
+            raise NotInMemory("what still waits", was_needed.place, was_needed.run)
         if was_needed is None:
             self._keeping = None
         return was_needed

@@ -613,7 +613,7 @@ class Timers:
             self._expiring = None  # the next search begins anew
             raise
         if isinstance(paths, ColdRead):
-            raise NotInMemory("the timer log", paths.run)
+            raise NotInMemory("the timer log", paths.place, paths.run)
         if paths is None:
             self._expiring = None
         return paths

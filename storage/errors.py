@@ -17,7 +17,7 @@ StoreError
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 
 class StoreError(Exception):
@@ -77,10 +77,11 @@ class RecordTooLarge(RecordIllegal):
 
 class NotInMemory(StoreError):
     """A read would have to wait for the disk. `read` makes it, in any thread; it raises OSError. What was read is in
-    memory then, for a while."""
+    memory then, for a while. `place` tells it from other reads, wherever they are made."""
 
-    def __init__(self, path: str, read: Callable[[], object]) -> None:
+    def __init__(self, path: str, place: Hashable, read: Callable[[], object]) -> None:
         super().__init__(f"{path}: not in memory")
+        self.place = place
         self.read = read
 
 

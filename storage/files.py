@@ -175,7 +175,7 @@ class OsFile:
             return bytes(data)
         if offset + size > (end := os.fstat(self._descriptor()).st_size):
             return self.read(offset, end - offset) if offset < end else b""
-        raise NotInMemory(self.path, lambda: self.read_apart([(offset, size)]))
+        raise NotInMemory(self.path, (self.path, offset), lambda: self.read_apart([(offset, size)]))
 
     def read_ranges(self, ranges: Ranges) -> bytes:
         """See File."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -161,6 +161,14 @@ class ColdRead:
                     self._files.append((file, []))
                 self._files[-1][1].append((position, size))
 
+    @property
+    def place(self) -> Hashable:
+        """See `NotInMemory`."""
+        if not self._files:
+            return None
+        file, ranges = self._files[0]
+        return file.path, ranges[0][0]
+
     def run(self) -> bytes:
         """Read. Raises OSError, FileNotFoundError where retention removed the file meanwhile."""
         return b"".join([file.read_apart(ranges) for file, ranges in self._files])
@@ -171,6 +179,11 @@ class _Missing(ColdRead):
 
     def __init__(self, missing: NotInMemory) -> None:
         self.missing = missing
+
+    @property
+    def place(self) -> Hashable:
+        """See `NotInMemory`."""
+        return self.missing.place
 
     def run(self) -> bytes:
         """Read. Raises OSError."""

@@ -141,25 +141,24 @@ class Recovery:
         self._removed = {topic.encode(): end for topic, end in check.removed.items()}
         """By removed topic, the physical offset before which its records are of nobody."""
         self._former: set[str] = set()
-        """Removed topics of which there may be files still."""
+        """Directories of queues that removed topics had, whose removal did not come to its end."""
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
         OSError."""
         self._log.load()
         check = self._check
-        if check.is_whole:
-            # What a topic of the same name has got since is noted, or in the commitlog behind the checkpoint.
-            noted = {topic for topic, _ in [*check.segments, *check.unknown]}
-            self._former = {topic for topic, end in check.removed.items() if end > self._log.begin} - noted
+        removed = {topic for topic, end in check.removed.items() if end > self._log.begin and check.is_whole}
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
-            if topic in self._former:
-                continue
             for name in self._files.list(os.path.join(self._queue_directory, topic)):
                 if not name.isdecimal():
                     continue
                 key = topic, int(name)
+                if topic in removed and key not in check.segments and key not in check.unknown:
+                    # What a queue of the same name has got since is noted, or in the commitlog behind the checkpoint.
+                    self._former.add(os.path.join(self._queue_directory, topic, name))
+                    continue
                 queue = self._queues[key] = self._open_queue(*key)
                 try:
                     queue.load()
@@ -201,9 +200,9 @@ class Recovery:
         done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
+        for directory in self._former:
+            self._files.remove_tree(directory)
         self._make_way()
-        for topic in self._former:
-            self._files.remove_tree(os.path.join(self._queue_directory, topic))
         try:
             if self._missing is not None:
                 raise self._missing

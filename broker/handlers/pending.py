@@ -198,8 +198,9 @@ class PendingHandlers:
                     await self._change_selected(_selection_to_change(header), header, done)
         except Refused as error:
             changed = sum(done.counts.values())
-            raise Refused(error.code, f"{error.remark} (after {changed} messages)") from None
-        answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(done))
+            answer = response(error.code, f"{error.remark} (after {changed} messages)")
+        else:
+            answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(done))
         return self._router.answer_when_flushed(connection, request, answer)
 
     def _named(self, header: ChangePending) -> Iterator[_Found]:

@@ -8,7 +8,7 @@ in a thread where the disk has to be waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 from broker.cold_reads import ColdReads
@@ -24,21 +24,15 @@ MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 """So many sends wait, or so large ones, until further ones are refused."""
 
-ReadApart = Callable[[ColdRead], Awaitable[None]]
-"""Reads where it may wait; the records are in memory then, or it shows when they are read again that they are not."""
-
 
 class Replacements:
     """The sends that wait for their turn."""
 
-    def __init__(
-        self, store: MessageStore, timers: Timers, clock: Clock, read_apart: ReadApart, reads: ColdReads
-    ) -> None:
+    def __init__(self, store: MessageStore, timers: Timers, clock: Clock, reads: ColdReads) -> None:
         """`clock`: the messages' clock."""
         self._store = store
         self._clock = clock
         self._timers = timers
-        self._read_apart = read_apart
         self._reads = reads
         self._turn = asyncio.Lock()
         self._waiting = self._waiting_bytes = 0
@@ -62,7 +56,7 @@ class Replacements:
                 await self._known()
                 ranges = await self._reads.run(self._timers.changes.replaced_by, topic, key, self._clock.now_ms())
                 if ranges and not self._store.is_cached(ranges):
-                    await self._read_apart(ColdRead(self._store.log, ranges))
+                    await self._reads.read(ColdRead(self._store.log, ranges).run)
                 return stage()
         finally:
             self._waiting -= 1

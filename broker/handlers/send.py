@@ -17,7 +17,7 @@ from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import BrokerError, Refused
 from broker.groups import Groups
-from broker.handlers.replace import ReadApart, Replacements
+from broker.handlers.replace import Replacements
 from broker.handlers.staging import (
     HOST_FLAGS,
     TIMER_NAMES,
@@ -99,7 +99,6 @@ class SendHandlers:
         held: HeldAnswers,
         router: Router,
         clock: Clock,
-        read_apart: ReadApart,
         reads: ColdReads,
         limits: Limits,
     ) -> None:
@@ -115,7 +114,7 @@ class SendHandlers:
         self._staging = staging
         self._held = held
         self._router = router
-        self._replacements = Replacements(store, timers, clock, read_apart, reads)
+        self._replacements = Replacements(store, timers, clock, reads)
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
         self.reconfigure(config)
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}

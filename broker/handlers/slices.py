@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import TypeVar
 
-from broker.cold_reads import TRIES, ColdReads
+from broker.cold_reads import ColdReads, Repeats
 from broker.errors import Refused
-from broker.handlers.replace import ReadApart
 from protocol.codes import ResponseCode
 from storage.budget import SPENT, Budget
 from storage.pull import ColdRead
@@ -23,11 +22,10 @@ def always() -> bool:
 class Slices:
     """Does the work of all requests that have much."""
 
-    def __init__(self, share: Callable[[], Awaitable[Budget]], read_apart: ReadApart, reads: ColdReads) -> None:
-        """`share` gives a piece of work its part of the next turn of the loop, `read_apart` has a thread read."""
+    def __init__(self, share: Callable[[], Awaitable[Budget]], reads: ColdReads) -> None:
+        """`share` gives a piece of work its part of the next turn of the loop."""
         self._reads = reads
         self._share = share
-        self._read_apart = read_apart
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -47,17 +45,20 @@ class Slices:
                 if self._is_stopped or not goes_on():
                     raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the search was given up")
             if isinstance(found, ColdRead):
-                await self._read_apart(found)
+                await self._reads.read(found.run)
             elif found is not None:
                 yield found
 
     def _at_once(self, steps: Iterable[T | ColdRead | None]) -> Iterator[T | ColdRead | None]:
         """The steps, none of which may wait for the disk."""
-        iterator, tries = iter(steps), 0
+        iterator, repeats = iter(steps), Repeats()
         while True:
             try:
-                found = next(iterator) if tries == TRIES else self._reads.at_once(next, iterator)
+                found = next(iterator) if repeats.are_too_many else self._reads.at_once(next, iterator)
             except StopIteration:
                 return
-            tries = tries + 1 if isinstance(found, ColdRead) and tries < TRIES else 0
+            if isinstance(found, ColdRead) and not repeats.are_too_many:
+                repeats.add(found.place)
+            else:
+                repeats.clear()
             yield found

@@ -86,7 +86,8 @@ class TimerHandlers:
     # --- cancelling
 
     async def recall(self, connection: Connection, request: Request[RecallMessage]) -> Answer:
-        """Cancel the message that a handle names. It is answered when that is as durable as a send would be."""
+        """Cancel the message that a handle names. It is answered when that is as durable as a send would be; also where
+        the message was delivered before, which may be in memory only."""
         header = request.header
         self.check_allowed("recall")
         if self._topics.get(header.topic) is None:
@@ -104,9 +105,10 @@ class TimerHandlers:
         else:
             result = await self._recall_key(connection, handle, request.now_ms)
         if result in _NOT_RECALLED:
-            raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
-        answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
-        answer.ext["MSG_REGION"] = self._config.region
+            answer = response(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
+        else:
+            answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
+            answer.ext["MSG_REGION"] = self._config.region
         return self._router.answer_when_flushed(connection, request, answer)
 
     async def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:

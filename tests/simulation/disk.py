@@ -422,7 +422,7 @@ class DiskFile:
     def read(self, offset: int, size: int) -> bytes:
         ranges = ((offset, size),)
         if not self._disk.may_wait and not self._disk.is_in_memory(self._node, ranges):
-            raise NotInMemory(self.path, lambda: self.read_apart(ranges))
+            raise NotInMemory(self.path, (self.path, offset), lambda: self.read_apart(ranges))
         disk = self._disk
         if disk.loop_must_not_wait and not disk.is_read_to_wait and not disk.is_in_memory(self._node, ranges):
             disk.loop_waits[self.path] += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import selectors
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import greenlet
@@ -80,6 +80,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(self._failed)
         self.failures: list[str] = []
         """Exceptions that nobody took."""
+        self._generators: dict[int, Process] = {}
+        """By the identity of an asynchronous generator, whose it is."""
 
     # --- time
 
@@ -130,6 +132,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return self.call_at(self.time() + delay, callback, *arguments)
         finally:
             self.process = before
+
+    def _asyncgen_firstiter_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        self._generators[id(agen)] = self.process
+        super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]
+
+    def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
+        """Nobody is left to close what a dead process was in the middle of."""
+        if self._generators.pop(id(agen), self.process).is_alive:
+            super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
     # --- jobs
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from broker.cold_reads import TRIES, ColdReads
+from broker.handlers.slices import Slices
 from broker.workers import ThreadWorkers
 from protocol.codes import RequestCode
 from protocol.command import Command
@@ -26,8 +28,10 @@ from protocol.headers import (
     ViewMessage,
 )
 from storage.budget import UNLIMITED, Budget
+from storage.clock import Moment
 from storage.errors import NotInMemory
 from storage.files import OsFile, OsFiles, Ranges
+from storage.pull import ColdRead, patiently
 from tests.support.broker import UnboundBroker, running
 from tests.support.wire import pull, request, send
 from tests.unit.broker.test_clients import heartbeat
@@ -52,7 +56,7 @@ class ColdFile(OsFile):
         if not missing or not owner.is_cold:
             return super().read(offset, size)
         assert not owner.may_wait, f"the loop would wait for the disk: {self.path}, {size} bytes at {offset}"
-        raise NotInMemory(self.path, lambda: self.read_apart([(offset, size)]))
+        raise NotInMemory(self.path, (self.path, offset), lambda: self.read_apart([(offset, size)]))
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
         owner = self._owner
@@ -147,7 +151,7 @@ async def test_who_never_gets_what_was_read_waits_in_the_end(tmp_path: Path) -> 
     def look() -> str:
         if files.may_wait:
             return "found"
-        raise NotInMemory("a file", lambda: reads.append(1))
+        raise NotInMemory("a file", 0, lambda: reads.append(1))
 
     async def share() -> Budget:
         return UNLIMITED
@@ -158,20 +162,21 @@ async def test_who_never_gets_what_was_read_waits_in_the_end(tmp_path: Path) -> 
         cold.at_once(look)
     assert files.may_wait
     assert await cold.run(look) == "found"
-    assert len(reads) == TRIES
+    assert len(reads) == 1 + TRIES
     assert await cold.each([look, lambda: "at once"]) == ["found", "at once"]
     workers.stop()
 
 
-async def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    files = OsFiles()
+async def test_a_disk_that_cannot_be_read_is_told_after_one_try(tmp_path: Path) -> None:
+    files, tries = OsFiles(), []
 
     def fail() -> None:
+        tries.append(files.may_wait)
         raise OSError(5, "Input/output error")
 
     def look() -> str:
         if not files.may_wait:
-            raise NotInMemory("a file", fail)
+            raise NotInMemory("a file", 0, fail)
         fail()
         return ""
 
@@ -181,4 +186,84 @@ async def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     workers = ThreadWorkers(asyncio.get_running_loop())
     with pytest.raises(OSError, match="Input/output"):
         await ColdReads(files, workers, share).run(look)
+    assert len(tries) == 2
+    workers.stop()
+
+
+async def test_what_goes_through_many_files_waits_for_none(tmp_path: Path) -> None:
+    """Each is read once: that is no sign of somebody who takes the memory."""
+    files, known = OsFiles(), set[int]()
+    count = 3 * TRIES
+
+    def look(place: int) -> None:
+        assert not files.may_wait
+        if place not in known:
+            raise NotInMemory("a file", place, lambda: known.add(place))
+
+    def look_at_all() -> int:
+        for place in range(count):
+            look(place)
+        return count
+
+    async def share() -> Budget:
+        return UNLIMITED
+
+    workers = ThreadWorkers(asyncio.get_running_loop())
+    cold = ColdReads(files, workers, share)
+    # At once, though from the start again after each read.
+    assert await cold.run(look_at_all) == count
+
+    def search() -> Iterator[ColdRead]:
+        for place in range(count):
+            yield from patiently(partial(look, place))
+
+    # In steps that begin where they ended.
+    known.clear()
+    searching, woken = search(), asyncio.Event()
+
+    def step(now: Moment, budget: Budget) -> float | None:
+        for found in searching:
+            raise NotInMemory("a file", found.place, found.run)
+        return 1.0
+
+    run = cold.step(step, woken.set)
+    while run(Moment(0, 0.0), UNLIMITED) is None:
+        await woken.wait()
+        woken.clear()
+
+    # For a request.
+    known.clear()
+    async for _ in Slices(share, cold).of(search(), is_patient=True):
+        raise AssertionError("a search that finds nothing")
+    assert len(known) == count
+    workers.stop()
+
+
+async def test_a_step_that_is_called_while_it_reads_reads_once(tmp_path: Path) -> None:
+    """As the step that keeps the store durable is, for each flush."""
+    files, goes_on, reads, steps = OsFiles(), threading.Event(), [], 0
+
+    def read() -> None:
+        goes_on.wait(10)
+        reads.append(1)
+
+    def step(now: Moment, budget: Budget) -> float | None:
+        nonlocal steps
+        steps += 1
+        if reads:
+            return 1.0
+        assert not files.may_wait
+        raise NotInMemory("a file", 0, read)
+
+    async def share() -> Budget:
+        return UNLIMITED
+
+    workers, woken = ThreadWorkers(asyncio.get_running_loop()), asyncio.Event()
+    run = ColdReads(files, workers, share).step(step, woken.set)
+    for _ in range(2 * TRIES):
+        assert run(Moment(0, 0.0), UNLIMITED) is None
+    goes_on.set()
+    await woken.wait()
+    assert run(Moment(0, 0.0), UNLIMITED) == 1.0
+    assert (len(reads), steps) == (1, 2 * TRIES + 1)
     workers.stop()

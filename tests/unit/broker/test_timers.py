@@ -31,6 +31,7 @@ from scheduler.timers import Timers, TimerState
 from storage.budget import Budget
 from storage.clock import Moment, SystemClock
 from storage.errors import StoreError
+from storage.jobs import Lane
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -297,6 +298,35 @@ async def test_the_answer_waits_for_the_disk_as_a_sends_does(
         while peer.answer_of(command) is None:
             await asyncio.sleep(0)
         assert broker.store.log.flushed == broker.store.log.end
+
+
+async def test_what_is_told_of_a_delivery_waits_for_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would take the delivery, and the message came after its sender was told that it had come."""
+    async with running(tmp_path, "flushDiskType=SYNC_FLUSH", "syncFlushTimeout=1000") as broker:
+        peer = broker.connect()
+        answer = await peer.ask(send("T", properties="UNIQ_KEY\x01U1\x02TIMER_DELAY_SEC\x0160"))
+        let_say(monkeypatch, broker.timers, Cancelled.DELIVERED)
+        broker.lanes.hold(Lane.FLUSH)
+        peer.post(send("T"))  # whatever was written last
+        in_time, late = (recall(answer.ext["recallHandle"]) for _ in range(2))
+        peer.post(in_time)
+        await turns(20)
+        assert peer.answer_of(in_time) is None
+        broker.lanes.let_go(Lane.FLUSH)
+        while (told := peer.answer_of(in_time)) is None:
+            await asyncio.sleep(0)
+        assert (told.code, told.remark) == (604, "recall failed, the message is already delivered")
+
+        broker.lanes.hold(Lane.FLUSH)
+        peer.post(send("T"), late)
+        await turns(20)
+        asyncio.get_running_loop().advance(1.1)  # type: ignore[attr-defined]
+        while (told := peer.answer_of(late)) is None:
+            await asyncio.sleep(0)
+        assert told.code == ResponseCode.FLUSH_DISK_TIMEOUT
+        broker.lanes.let_go(Lane.FLUSH)
 
 
 @pytest.mark.parametrize("by", ["handle", "id"])

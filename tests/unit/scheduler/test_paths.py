@@ -228,7 +228,7 @@ def test_nothing_is_lost_or_doubled_when_the_store_takes_only_some(is_async: boo
 # --- reads that fail
 
 
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), NotInMemory("a file", lambda: None)])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), NotInMemory("a file", 0, lambda: None)])
 @pytest.mark.parametrize("failing", range(1, 8))
 @pytest.mark.parametrize("is_async", [False, True])
 def test_whichever_read_fails_once_everything_is_delivered(

@@ -501,6 +501,26 @@ def test_what_is_left_of_a_removed_topics_files_goes_at_the_next_start() -> None
     assert not world.files.exists(f"{QUEUES}/a")
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_all_queues_of_a_removed_topic_go_where_one_has_messages_again(*, is_noted: bool) -> None:
+    """As after a power cut that undid the removal of the directories."""
+    world = filled()
+    world.checkpoint()
+    former = {path: bytes(node.data) for path, node in world.files.names.items() if path.startswith(f"{QUEUES}/a/")}
+    assert len({os.path.dirname(path) for path in former}) > 1
+    removed(world, "a")
+    world.send("a", 0, 2)
+    if is_noted:
+        world.checkpoint()
+    for path, data in former.items():
+        if not world.files.exists(path):
+            world.files.make_directories(os.path.dirname(path))
+            world.files.create(path, len(data)).write(0, data)
+    after_kill(world)
+    world.send("a", 1, 2)
+    after_kill(world)
+
+
 def test_records_that_come_after_the_log_was_cut_are_not_of_a_topic_removed_before() -> None:
     """Where a power cut takes the end of the log, new records lie before the position of the removal."""
     world = filled()
