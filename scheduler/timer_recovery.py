@@ -249,7 +249,7 @@ class TimerRecovery:
         """Note in which slots messages are parked, of some units. Those that records behind the note say were delivered
         were so by units that are cut off."""
         seconds = seconds_of(units)
-        at = np.flatnonzero(seconds > second + _NEAR_SECONDS)
+        at = np.flatnonzero(seconds > second)
         at = at[is_parked(units[at], seconds[at])]
         if not len(at):
             return
@@ -259,7 +259,8 @@ class TimerRecovery:
             self._log.superseded.add(position + at[is_done] * UNIT_SIZE)
             for key, count in zip(*np.unique(hashes[is_done], return_counts=True), strict=True):
                 self._parked_done[int(key)] = self._parked_done.get(int(key), 0) + int(count)
-        pairs = np.unique(np.stack((seconds, hashes.astype(np.int64)), axis=1)[~is_done], axis=0)
+        places = np.stack((seconds, hashes.astype(np.int64)), axis=1)
+        pairs = np.unique(places[~is_done & (seconds > second + _NEAR_SECONDS)], axis=0)
         self._parked.update((second, key) for second, key in pairs.tolist())
 
     def _drop_before(self, position: int) -> None:

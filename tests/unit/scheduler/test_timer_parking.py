@@ -213,11 +213,10 @@ def test_the_policy_that_follows_a_pause_counts(
 
 @pytest.mark.parametrize("policy", [None, TimerPolicy(rate=20), TimerPolicy(spread_ms=3000), TimerPolicy(newest=True)])
 @pytest.mark.parametrize("checkpoints", ["none", "at first", "each", "each, and a clean stop"])
-def test_it_comes_once_over_kills(
-    few: None, policy: TimerPolicy | None, checkpoints: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("window", [20, 172_800])
+def test_it_comes_once_over_kills(few: None, policy: TimerPolicy | None, checkpoints: str, window: int) -> None:
     """A kill after each few of what comes back."""
-    world = TimerWorld(TimerConfig(log_segment_size=52 * 30))
+    world = TimerWorld(TimerConfig(log_segment_size=52 * 30, roll_window=window))
     places = parked(world, 60)
     assert world.cancel(places[30]) is Cancelled.CANCELLED
     if checkpoints != "none":
@@ -228,7 +227,7 @@ def test_it_comes_once_over_kills(
         for _ in range(5 + number % 7):
             world.step(SPENT)
         if policy is not None:
-            world.clock.advance(50)
+            world.clock.advance(150)
         if "each" in checkpoints:
             world.checkpoint()
             for _ in range(number % 3):
@@ -236,11 +235,14 @@ def test_it_comes_once_over_kills(
         if number % 50 == 10 and "stop" in checkpoints:
             world.close()
         world.open()
+        for place, body in zip(places, names(1, 61), strict=True):
+            if body in world.bodies()[came:]:
+                assert world.cancel(place) in (Cancelled.DELIVERED, Cancelled.NO_LONGER_WAITS)
         if len(world.bodies()) == came == 59 and not world.state().pending:
             break
     assert checkpoints == "none" or number > 10
     world.timers.set_policy("orders", policy)
-    world.pass_time(10_000)
+    world.pass_time(90_000)
     expected = Counter(names(1, 31) + names(32, 61))
     assert Counter(world.bodies()) == expected
     assert world.timers.metrics() == {}
