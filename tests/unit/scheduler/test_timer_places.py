@@ -16,7 +16,7 @@ from scheduler import timer_places
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_loading import Loading
 from scheduler.timer_log import APPLIED, UNIT, UNIT_SIZE, TimerLog
-from scheduler.timer_places import BLOCK_UNITS, UnitPlaces
+from scheduler.timer_places import UnitPlaces
 from scheduler.timer_policies import policy_of
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
