@@ -61,15 +61,7 @@ class Superseded:
         found = [
             self._blocks[number] for number in range(position // _BLOCK, -(-end // _BLOCK)) if number in self._blocks
         ]
-        if not found:
-            return units
-        at = np.concatenate(found)
-        at = at[(at >= position) & (at < end)]
-        if not len(at):
-            return units
-        marked = units.copy()
-        marked["magic"][(at - position) // _UNIT_SIZE] |= _MARK
-        return marked
+        return marked(position, units, np.concatenate(found)) if found else units
 
     def drop_before(self, position: int) -> None:
         """Forget those before a position, whose files are gone."""
@@ -85,8 +77,7 @@ class Superseded:
 
     def load(self, data: bytes) -> None:
         """Take in what a note says."""
-        for position, count in np.frombuffer(data, RUN).tolist():
-            self.add(position + np.arange(count) * _UNIT_SIZE)
+        self.add(positions_of(data))
 
     # --- the files
 
@@ -138,6 +129,22 @@ class _Marking:
                 file.write_apart(writes)
                 writes = []
         self.is_done = True
+
+
+def positions_of(data: bytes) -> Positions:
+    """The positions that a note has, ascending."""
+    runs = [position + np.arange(count) * _UNIT_SIZE for position, count in np.frombuffer(data, RUN).tolist()]
+    return np.concatenate(runs) if runs else np.empty(0, np.int64)
+
+
+def marked(position: int, units: Units, superseded: Positions) -> Units:
+    """Units that lie at a position, one behind the other, marked where they are superseded."""
+    at = superseded[(superseded >= position) & (superseded < position + len(units) * _UNIT_SIZE)]
+    if not len(at):
+        return units
+    result = units.copy()
+    result["magic"][(at - position) // _UNIT_SIZE] |= _MARK
+    return result
 
 
 def _runs(blocks: dict[int, Positions]) -> NDArray[Any]:

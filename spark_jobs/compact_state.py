@@ -21,6 +21,7 @@ import numpy as np
 
 from scheduler import runs, timer_files
 from scheduler.timer_log import DELETE, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_superseded import marked, positions_of
 from spark_jobs.errors import JobError
 from spark_jobs.writers.spill import save
 from storage import checkpoint
@@ -171,11 +172,13 @@ def _timers(store: StoreFiles, found: Checkpoint) -> Timers | None:
     if not names or (check is None and note is None):
         return None
     segment_size = names[0][1]
+    superseded = positions_of(note.superseded if note is not None else b"")
     parts = []
     for name, size in names:
         if size != segment_size:
             raise JobError(f"{store.path}/timerlog/{name}: has {size} bytes, the first file has {segment_size}")
-        parts.append(_units_of_log(store, name, size))
+        # The note tells of some that their messages got others; the files may not say so yet.
+        parts.append(marked(int(name), _units_of_log(store, name, size), superseded))
     units = np.concatenate(parts)
     if note is not None:
         enqueued, second = note.queue_offset, note.second

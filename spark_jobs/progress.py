@@ -20,6 +20,7 @@ from scheduler.delay_levels import DelayLevels
 from scheduler.runs import Run
 from scheduler.timer_log import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_log import UNIT as TIMER_UNIT
+from scheduler.timer_superseded import marked, positions_of
 from spark_jobs.ranges import at_offsets, plan, walks
 from spark_jobs.roles import NO_ORIGIN, SCHEDULE_TOPIC, TIMER_TOPIC, Roles
 from storage import checkpoint
@@ -265,7 +266,11 @@ def timer_columns(units: Any, position: int) -> dict[str, Any]:
 
 
 def timer_units(store: StoreFiles) -> Iterator[tuple[int, Any]]:
-    """The units of the timer log, in order, a part at a time, as `scheduler.timer_log.UNIT`, and their position."""
+    """The units of the timer log, in order, a part at a time, as `scheduler.timer_log.UNIT`, and their position. Those
+    whose messages got others are marked, as the checkpoint says, also where the files do not say so yet."""
+    known = checkpoint.load(cast(Files, store), "checkpoint")
+    note = timer_files.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
+    superseded = positions_of(note.superseded if note is not None else b"")
     for name, size in store.sizes("timerlog"):
         if not name.isdecimal():
             continue
@@ -277,6 +282,6 @@ def timer_units(store: StoreFiles) -> Iterator[tuple[int, Any]]:
             if len(wrong):
                 units = units[: wrong[0]]
             if len(units):
-                yield int(name) + at, units
+                yield int(name) + at, marked(int(name) + at, units, superseded)
             if len(wrong):
                 break
