@@ -163,7 +163,7 @@ class Router:
             return position
         answers: list[bytes] = []
         run_frames = run_answers = -1
-        unsent, end, fault = 0, len(frames), None
+        unsent, end, fault, look_at = 0, len(frames), None, -1
         now_ms = self._clock.now_ms()
         routes, long_routes = self._routes_by_start, self._routes_by_long_start
         for number in range(position, len(frames)):
@@ -191,7 +191,7 @@ class Router:
                     run_frames, run_answers = number, len(answers)
             elif run_frames >= 0:
                 self._commit(connection, number - run_frames, answers, run_answers)
-                run_frames = -1
+                run_frames = look_at = -1
             if request is not None and route is not None:
                 try:
                     answer = self._call(connection, route, request)
@@ -200,16 +200,18 @@ class Router:
                     break
             if answer is not None:
                 answers.append(answer)
-                if len(answer) > _SMALL_ANSWER and run_frames < 0:
+                if run_frames < 0 and len(answer) > _SMALL_ANSWER:
                     unsent += len(answer)
                     if unsent > _UNSENT_BYTES:
                         connection.write_many(answers)
                         answers, unsent = [], 0
                         if not connection.takes_answers:
                             return number + 1
-            if (run_frames < 0 or number % _SENDS_A_LOOK == 0) and is_over():
-                end = number + 1
-                break
+            if number >= look_at:
+                if is_over():
+                    end = number + 1
+                    break
+                look_at = number + (_SENDS_A_LOOK if run_frames >= 0 else 1)
         if run_frames >= 0:
             self._commit(connection, end - run_frames, answers, run_answers)
         if answers:

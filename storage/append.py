@@ -129,7 +129,8 @@ class Appender:
         """Stage one message for a queue; gives its queue offset. `begin` comes before, `commit` after. The message
         has passed `check`, or is known to be small."""
         body_size = len(body)
-        size = queue.record_overhead + body_size + len(property_bytes)
+        properties_size = len(property_bytes)
+        size = queue.record_overhead + body_size + properties_size
         pack_head = _HEAD
         if len(born_host) != 8 or self._store_flag:
             sys_flag, head = self._with_ipv6(sys_flag, born_host)
@@ -162,7 +163,7 @@ class Appender:
             ),
             body,
             queue.topic_field,
-            _U16(len(property_bytes)),
+            _U16(properties_size),
             property_bytes,
         )
         queue.tail += _UNIT(position, size, tags_code)

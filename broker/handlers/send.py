@@ -232,7 +232,8 @@ class SendHandlers:
         physical_offset = self._appender.last_physical_offset
         if request.codec == JSON:
             head = self._answer_format % (physical_offset, queue_id, offset, request.opaque)
-            return _FRAME(len(head) + 4, len(head)) + head
+            size = len(head)
+            return _FRAME(size + 4, size) + head
         return self._answer(offset_message_id(self._appender.store_host, physical_offset), queue_id, offset)
 
     def _accepted_timer(

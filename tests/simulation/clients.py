@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,8 +59,10 @@ class Change:
 class Client:
     """A connection that is made anew when it is lost."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, asked: Callable[[Command], None] = lambda command: None) -> None:
+        """`asked` takes what the broker asks."""
         self._world = world
+        self._on_request = asked
         self._link: Link | None = None
         self._reader = FrameReader()
         self._waiting: dict[int, asyncio.Future[Command | None]] = {}
@@ -68,8 +71,11 @@ class Client:
     def received(self, data: bytes) -> None:
         for frame in self._reader.receive_data(data):
             command = codec.decode(frame)
+            if not command.flag & FLAG_RESPONSE:
+                self._on_request(command)
+                continue
             waiting = self._waiting.pop(command.opaque, None)
-            if command.flag & FLAG_RESPONSE and waiting is not None and not waiting.done():
+            if waiting is not None and not waiting.done():
                 waiting.set_result(command)
         assert self._reader.error is None, f"the broker sent nonsense: {self._reader.error}"
 
@@ -80,6 +86,11 @@ class Client:
         for future in waiting.values():
             if not future.done():
                 future.set_result(None)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection that is not lost, as far as the client knows."""
+        return self._link is not None
 
     def link(self) -> Link | None:
         if self._link is None:

@@ -13,10 +13,11 @@ from typing import Any
 
 from protocol.codes import RequestCode
 from protocol.command import Command
-from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage
+from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage, ResetOffset
 from protocol.headers import Topic as TopicHeader
 from scheduler.delay_levels import DelayLevels
 from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
+from tests.simulation.groups import OtherBroker, PushConsumer
 from tests.simulation.loop import Process
 from tests.simulation.script import QUEUES, TOPICS, Action, Script
 from tests.simulation.world import ROOT, World
@@ -40,6 +41,7 @@ class Life:
     world: World
     attempts: list[Attempt] = field(default_factory=list)
     consumers: list[Consumer] = field(default_factory=list)
+    groups: list[PushConsumer] = field(default_factory=list)
     deleted: dict[str, list[float]] = field(default_factory=dict)
     """When topics were asked to be deleted."""
     paused: set[str] = field(default_factory=set)
@@ -62,6 +64,11 @@ class Life:
         self._saved: dict[str, bytes] = {}
         self._slow = 1.0
 
+    @property
+    def has_disk_faults(self) -> bool:
+        """Whether a file may not have been written when it was to be."""
+        return any(action.kind in ("fail", "full", "damage", "used") for action in self.script.actions)
+
     # --- the course of it
 
     async def live(self) -> None:
@@ -70,7 +77,12 @@ class Life:
         supervisor = asyncio.ensure_future(world.supervise())
         supervisor.add_done_callback(self._supervised)
         self.consumers = [Consumer(world, topic, queue) for topic in TOPICS for queue in range(QUEUES)]
-        readers = [asyncio.ensure_future(consumer.run()) for consumer in self.consumers]
+        others: list[OtherBroker] = []
+        if self.script.has_groups:
+            self.groups = [PushConsumer(world, topic) for topic in TOPICS]
+            others = [OtherBroker(world)]
+        everyone: list[Consumer | PushConsumer | OtherBroker] = [*self.consumers, *self.groups, *others]
+        readers = [asyncio.ensure_future(each.run()) for each in everyone]
         begin = world.loop.time()
         for number, action in enumerate(self.script.actions):
             await asyncio.sleep(max(0.0, begin + action.at - world.loop.time()))
@@ -81,10 +93,15 @@ class Life:
         world.is_over = True
         world.stop_wanted = True
         await supervisor
-        for consumer in self.consumers:
-            consumer.is_over = True
+        for each in everyone:
+            each.is_over = True
         for reader in readers:
             reader.cancel()
+        for result in await asyncio.gather(*readers, return_exceptions=True):
+            if isinstance(result, Exception):
+                self.complaints.append(f"a consumer failed: {result!r}")
+        for other in others:
+            self.complaints += other.complaints
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -159,6 +176,8 @@ class Life:
                 await self.client.ask(request(RequestCode.UPDATE_BROKER_CONFIG, body=body))
             case "look":
                 await self._look(details["what"])
+            case "reset":
+                await self._reset(details)
             case "bad manners":
                 await self._bad_manners(details["how"], chance)
             case "kill":
@@ -276,7 +295,8 @@ class Life:
         elif details["how"] == "timer":
             attempt.delay_ms = details["delay_ms"]
             if chance.random() < 0.5:
-                attempt.deliver_ms = values["TIMER_DELIVER_MS"] = world.clock.now_ms() + attempt.delay_ms
+                client_ms = world.clock.now_ms() + self.script.skew_ms
+                attempt.deliver_ms = values["TIMER_DELIVER_MS"] = client_ms + attempt.delay_ms
             else:
                 values["TIMER_DELAY_MS"] = attempt.delay_ms
                 attempt.deliver_ms = world.clock.now_ms() + attempt.delay_ms
@@ -360,6 +380,12 @@ class Life:
         answer = await self.client.ask(command)
         if answer is not None and answer.code not in (0, 1, 2, 14):
             self.complaints.append(f"{what} was answered {answer.code} {answer.remark}")
+
+    async def _reset(self, details: dict[str, Any]) -> None:
+        """An operator sends a group elsewhere."""
+        times = {"begin": 0, "end": -1, "ago": self.world.clock.now_ms() - details["ago_ms"]}
+        header = ResetOffset(details["topic"], f"push_{details['topic']}", times[details["where"]], True)
+        await self.client.ask(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header))
 
     async def _bad_manners(self, how: str, chance: random.Random) -> None:
         client = Client(self.world)

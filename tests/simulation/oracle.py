@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from protocol import properties
 from scheduler.delay_levels import DelayLevels
 from storage.check import problems
+from storage.config_file import decode_table
 from storage.scan import Scanner
 from storage.store import MessageStore, StoreConfig
 from tests.simulation.clients import Attempt
+from tests.simulation.groups import PushConsumer
 from tests.simulation.life import Life
+from tests.simulation.script import QUEUES
 from tests.simulation.world import ROOT
 
 _STORED = 0
@@ -59,6 +62,9 @@ def complaints(life: Life) -> Iterator[str]:
     yield from _replaced(life, by_body)
     yield from _read_wholly(life, store, stored)
     yield from _in_order(life, stored)
+    for group in life.groups:
+        yield from _of_group(life, store, group, stored)
+        yield from _of_routes(life, group)
     store.abandon()
 
 
@@ -237,6 +243,43 @@ def _read_wholly(life: Life, store: MessageStore, stored: list[Stored]) -> Itera
                 break
         if consumer.offset != end:
             yield f"the consumer of {consumer.topic} {consumer.queue} is at {consumer.offset} of {end}"
+
+
+def _of_group(life: Life, store: MessageStore, group: PushConsumer, stored: list[Stored]) -> Iterator[str]:
+    """A group gets everything, is never told to leave something out, and in the end is where its queues are."""
+    if group.topic in life.deleted or life.power_cuts:
+        return
+    for each in group.resumed:
+        if each.offset > max(0, each.highest) and not any(at <= each.at for at in group.resets):
+            yield f"{group.group} was told to go on at {each.offset} of {each.queue}, and had come to {each.highest}"
+        if each.is_same_story and each.committed > each.offset and not life.has_disk_faults:
+            yield (
+                f"{group.group} was told to go on at {each.offset} of {each.queue} after a stop, and had committed "
+                f"{each.committed}"
+            )
+    for message in stored:
+        if message.topic == group.topic and message.body not in group.seen and not group.resets:
+            yield f"{group.group} never got {_name(message.body)}"
+    data = life.world.disk.names.get(f"{ROOT}/config/consumerOffset.json")
+    table = decode_table(data.read(0, data.size))["offsetTable"] if data is not None else {}
+    for queue in range(QUEUES):
+        found = store.queue(group.topic, queue)
+        end = found.next_offset if found is not None else 0
+        if end and group.offsets.get(queue) != end:
+            yield f"{group.group} is at {group.offsets.get(queue)} of {end} in queue {queue}"
+        kept = table.get(f"{group.topic}@{group.group}", {}).get(str(queue), 0)
+        if kept != end:
+            yield f"{group.group} has committed {end} of queue {queue}, and the table has {kept} after the last stop"
+
+
+def _of_routes(life: Life, group: PushConsumer) -> Iterator[str]:
+    """Who has been told that a message of a topic is stored finds the topic at the name server."""
+    if group.topic in life.deleted:
+        return
+    told = min((each.answered for each in life.attempts if each.topic == group.topic and each.code == 0), default=None)
+    for route in group.routes:
+        if told is not None and route.asked > told and route.code != 0:
+            yield f"{group.topic} has messages, and the name server says {route.code}"
 
 
 def _in_order(life: Life, stored: list[Stored]) -> Iterator[str]:

@@ -10,6 +10,9 @@ from typing import Any
 
 TOPICS = ("orders", "mails")
 QUEUES = 2
+"""Those that are sent to..."""
+TOPIC_QUEUES = 4
+"""...of so many that a topic has."""
 LEVELS = "1s 2s 5s 10s"
 _ERRORS = (("sync", "EIO"), ("sync", "EIO"), ("write", "EIO"), ("sync", "EMFILE"), ("write", "ENOSPC"))
 
@@ -34,6 +37,10 @@ class Script:
     settings: dict[str, str]
     actions: tuple[Action, ...]
     calm_from: float
+    has_groups: bool = False
+    """Whether there are push consumers and another broker, see `groups`."""
+    skew_ms: int = 0
+    """How far the clock of those who send is ahead of the broker's."""
 
 
 def generate(seed: str) -> Script:
@@ -88,8 +95,15 @@ def generate(seed: str) -> Script:
     if chance.random() < 0.2:
         for _ in range(chance.choice((1, 2, 6))):
             actions += _pause(chance, round(chance.uniform(0.2, length), 3))
+    chance = random.Random(f"{seed}/groups")
+    has_groups, skew_ms = chance.random() < 0.4, chance.choice((0, 0, 0, -5000, -400, 400, 5000))
+    if has_groups:
+        actions += [_reset(chance, round(chance.uniform(0.5, length), 3)) for _ in range(chance.choice((0, 0, 1, 3)))]
+        if chance.random() < 0.2:
+            far = {"ms": chance.choice((-200_000, 200_000))}
+            actions.append(Action(round(chance.uniform(0.5, length), 3), "set clock", far))
     actions.sort(key=lambda action: action.at)
-    return Script(seed, settings, tuple(actions), length + 1.0)
+    return Script(seed, settings, tuple(actions), length + 1.0, has_groups, skew_ms)
 
 
 # --- clients and operators
@@ -167,6 +181,12 @@ def _setting(chance: random.Random, at: float) -> Action:
 
 def _look(chance: random.Random, at: float) -> Action:
     return Action(at, "look", {"what": chance.choice(("list", "count", "curve", "status"))})
+
+
+def _reset(chance: random.Random, at: float) -> Action:
+    """A group is sent to its topic's beginning, its end, or somewhere between."""
+    where = chance.choice(("begin", "end", "ago"))
+    return Action(at, "reset", {"topic": chance.choice(TOPICS), "where": where, "ago_ms": chance.randint(0, 5000)})
 
 
 def _bad_manners(chance: random.Random, at: float) -> Action:
