@@ -8,6 +8,7 @@ import json
 import os
 import random
 import traceback
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from scheduler.delay_levels import DelayLevels
 from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
 from tests.simulation.groups import OtherBroker, PushConsumer
 from tests.simulation.loop import Process
+from tests.simulation.memory import held_by
 from tests.simulation.script import QUEUES, TOPICS, Action, Script
 from tests.simulation.world import ROOT, World
 from tests.support.wire import request, send
@@ -57,6 +59,10 @@ class Life:
     client: Client = None  # type: ignore[assignment]
     calm_work: tuple[int, int, int] = (0, 0, 0)
     """Operations of the disk, bytes read and pieces of work since nothing went wrong any more."""
+    calm_seconds: float = 0.0
+    """How long that was."""
+    held: Counter[str] = field(default_factory=Counter)
+    """What the broker held in the end, see `memory`."""
 
     def __post_init__(self) -> None:
         self.client = Client(self.world)
@@ -142,10 +148,14 @@ class Life:
         )
         # What was told to go now, before the clock was set back, goes when it is that time again.
         wait += sum(max(0, -ms) for _, ms in self.steps) / 1000
-        end = world.loop.time() + wait + _QUIET_SECONDS
+        begin = world.loop.time()
+        end = begin + wait + _QUIET_SECONDS
         while world.loop.time() < end:
             await asyncio.sleep(1.0)
         after = sum(work.operations.values()), work.read_bytes, type(world).pieces_total()
+        self.calm_seconds = world.loop.time() - begin
+        if world.broker is not None:
+            self.held = held_by(world.broker)
         self.calm_work = tuple(b - a for a, b in zip(before, after, strict=True))  # type: ignore[assignment]
 
     async def _until_told(self, command: Command) -> Command:
