@@ -14,6 +14,7 @@ from scheduler.pending import Selection
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_log import DELETE, UNIT_SIZE, seconds_of
 from scheduler.timer_policies import TimerPolicy
+from scheduler.timer_superseded import Superseded
 from scheduler.timer_wheel import SLOTS
 from storage.budget import SPENT
 from storage.pull import ColdRead
@@ -251,6 +252,30 @@ def test_it_comes_once_over_kills(few: None, policy: TimerPolicy | None, checkpo
     world.pass_time(3 * DAY_MS)
     assert Counter(world.bodies()) == expected
     assert world.timers.metrics() == {}
+
+
+def test_a_kill_between_a_checkpoint_and_the_marks_that_follow_it(
+    world: TimerWorld, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was brought back before is superseded by what the checkpoint says."""
+    parked(world)
+    world.timers.set_policy("orders", None)
+    drain(world, lambda: len(world.bodies()) >= 30)
+    with monkeypatch.context() as patched:
+        patched.setattr(Superseded, "plan", lambda superseded: lambda: None)
+        world.pass_time(0)
+        world.checkpoint()
+    world.open()
+    assert world.timers.metrics() == {}
+    world.pass_time(3 * DAY_MS)
+    assert world.bodies() == names(1, 61)
+    # The next checkpoint has them marked, and the one after that need not tell.
+    world.checkpoint()
+    world.checkpoint()
+    assert world.timers._slots.log.superseded.encode() == b""
+    world.open()
+    world.pass_time(3 * DAY_MS)
+    assert world.bodies() == names(1, 61)
 
 
 def test_what_is_parked_is_found_by_a_start(world: TimerWorld) -> None:
