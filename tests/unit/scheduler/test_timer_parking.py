@@ -17,6 +17,7 @@ from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_superseded import Superseded
 from scheduler.timer_wheel import SLOTS
 from storage.budget import SPENT
+from storage.clock import look
 from storage.pull import ColdRead
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
@@ -275,6 +276,23 @@ def test_a_kill_between_a_checkpoint_and_the_marks_that_follow_it(
     assert world.timers._slots.log.superseded.encode() == b""
     world.open()
     world.pass_time(3 * DAY_MS)
+    assert world.bodies() == names(1, 61)
+
+
+def test_a_kill_before_a_checkpoint_is_durable_leaves_no_mark(world: TimerWorld, few: None) -> None:
+    """The newer units are cut off then, and the older ones are all that there is."""
+    parked(world)
+    world.checkpoint()
+    world.timers.set_policy("orders", None)
+    drain(world, lambda: len(world.timers._slots.current) > 0)
+    now = look(world.clock)
+    world.timers.note()
+    world.timers.begin_write()
+    while world.timers.write_some(now):
+        pass
+    world.timers.plan_sync(now, is_last=False)()
+    world.open()
+    world.run()
     assert world.bodies() == names(1, 61)
 
 
