@@ -161,9 +161,10 @@ class LevelQueues:
                 )
             level.queue.watch(self._arrived)
         for physical in recovered.origins.withdrawn:
-            # Their units' marks may not have been durable.
+            # Their units' marks may not have been durable, and one that is read now may be in memory only: the process
+            # before may have ended in the middle of a checkpoint.
             message = self._store.message_at(physical)
-            if message is not None and message.topic == SCHEDULE_TOPIC and self.is_waiting(message):
+            if message is not None and message.topic == SCHEDULE_TOPIC and self.is_waiting(message) is not False:
                 self.withdraw(message)
 
     @staticmethod

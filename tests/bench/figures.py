@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+T = TypeVar("T")
 Figures = dict[str, float]
 
 
@@ -48,3 +50,15 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+async def figures_of(
+    cases: Iterable[Callable[[T], Awaitable[Figures]]], bench: T, only: Collection[str], say: Callable[[str], None]
+) -> Figures:
+    """The figures of the cases whose names are in `only`, each told before it begins."""
+    figures: Figures = {}
+    for case in cases:
+        if case.__name__ in only:
+            say(case.__name__)
+            figures |= await case(bench)
+    return figures

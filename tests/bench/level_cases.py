@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.bench.blast import DelayedFrames, blast, blast_delayed
 from tests.bench.brokers import MakeBroker, Started, java, ours, running, start_timed
-from tests.bench.figures import Figure, Figures, part
+from tests.bench.figures import Figure, Figures, figures_of, part
 from tests.bench.measure import memory
 from tests.bench.probe import Sample, pull_regularly, send_regularly
 from tests.bench.remote import Remote
@@ -338,9 +338,4 @@ async def run(
     """The figures of the cases whose names are in `only`, for one broker."""
     bench = Bench(make, directory / "levels", sizes)
     bench.directory.mkdir(parents=True)
-    figures: Figures = {}
-    for case in CASES:
-        if case.__name__ in only:
-            say(case.__name__)
-            figures |= await case(bench)
-    return figures
+    return await figures_of(CASES, bench, only, say)

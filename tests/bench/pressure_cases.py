@@ -19,7 +19,7 @@ from protocol.codes import RequestCode, ResponseCode
 from protocol.fastjson import loads
 from tests.bench.blast import Pipeline, TimedFrames, blast, blast_delayed
 from tests.bench.brokers import MakeBroker, apache, apache_with_timers, ours, running, start_timed
-from tests.bench.figures import Figure, Figures, part
+from tests.bench.figures import Figure, Figures, figures_of, part
 from tests.bench.level_cases import wait_for
 from tests.bench.probe import pull_regularly, send_regularly
 from tests.bench.remote import Remote
@@ -251,9 +251,4 @@ async def run(
     """The figures of the cases whose names are in `only`, for one broker."""
     bench = PressureBench(apache_with_timers if make is apache else make, directory / "pressure", sizes)
     bench.directory.mkdir(parents=True)
-    figures: Figures = {}
-    for case in CASES:
-        if case.__name__ in only:
-            say(case.__name__)
-            figures |= await case(bench)
-    return figures
+    return await figures_of(CASES, bench, only, say)

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from duemq import PushConsumer
 from tests.bench import spark_stores
 from tests.bench.brokers import MakeBroker, ours
-from tests.bench.figures import Figure, Figures
+from tests.bench.figures import Figure, Figures, figures_of
 from tests.bench.spark_stores import TOPICS, Generated
 from tests.interop.environment import make_broker
 
@@ -284,9 +284,4 @@ async def run(
     if make is not ours:
         return {}
     bench = SparkBench(directory / "spark", sizes)
-    figures: Figures = {}
-    for case in CASES:
-        if case.__name__ in only:
-            say(case.__name__)
-            figures |= await case(bench)
-    return figures
+    return await figures_of(CASES, bench, only, say)

@@ -20,7 +20,7 @@ from protocol.codes import RequestCode, ResponseCode
 from protocol.fastjson import loads
 from tests.bench.blast import TimedFrames, blast, blast_delayed
 from tests.bench.brokers import MakeBroker, apache, apache_with_timers, ours, running, start_timed
-from tests.bench.figures import Figure, Figures, part
+from tests.bench.figures import Figure, Figures, figures_of, part
 from tests.bench.level_cases import wait_for
 from tests.bench.measure import cpu_seconds, memory
 from tests.bench.probe import send_regularly
@@ -279,9 +279,4 @@ async def run(
     """The figures of the cases whose names are in `only`, for one broker."""
     bench = TimerBench(apache_with_timers if make is apache else make, directory / "timers", sizes)
     bench.directory.mkdir(parents=True)
-    figures: Figures = {}
-    for case in CASES:
-        if case.__name__ in only:
-            say(case.__name__)
-            figures |= await case(bench)
-    return figures
+    return await figures_of(CASES, bench, only, say)

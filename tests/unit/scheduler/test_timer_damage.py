@@ -167,8 +167,8 @@ def test_a_kill_alone_makes_no_warning() -> None:
         settled(world, come)
 
 
-def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
-    """The kill comes before its removal, and after a checkpoint that does not know it any more."""
+def with_files_to_go() -> tuple[TimerWorld, list[str]]:
+    """A store one of whose messages waits still, and the files of its timer log that nobody needs."""
     world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
     for number in range(10):
         world.send(START_MS + number * 1000)
@@ -179,6 +179,12 @@ def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
     while (found := world.timers.expire_some()) is not None:
         paths += found
     assert f"/s/timerlog/{0:020}" in paths
+    return world, paths
+
+
+def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
+    """The kill comes before its removal, and after a checkpoint that does not know it any more."""
+    world, paths = with_files_to_go()
     world.pass_time(5000)
     world.send(START_MS + 91_000)
     world.pass_time(5000)
@@ -193,16 +199,7 @@ def test_a_file_that_is_to_go_and_is_still_there_is_no_damage() -> None:
 
 def test_a_file_that_is_to_go_and_stays_harms_nothing() -> None:
     """It has no checksum any more, so nothing of it may be believed."""
-    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
-    for number in range(10):
-        world.send(START_MS + number * 1000)
-    world.send(START_MS + 90_000, b"late")
-    world.pass_time(20_000)
-    world.checkpoint()
-    paths: list[str] = []
-    while (found := world.timers.expire_some()) is not None:
-        paths += found
-    assert f"/s/timerlog/{0:020}" in paths
+    world, _ = with_files_to_go()
     world.send(START_MS + 91_000)
     world.run()
     world.checkpoint()
@@ -218,15 +215,9 @@ def test_a_file_that_is_to_go_and_stays_harms_nothing() -> None:
 
 def test_a_file_that_went_after_the_checkpoint_is_no_damage() -> None:
     """The checkpoint has its checksum still."""
-    world = TimerWorld(TimerConfig(log_segment_size=52 * 4))
-    for number in range(10):
-        world.send(START_MS + number * 1000)
-    world.send(START_MS + 90_000, b"late")
-    world.pass_time(20_000)
-    world.checkpoint()
-    while (paths := world.timers.expire_some()) is not None:
-        for path in paths:
-            world.files.remove(path)
+    world, paths = with_files_to_go()
+    for path in paths:
+        world.files.remove(path)
     assert f"/s/timerlog/{0:020}" not in world.files.names
     with capture_logs() as logs:
         world.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -114,4 +115,37 @@ def test_what_was_withdrawn_of_a_level_is_gone(disk: BrokenMarks, is_kill: bool)
     world.checkpoint()
     world.open()
     world.pass_time(60_000)
+    assert world.bodies() == []
+
+
+@pytest.mark.parametrize("what", ["level", "timer"])
+def test_a_mark_that_a_killed_process_left_in_memory_only_survives_a_power_cut(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process after it reads the mark, and would not know that the disk does not have it."""
+    world = PendingWorld(TimerConfig(log_segment_size=52 * 1000))
+    place = world.schedule(3) if what == "level" else world.send(START_MS + 60_000)
+    world.run()
+    world.checkpoint()
+    assert world.cancel(place) is Cancelled.CANCELLED
+
+    real = SimulatedFile.write_apart
+
+    def write_unsynced(file: SimulatedFile, writes: Sequence[tuple[int, bytes]]) -> None:
+        if "queuecheck" in file.path:
+            return real(file, writes)
+        for offset, data in writes:
+            file.write(offset, data)
+        raise OSError(errno.EIO, "killed before the sync")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedFile, "write_apart", write_unsynced)
+        with pytest.raises(OSError, match="killed"):
+            world.checkpoint()
+    world.open()
+    world.checkpoint()
+    world.checkpoint()
+    world.files = world.files.after_crash(len(world.files.operations), random.Random(0), "nothing")
+    world.open()
+    world.pass_time(70_000)
     assert world.bodies() == []
