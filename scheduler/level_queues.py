@@ -411,6 +411,10 @@ class LevelQueues:
 
         return save
 
+    def plan_after(self) -> Callable[[], None]:
+        """See `storage.durability.Part`."""
+        return lambda: None
+
     def needed_from(self) -> int:
         """Recovery reads nothing of the levels' before the checkpoint's recovery offset."""
         return self._store.log.end

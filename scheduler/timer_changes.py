@@ -29,6 +29,7 @@ from scheduler.timer_log import MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
 from scheduler.timer_records import TimerRecords
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_slots import Slots, due_of
+from scheduler.timer_sums import is_superseded
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.copies import ORIGIN_ZERO
@@ -168,6 +169,8 @@ class TimerChanges:
             is_done = self._slots.start.is_done(physical_offset)
             return Cancelled.DELIVERED if is_done else Cancelled.NO_LONGER_WAITS
         position, unit = found
+        if is_superseded(unit)[0]:  # by a unit that a crash cut off, after it was delivered
+            return Cancelled.DELIVERED
         if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
         second = int(seconds_of(unit)[0])

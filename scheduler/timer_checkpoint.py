@@ -87,6 +87,7 @@ class TimerCheckpoint:
             slots.counted_at,
             self._topics.waiting(),
             slots.found(),
+            slots.log.superseded.encode(),
             Sums(slots.log.sums.needed(slots.second, slots.log_since), slots.wheel.sums),
         ).encode()
 
@@ -99,8 +100,10 @@ class TimerCheckpoint:
     def needed_from(self) -> int:
         """See `storage.durability.Part`."""
         note = self._note_on_disk()
-        # Without one the next start would read all of the commitlog.
-        return note.since if note is not None else 0
+        if note is None:  # the next start would read all of the commitlog
+            return 0
+        # What is not in the wheel yet is not found there by whoever looks for what still waits.
+        return min(note.since, self._enqueuer.needed_from)
 
     @property
     def kept_from(self) -> tuple[int, int]:

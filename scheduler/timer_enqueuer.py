@@ -66,6 +66,16 @@ class Enqueuer:
         """Messages not yet in the wheel."""
         return self._queue.next_offset - self.next_offset
 
+    @property
+    def needed_from(self) -> int:
+        """The physical offset of the first message that is not in the wheel yet; where the commitlog ends if all are.
+        Raises OSError."""
+        first = max(self.next_offset, self._queue.min_offset)
+        if first >= self._queue.next_offset:
+            return self._store.log.end
+        unit = self._queue.unit(first)
+        return unit[0] if unit is not None else self._store.log.begin
+
     def behind_for(self, second: int) -> int:
         """How many of them are for a second."""
         units = self._batches.read(self._queue, self.next_offset, self.behind)

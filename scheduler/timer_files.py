@@ -9,11 +9,14 @@
 
     the note "timers" in the checkpoint (see `storage.checkpoint`), as of its recovery offset:
     | version | second | since | log since | log end | queue offset | held to | counted at | topics | hash  | waiting |
-    | uint8 3 | int64  | int64 | int64     | int64   | int64        | int64   | int64      | uint32 | int32 | int64   |
+    | uint8 4 | int64  | int64 | int64     | int64   | int64        | int64   | int64      | uint32 | int32 | int64   |
     the last two for each topic that has messages waiting
     | recovered to | done   | withdrawn | moved  | done: offset << 1 | withdrawn: | moved: offset | position |
     | int64        | uint32 | uint32    | uint32 | counted, int64    | int64      | int64         | int64    |
     first the numbers, then so many of each
+    | runs   | position | units  |
+    | uint32 | int64    | uint32 |
+    two for each run of superseded units
     | files  | base  | crc32  | magic  | hours  | crc32  |
     | uint32 | int64 | uint32 | uint64 | uint32 | uint32 |
     three for each file of the timer log, then one for each hour of the wheel
@@ -34,11 +37,13 @@
                   wheel yet; counted: 1 where `waiting` is without the message, if it is in the slot of `second`
     withdrawn:    of those that were cancelled, or appended once more, and are not in the wheel yet
     moved:        of those that got another unit since the turn of `second` began, and that unit's position
+    runs:         units of the timer log whose messages got others before the turn of these came, and that do not say so
+                  themselves yet (`timer_superseded`): the position of the first one, and how many follow each other
     The checksums are looked at by the next start, which makes again what is not as it was:
     base:         position at which the file begins; its checksums: see `timer_sums`
     hours:        of each hour of the wheel's file, by its place there; 0 where it changed and is not written yet
-    Versions 1, without counted at, and 2 end with the topics; they have the crc32 of the log's last units behind log
-    end.
+    Version 3 is without the runs. Versions 1, without counted at, and 2 end with the topics; they have the crc32 of the
+    log's last units behind log end.
     All integers big-endian.
 
 Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
@@ -56,6 +61,7 @@ import numpy as np
 
 from scheduler.sorted_offsets import is_among
 from scheduler.timer_sums import FileSum
+from scheduler.timer_superseded import RUN
 from storage.files import Files
 
 if TYPE_CHECKING:
@@ -75,7 +81,8 @@ _OFFSET: Final = np.dtype(">i8")
 _COUNT: Final = struct.Struct(">I")
 _FILE: Final = struct.Struct(">qIQ")
 _CRC: Final = np.dtype(">u4")
-_NOTE_VERSION: Final = 3
+_NOTE_VERSION: Final = 4
+_WITHOUT_RUNS: Final = 3
 NO_OFFSETS: Final = np.empty(0, np.int64)
 
 
@@ -211,6 +218,8 @@ class TimerNote(msgspec.Struct, eq=False):
     waiting: dict[int, int]
     """Messages in the wheel by topic hash."""
     found: Found = Found()
+    superseded: bytes = b""
+    """As `Superseded` encodes them."""
     sums: Sums | None = None
     """None where an earlier version wrote it..."""
     log_crc: int = 0
@@ -230,25 +239,36 @@ class TimerNote(msgspec.Struct, eq=False):
             len(self.waiting),
         )
         waiting = b"".join([_WAITING.pack(*item) for item in self.waiting.items()])
-        return head + waiting + self.found.encode() + (self.sums or Sums()).encode()
+        superseded = _COUNT.pack(len(self.superseded) // RUN.itemsize) + self.superseded
+        return head + waiting + self.found.encode() + superseded + (self.sums or Sums()).encode()
 
 
 def decode_note(data: bytes) -> TimerNote | None:
     """What a note says; None for one that is empty or of another make."""
     if data and data[0] in (1, 2):
         return _decode_earlier(data)
-    if len(data) < _NOTE.size or data[0] != _NOTE_VERSION:
+    if len(data) < _NOTE.size or data[0] not in (_NOTE_VERSION, _WITHOUT_RUNS):
         return None
     _, second, since, log_since, log_end, queue_offset, held_to, counted_at, count = _NOTE.unpack_from(data)
     end = _NOTE.size + count * _WAITING.size
     if len(data) < end:
         return None
     found = _decode_found(data[end:])
-    sums = _decode_sums(found[1]) if found is not None else None
-    if found is None or sums is None:
+    if found is None:
+        return None
+    rest, superseded = found[1], b""
+    if data[0] == _NOTE_VERSION:
+        if len(rest) < _COUNT.size:
+            return None
+        behind = _COUNT.size + _COUNT.unpack_from(rest)[0] * RUN.itemsize
+        superseded, rest = rest[_COUNT.size : behind], rest[behind:]
+    sums = _decode_sums(rest)
+    if sums is None:
         return None
     waiting = dict(_WAITING.iter_unpack(data[_NOTE.size : end]))
-    return TimerNote(second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, found[0], sums)
+    return TimerNote(
+        second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, found[0], superseded, sums
+    )
 
 
 def _decode_earlier(data: bytes) -> TimerNote | None:

@@ -8,8 +8,10 @@
     previous:     position of the unit before this one of the same second, -1 for the first
     magic:        1, and 2 when the message is due later than its slot (it gets another unit then), 4 for a mark that
                   deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again.
-                  The 1 is missing (ours) where the record is of a message that was appended again. RocketMQ looks at 2
-                  and 4; a start of its broker cuts the log at the first unit that has more than these four bits
+                  4 and 8 with a deliver time (ours): the message got another unit before this one's turn
+                  (`timer_superseded`). The 1 is missing (ours) where the record is of a message that was appended
+                  again. RocketMQ looks at 2 and 4; a start of its broker cuts the log at the first unit that has more
+                  than these four bits
     write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the topic that the message is for
     deliver time: RocketMQ leaves it 0; ours has the exact time in the lower 43 bits (up to the year 2248), and in the
@@ -32,6 +34,7 @@ import numpy as np
 import structlog
 
 from scheduler.timer_sums import LogSums
+from scheduler.timer_superseded import Superseded
 from storage.files import File, Files
 from storage.marks import Marks
 from storage.segments import Segments
@@ -99,6 +102,8 @@ class TimerLog:
         self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         """Bytes of units in a full file."""
         self._marks = Marks(self._segments)
+        self.superseded = Superseded(self._segments)
+        """Units in slots to come whose messages got others."""
         self.sums = LogSums(segment_size)
         """Of all units before the end, with the marks that they have."""
         self.end = 0
@@ -147,6 +152,7 @@ class TimerLog:
     def remove_all(self) -> None:
         """Begin anew."""
         self._segments.remove_all()
+        self.superseded = Superseded(self._segments)
         self.sums = LogSums(self.segment_size)
         self.end = 0
 
@@ -184,7 +190,12 @@ class TimerLog:
         file_end = position - position % self._segments.segment_size + self._room
         count = min(count, (min(file_end, self.end) - position) // UNIT_SIZE)
         data = self._segments.read(position, max(0, count) * UNIT_SIZE)
-        return np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
+        return self._units(position, data)
+
+    def _units(self, position: int, data: bytes) -> Units:
+        """The units in what was read at a position, as they are marked."""
+        units = np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
+        return self.superseded.over(position, units)
 
     def crc(self, end: int) -> int:
         """The checksum that earlier versions noted: of the last units before a position, as far as they lie in its
@@ -240,7 +251,7 @@ class TimerLog:
                 position = base + size
                 continue
             data = self._segments.read(position, min(_SCAN_UNITS * UNIT_SIZE, stop - position))
-            units = np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
+            units = self._units(position, data)
             if not len(units):
                 if position >= self.begin:
                     return
@@ -261,8 +272,9 @@ class TimerLog:
         self.sums.change(position, magic, magic | WITHDRAWN)
 
     def begin_marks(self) -> None:
-        """See `Marks.begin`."""
+        """See `Marks.begin`, `Superseded.begin`."""
         self._marks.begin()
+        self.superseded.begin()
 
     def plan_marks(self) -> Callable[[], None]:
         """See `Marks.plan`."""
@@ -276,6 +288,7 @@ class TimerLog:
         """Forget the files that end at or before a position. Gives their paths, for the caller to remove."""
         paths = self._segments.drop_before(min(position, self._segments.base_of(self.end)))
         self.sums.drop_before(self.begin)
+        self.superseded.drop_before(self.begin)
         return paths
 
     def file_ends(self) -> list[int]:

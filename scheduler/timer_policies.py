@@ -11,12 +11,12 @@
 
 Other topics are not touched, nor are those whose names have the same hash: where a unit's hash is that of a topic with
 a policy, the record says which topic its message is for. A message that is to be delivered later gets another unit in
-the timer log, for then.
+the timer log, for then; one that is held back by a pause is parked (`timer_parking`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -39,8 +39,6 @@ PAUSED: Final = "timer.paused"
 CATCH_UP: Final = "timer.catch.up"
 ATTRIBUTES: Final = (RATE, SPREAD, PAUSED, CATCH_UP)
 
-PAUSE_MS: Final = 15_000
-"""A message of a paused topic is looked at again after this: so long may it take until a topic goes on."""
 _MAX_SECONDS: Final = 7 * 86_400
 _MAX_RATE: Final = 1_000_000
 _MIX: Final = 0x9E3779B97F4A7C15
@@ -67,8 +65,10 @@ class Split(NamedTuple):
     """They wait on as they are, until it is known which of them are the newest..."""
     held_seconds: NDArray[np.int64]
     """...in the slots of these seconds."""
+    parked: Waits
+    """They wait until their topic goes on."""
     moved: Waits
-    """As `later`, with the times that they have had, and those of `held`."""
+    """As `later`, with the times that they have had, and those of `held` and `parked`."""
     dropped: Waits
     turns: dict[str, float]
     """By topic, when the next message of one with a rate has its turn, after these."""
@@ -113,6 +113,11 @@ class Policies:
         self._by_hash: dict[int, list[str]] = {}
         """The topics that have a policy."""
         self._next_ms: dict[str, float] = {}
+        self._paused: frozenset[int] = frozenset()
+
+    def is_paused(self, topic_hash: int) -> bool:
+        """Whether a topic is paused that has a hash."""
+        return topic_hash in self._paused
 
     def __bool__(self) -> bool:
         return bool(self._policies)
@@ -126,6 +131,8 @@ class Policies:
         self._by_hash = {}
         for name in self._policies:
             self._by_hash.setdefault(properties.java_hash(name), []).append(name)
+        paused = (name for name, each in self._policies.items() if each.is_paused)
+        self._paused = frozenset(map(properties.java_hash, paused))
 
     def concerns(self, waits: Waits) -> NDArray[np.bool_]:
         """Which of some messages may be of a topic whose policy asks for something, for all that their units tell: of
@@ -133,18 +140,20 @@ class Policies:
         hashes, result = waits["hash"], np.zeros(len(waits), bool)
         for key in set(hashes.tolist()) & self._by_hash.keys():
             mine = hashes == key
-            if not any(self._policies[name].is_paused for name in self._by_hash[key]):
+            if key not in self._paused:
                 mine &= ~waits["held"]  # those have had it
             result |= mine
         return result
 
-    def split(self, waits: Waits, now_ms: int) -> Split | None:
+    def split(self, waits: Waits, now_ms: int, queued: Sequence[int] = ()) -> Split | None:
         """What becomes of messages that are due; None where their topics ask for nothing, or had it already. It counts
-        when it is given to `took`: until then it may be asked for again. Raises OSError."""
-        asked = np.flatnonzero(self.concerns(waits))
-        if not len(asked):
+        when it is given to `took`: until then it may be asked for again. Where messages of a topic are parked that go
+        before, which the hashes in `queued` tell, the others are parked behind those. Raises OSError."""
+        is_parked = np.isin(waits["hash"], queued) & ~waits["held"] if queued else np.zeros(len(waits), bool)
+        asked = np.flatnonzero(self.concerns(waits) & ~is_parked)
+        if not len(asked) and not is_parked.any():
             return None
-        topics = self._topics_of(waits[asked])
+        topics = self._topics_of(waits[asked]) if len(asked) else []
         concerned = {topic: self._policies[topic] for topic in topics if topic in self._policies}
         is_later, is_dropped, is_put_off = (np.zeros(len(waits), bool) for _ in range(3))
         seconds = np.zeros(len(waits), np.int64)
@@ -154,7 +163,7 @@ class Policies:
         for topic, policy in concerned.items():
             mine = asked[[name == topic for name in topics]]
             if policy.is_paused:
-                release[mine], is_later[mine], is_held[mine] = now_ms + PAUSE_MS, True, False
+                is_parked[mine] = True
                 continue
             mine = mine[~waits["held"][mine]]
             late = now_ms - waits["due"][mine]
@@ -172,13 +181,15 @@ class Policies:
             release[mine] = self._release(topic, policy, waits[mine], late, now_ms, turns)
             is_later[mine] = release[mine] > now_ms
             is_held[mine] = True
-        is_here = ~is_later & ~is_dropped & ~is_put_off
+        is_here = ~is_later & ~is_dropped & ~is_put_off & ~is_parked
         if is_here.all() and (is_held == waits["held"]).all():
             return None
         later = waits[is_later]
         later["due"], later["held"] = release[is_later], is_held[is_later]
-        moved = waits[is_later | is_put_off]
-        return Split(waits[is_here], later, waits[is_put_off], seconds[is_put_off], moved, waits[is_dropped], turns)
+        parked = waits[is_parked]
+        parked["held"] = False  # it is asked for anew when the topic goes on
+        held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
+        return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
 
     def took(self, split: Split) -> None:
         """What a split says was done."""

@@ -14,16 +14,17 @@ the timer topic.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler import waits
-from scheduler.sorted_offsets import has, joined
-from scheduler.timer_files import Found, Sums, TimerCheck, TimerNote
+from scheduler.sorted_offsets import has, is_among, joined
+from scheduler.timer_files import NO_OFFSETS, Found, Sums, TimerCheck, TimerNote
 from scheduler.timer_log import NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from scheduler.timer_parking import is_parked
 from scheduler.timer_places import UnitPlaces
 from scheduler.timer_sums import LogSums
 from scheduler.timer_wheel import HOUR, HOURS, SLOTS, TimerWheel
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_NEAR_SECONDS: Final = 60
+"""What was put off by less has its turn soon."""
+
 
 class Start(NamedTuple):
     """Where timers go on. See `timer_files` for `second` to `waiting`."""
@@ -55,6 +59,8 @@ class Start(NamedTuple):
     """Where `waiting` is of, as far as the slot of `second` goes: a physical offset."""
     found: Found = Found()
     """What became of messages, as records from the noted `since` on, and those before it, tell."""
+    parked: frozenset[tuple[int, int]] = frozenset()
+    """Slots that may have messages that a pause held back: the seconds, and the hashes of the topics."""
 
     @property
     def done(self) -> Offsets:
@@ -96,6 +102,10 @@ class TimerRecovery:
         self._recovered = recovered
         self.places = UnitPlaces(timer_log)
         """Where the units of messages are, when `run` is done: found in the same pass over the log as all else."""
+        self._parked: set[tuple[int, int]] = set()
+        """See `Start`."""
+        self._parked_done: dict[int, int] = {}
+        """How many of those messages were delivered since the note, by the hash of the topic."""
         self._reason = "no timer log to go by"
         """Why the log is not what the checkpoint knew."""
 
@@ -167,9 +177,10 @@ class TimerRecovery:
             self._recovered.end,
             note.log_end,
             note.queue_offset,
-            note.waiting,
+            {key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
             counted_at,
             found._replace(counted=joined([note.found.counted, counted.delivered])),
+            frozenset(self._parked),
         )
 
     def _found(self, second: int, before: Found, *more: Origins) -> Found:
@@ -192,7 +203,9 @@ class TimerRecovery:
         for _, units in self._log.scan(note.log_end, self._log.end):
             changed[seconds_of(units) % SLOTS // HOUR] = True
         self._log.truncate(note.log_end)
+        self._log.superseded.load(note.superseded)
         self._drop_before(min(sums.log, default=0))
+        delivered = joined([self._recovered.origins.delivered])
         if has_wheel and len(sums.wheel) == HOURS:
             hours = self._wheel.check(note.second, sums.wheel)
         else:
@@ -203,6 +216,7 @@ class TimerRecovery:
         for position, units in self._log.scan(self._log.begin, note.log_end):
             check.add(position, units)
             self._note_places(position, units)
+            self._look_for_parked(position, units, note.second, delivered)
             if has_to_fill:
                 self._put_into_wheel(position, units, note.second, hours)
         if check.trouble is not None:
@@ -217,6 +231,24 @@ class TimerRecovery:
             log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
         self._log.sums = check.sums
         return True
+
+    def _look_for_parked(self, position: int, units: Units, second: int, delivered: Offsets) -> None:
+        """Note in which slots messages are parked, of some units. Those that records behind the note say were delivered
+        were so by units that are cut off."""
+        seconds = seconds_of(units)
+        at = np.flatnonzero(seconds > second)
+        at = at[is_parked(units[at], seconds[at])]
+        if not len(at):
+            return
+        hashes, seconds = units["topic_hash"][at].astype(np.int32), seconds[at]
+        is_done = is_among(units["physical_offset"][at].astype(np.int64), delivered)
+        if is_done.any():
+            self._log.superseded.add(position + at[is_done] * UNIT_SIZE)
+            for key, count in zip(*np.unique(hashes[is_done], return_counts=True), strict=True):
+                self._parked_done[int(key)] = self._parked_done.get(int(key), 0) + int(count)
+        places = np.stack((seconds, hashes.astype(np.int64)), axis=1)
+        pairs = np.unique(places[~is_done & (seconds > second + _NEAR_SECONDS)], axis=0)
+        self._parked.update((second, key) for second, key in pairs.tolist())
 
     def _drop_before(self, position: int) -> None:
         """Forget and remove files that had no checksum any more, since nobody needed them: the broker ended before
@@ -264,6 +296,7 @@ class TimerRecovery:
         waiting: dict[int, int] = {}
         for position, units in self._log.scan(self._log.begin, self._log.end):
             hashes = self._put_into_wheel(position, units, second, np.ones(HOURS, bool))
+            self._look_for_parked(position, units, second, NO_OFFSETS)
             for key, count in zip(*np.unique(hashes, return_counts=True), strict=True):
                 waiting[int(key)] = waiting.get(int(key), 0) + int(count)
         self._wheel.establish()
@@ -300,7 +333,14 @@ class TimerRecovery:
         offset = min(max(offset if offset is not None else low, low), high)
         log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
         return Start(
-            second, self._store.log.end, self._log.end, offset, waiting, 0, self._found(self._now_second, Found())
+            second,
+            self._store.log.end,
+            self._log.end,
+            offset,
+            waiting,
+            0,
+            self._found(self._now_second, Found()),
+            frozenset(self._parked),
         )
 
     def _offset_behind_last(self) -> int | None:

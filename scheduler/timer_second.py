@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -43,6 +43,8 @@ _RUN: Final = 32_768
 """So many messages are sorted at once."""
 _RATIO: Final = 4
 """What comes is sorted in among a run that is shorter than so many times its number."""
+_TAKEN: Final = 64
+"""So many messages are taken out of a run, and as many for each so many that it has, before the others move up."""
 _FEW: Final = 64
 """Fewer than so many from one run are not worth while."""
 
@@ -58,13 +60,15 @@ class Loader(Protocol):
 class _Run:
     """Messages that were sorted once. They stay where they are: copies of a few are made as these are asked for."""
 
-    __slots__ = ("_cursor", "_due", "_order", "_waits")
+    __slots__ = ("_cursor", "_due", "_order", "_taken", "_waits")
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
         self._order: NDArray[np.intp] | None = None
         """Their places by deliver time; None where that is how they are."""
         self._cursor = 0
+        self._taken: list[int] = []
+        """Places behind the cursor of messages that were taken out, ascending: few, see `take`."""
         self._due: NDArray[np.int64] = np.ascontiguousarray(waits["due"])
         """Deliver times by their places."""
         if (self._due[1:] < self._due[:-1]).any():
@@ -75,7 +79,7 @@ class _Run:
             self._due = self._due[self._order]
 
     def __len__(self) -> int:
-        return len(self._due) - self._cursor
+        return len(self._due) - self._cursor - len(self._taken)
 
     @property
     def head_ms(self) -> int:
@@ -83,16 +87,43 @@ class _Run:
 
     def first(self, limit: int) -> Waits:
         """The first messages, at most `limit`."""
-        part = slice(self._cursor, self._cursor + limit)
-        return self._waits[part] if self._order is None else picked(self._waits, self._order[part])
+        part = slice(self._cursor, self._end(limit))
+        if not self._taken:
+            return self._waits[part] if self._order is None else picked(self._waits, self._order[part])
+        places = self._left(part)
+        return picked(self._waits, places if self._order is None else self._order[places])
 
     def first_due(self, limit: int) -> NDArray[np.int64]:
         """When the first messages are due, at most `limit`."""
-        return self._due[self._cursor : self._cursor + limit]
+        part = slice(self._cursor, self._end(limit))
+        return self._due[part] if not self._taken else self._due[self._left(part)]
 
     def drop(self, count: int) -> None:
         """The first messages are done."""
-        self._cursor += count
+        self._cursor = self._end(count)
+        self._pass_taken()
+
+    def _end(self, count: int) -> int:
+        """The place behind so many of the first messages, or behind all."""
+        end = self._cursor + count
+        for place in self._taken:
+            if place >= end:
+                break
+            end += 1
+        return min(end, len(self._due))
+
+    def _left(self, part: slice) -> NDArray[np.intp]:
+        """The places in a part, from the cursor on, that were not taken."""
+        taken = self._taken[: bisect_left(self._taken, part.stop)]
+        return np.delete(np.arange(part.start, part.stop), np.array(taken, np.intp) - part.start)
+
+    def _pass_taken(self) -> None:
+        """Have the cursor at a message that is there."""
+        passed = 0
+        while passed < len(self._taken) and self._taken[passed] <= self._cursor:
+            self._cursor += self._taken[passed] == self._cursor
+            passed += 1
+        del self._taken[:passed]
 
     def some(self) -> Waits:
         """All messages in no order, with some that are done."""
@@ -101,7 +132,8 @@ class _Run:
     def positions(self) -> NDArray[np.int64]:
         """Where the units of all messages lie."""
         positions: NDArray[np.int64] = self._waits["position"]
-        return positions[self._cursor :] if self._order is None else positions[self._order[self._cursor :]]
+        places = self._left(slice(self._cursor, len(self._due)))
+        return positions[places] if self._order is None else positions[self._order[places]]
 
     def find(self, due: int, position: int) -> int | None:
         """The place in this order of the message that is due at a time and has its unit at a position; None where it is
@@ -114,13 +146,21 @@ class _Run:
         if at == len(places):
             return None
         place = places[at]
+        if self._taken and self._taken[bisect_left(self._taken, place) :][:1] == [place]:
+            return None
         return place if positions[place if order is None else order[place]] == position else None
 
     def take(self, place: int) -> Waits:
-        """Take out the message that `find` found."""
-        order = np.arange(len(self._waits)) if self._order is None else self._order
-        taken = picked(self._waits, order[place : place + 1])
-        self._due, self._order = np.delete(self._due, place), np.delete(order, place)
+        """Take out the message that `find` found. All others are copied once for many such."""
+        at = place if self._order is None else self._order[place]
+        taken = self._waits[at : at + 1].copy()
+        insort(self._taken, place)
+        self._pass_taken()
+        if len(self._taken) > _TAKEN + len(self._due) // _TAKEN:
+            places = self._left(slice(self._cursor, len(self._due)))
+            self._order = places if self._order is None else self._order[places]
+            self._due = self._due[places]
+            self._cursor, self._taken = 0, []
         return taken
 
 
@@ -171,7 +211,7 @@ class Second:
         self.found_done: list[NDArray[np.int64]] = []
         """Physical offsets of all that recovery found delivered of it, as far as it is loaded."""
         self.is_touched = False
-        """Whether a message of this second has been delivered."""
+        """Whether a message of this second has been delivered, or put off by its topic's policy."""
         self._runs: list[_Run] = []
         """Of messages that are due in the same ms those of an earlier run are first."""
         self._fresh: list[Waits] = []
@@ -333,6 +373,10 @@ class Second:
                     del self.again[number]
                 break
         return NONE
+
+    def __len__(self) -> int:
+        """How many messages are here that have not been given another slot."""
+        return sum(map(len, self._runs)) + sum(map(len, self._fresh)) + self._older_count
 
     @property
     def head_ms(self) -> int | None:

@@ -36,6 +36,7 @@ from scheduler.timer_log import (
     TimerLog,
     seconds_of,
 )
+from scheduler.timer_parking import Parking
 from scheduler.timer_places import UnitPlaces
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import TimerSearch
@@ -96,21 +97,24 @@ class Slots:
         """What waits, if somebody has asked how much, or for which keys."""
         self.search = TimerSearch(self)
         """Finds what waits."""
+        self.parking = Parking(self, topics.is_shared)
+        """Where in the wheel pauses hold messages back."""
 
     def load(self, start: Start, places: UnitPlaces, held_to: int) -> None:
         """Go on where recovery says."""
         self.start, self.places, self.held_to = start, places, held_to
         self.second, self.since, self.log_since = start.second, start.since, start.log_since
         self.preloaded = start.second
+        self.parking.found(start.parked)
 
     # --- putting
 
     def slot_for(self, second: int, now_ms: int) -> int:
         """The second whose slot takes what is due in a second, as of now."""
-        excess = second - self._base(now_ms) - self.window
+        excess = second - self.base(now_ms) - self.window
         return second if excess <= 0 else second + -(-excess // self.window) * -self.window
 
-    def _base(self, now_ms: int) -> int:
+    def base(self, now_ms: int) -> int:
         """The second from which the window reaches ahead: the present one, unless the current one is so far behind,
         after a long time without a broker, that the wheel would not reach."""
         return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
@@ -125,7 +129,7 @@ class Slots:
         seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
         if not_before is not None:
             seconds = np.maximum(seconds, not_before)
-        excess = seconds - (self._base(now_ms) + window)
+        excess = seconds - (self.base(now_ms) + window)
         is_far = excess > 0
         if is_far.any():
             # Less a multiple of the window, so that it can be told where a message waits.
@@ -353,6 +357,12 @@ class Slots:
         kept = magic & NO_MESSAGE == 0
         self.search.moved(waits["position"][kept], moved[kept])
 
+    def bring_back(self, parked: Waits, waits: Waits, now_ms: int, not_before: NDArray[np.int64]) -> None:
+        """Give parked messages slots to be delivered from: `waits` are the same with the times and the marks that they
+        are to have. Raises OSError; then nothing changed."""
+        self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, not_before)
+        self.log.superseded.add(parked["position"])
+
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
@@ -407,6 +417,7 @@ class Slots:
         """A message, as `wait_at` gave it, is not to be delivered from its slot any more. It reads nothing: the record
         that says so is written already, and a read that fails must not part the two."""
         self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
+        self.parking.withdrawn(int(waits["position"][0]))
         second = self.resident.get(number)
         if second is not None:
             second.remove(waits)

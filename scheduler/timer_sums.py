@@ -26,6 +26,7 @@ _SOME: Final = 4096
 _MASK: Final = 2**64 - 1
 _POSITION: Final = 0x9E3779B97F4A7C15
 _MAGIC: Final = 0xC2B2AE3D27D4EB4F
+_MOVED: Final = 4 | 8
 _MIX: Final = 0xD6E8FEB86659FD93
 
 
@@ -86,6 +87,8 @@ class LogSums:
             return
         # numpy would join them field by field.
         plain = np.frombuffer(bytearray().join([units.data for units in self._waiting]), self._waiting[0].dtype)
+        # The note tells of these, or they are marked: it comes to the same.
+        plain["magic"][is_superseded(plain)] &= ~_MOVED
         self._waiting = []
         base = self._start - self._start % self._segment_size
         before = self._by_file.get(base, FileSum())
@@ -107,6 +110,12 @@ class LogSums:
         """Forget the files that end at or before a position."""
         for base in [base for base in self.by_file if base + self._segment_size <= position]:
             del self._by_file[base], self._last[base]
+
+
+def is_superseded(units: Units) -> NDArray[np.bool_]:
+    """Which units are marked as `timer_superseded` marks them."""
+    result: NDArray[np.bool_] = (units["magic"] & _MOVED == _MOVED) & (units["due_ms"] != -1)
+    return result
 
 
 def mixed(positions: NDArray[np.int64], magic: NDArray[np.integer]) -> NDArray[np.uint64]:

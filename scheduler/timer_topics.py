@@ -63,6 +63,10 @@ class TimerTopics:
         """Whether no other topic that is known has the hash of this one."""
         return self._names.get(properties.java_hash(topic), []) == [topic]
 
+    def is_shared(self, topic_hash: int) -> bool:
+        """Whether messages with a hash may be of more than one topic."""
+        return len(self._names.get(topic_hash, ())) != 1
+
     # --- what is staged
 
     def staged(self, queue_offset: int, topic: str, key: int = 0, *, is_again: bool = False) -> None:

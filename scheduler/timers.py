@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import structlog
 
+from protocol import properties
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler.batches import Batches, Kind
 from scheduler.level_queues import LevelQueues
@@ -71,6 +72,8 @@ WARN_MS: Final = 1000
 WARN_AGAIN_SECONDS: Final = 60.0
 _DELIVER_UNITS: Final = 512
 _DROP_UNITS: Final = 128
+_BACK_UNITS: Final = 4096
+"""Parked messages are brought back while the current second has fewer left."""
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
 
@@ -229,6 +232,9 @@ class Timers:
         self.policies.set(topic, policy)
         if policy is None or not policy.newest:
             self._catch_up.forget(topic)
+        if policy is None or not policy.is_paused:
+            self._slots.parking.ask(properties.java_hash(topic))
+        self._wake()
 
     # --- time
 
@@ -286,20 +292,22 @@ class Timers:
             if self._slots.put_again(second, now_ms):
                 self._enqueuer.mark_newest(now_ms)
             return True
-        return self._deliver(second, now_ms)
+        return self._bring_back(second, now_ms) or self._deliver(second, now_ms)
 
     def _deliver(self, second: Second, now_ms: int) -> bool:
         """Deliver a batch of a second; whether there was one. Raises StoreError."""
         waits = second.due(now_ms, _DELIVER_UNITS)
         if not len(waits):
             return False
-        if self.policies:
-            if self._is_cold(second, waits[self.policies.concerns(waits)]):
+        queued = self._slots.parking.going_on(self.policies.is_paused)
+        if self.policies or queued:
+            if self._is_cold(waits[self.policies.concerns(waits)]):
+                second.read_again(len(waits))
                 return False
-            split = self.policies.split(waits, now_ms)
+            split = self.policies.split(waits, now_ms, queued)
             if split is not None and len(split.dropped) > _DROP_UNITS:
                 waits = waits[:_DROP_UNITS]
-                split = self.policies.split(waits, now_ms)
+                split = self.policies.split(waits, now_ms, queued)
             if split is not None:
                 self._is_warm = False
                 self._apply(second, split, len(waits), now_ms)
@@ -310,7 +318,8 @@ class Timers:
         self._is_warm = False
         outcome = self._batches.deliver(units, now_ms, may_wait=may_wait, second=second.number)
         if outcome.kind is Kind.COLD:
-            self._warm(second, units)
+            self._warm(units)
+            second.read_again(len(units))
             return False
         if outcome.kind is Kind.GONE:
             self.lost += outcome.units
@@ -324,13 +333,54 @@ class Timers:
         second.drop(outcome.units)
         return True
 
-    def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
-        """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
-        first again."""
+    def _bring_back(self, second: Second, now_ms: int) -> bool:
+        """Bring some parked messages back whose topics go on, by what their policies say now, unless the current second
+        has enough to do; whether there was anything to do. Raises StoreError, OSError."""
+        parking = self._slots.parking
+        waits = parking.some(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BACK_UNITS else None
+        if waits is None or not len(waits):
+            return waits is not None
+        if self._is_cold(waits[self.policies.concerns(waits)]):
+            return False
+        split = self.policies.split(waits, now_ms)
+        if split is not None and len(split.dropped) > _DROP_UNITS:
+            waits = waits[:_DROP_UNITS]
+            split = self.policies.split(waits, now_ms)
+        self._is_warm = False
+        if split is None:
+            none, no_seconds = waits[:0], np.empty(0, np.int64)
+            split = Split(waits.copy(), none, none, no_seconds, none, none, none, {})
+        self._cancel(split.dropped, now_ms)
+        slots, now, later, held = self._slots, split.now, split.later, split.held
+        now["held"] = True  # their turn has come
+        # In one piece: what has another unit must not be tried again.
+        slots.on_moving(held)
+        not_before = np.zeros(len(now) + len(later) + len(held), np.int64)
+        not_before[len(now) + len(later) :] = split.held_seconds
+        # Those stay whose topic is paused while another one with its hash goes on.
+        others = np.concatenate((split.dropped, split.parked))
+        moved = waits[~np.isin(waits["position"], others["position"])]
+        if len(moved):
+            back = np.concatenate((now, later, held))
+            self._note_held(back[len(now) :], not_before[len(now) :])
+            slots.bring_back(moved, back, now_ms, not_before)
+            slots.census.removed(moved)
+        self._drop(split)
+        parking.took(len(waits))
+        return True
+
+    def _note_held(self, waits: Waits, not_before: NDArray[np.int64]) -> None:
+        """Messages get slots of the times that policies chose."""
+        if len(waits):
+            latest = np.maximum(slot_second_of(waits["due"]), not_before)
+            self._slots.held_to = max(self._slots.held_to, int(latest.max()))
+
+    def _cancel(self, waits: Waits, now_ms: int) -> None:
+        """Append records that delete messages that policies drop; `_drop` follows. Raises StoreError."""
         # Where something raises all of it is tried again: a second record that deletes a message does no harm, a second
         # unit would.
         try:
-            for physical, size in split.dropped[["physical", "size"]].tolist():
+            for physical, size in waits[["physical", "size"]].tolist():
                 message = self._store.message_at(physical, size)
                 if message is not None:
                     self._records.stage_deletion(message, due_of(message) or now_ms, now_ms)
@@ -338,34 +388,50 @@ class Timers:
         except BaseException:
             self._store.appender.roll_back()
             raise
-        slots, later, held = self._slots, split.later, split.held
-        if len(later) or len(held):
-            # In one piece: what has another unit must not be tried again.
-            slots.on_moving(held)
-            not_before = np.zeros(len(later) + len(held), np.int64)
-            not_before[len(later) :] = split.held_seconds
-            both = np.concatenate((later, held))
-            latest = np.maximum(slot_second_of(both["due"]), not_before)
-            slots.held_to = max(slots.held_to, int(latest.max()))
-            slots.move(both, np.full(len(both), NORMAL, np.int32), now_ms, not_before)
-            slots.census.removed(split.moved)
+
+    def _drop(self, split: Split) -> None:
+        """What a split says is done, but that what it drops is to be withdrawn."""
         if len(split.dropped):
             self.dropped += len(split.dropped)
-            slots.delete(split.dropped)
+            self._slots.delete(split.dropped)
         self.policies.took(split)
+
+    def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
+        """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
+        first again. Raises StoreError, OSError."""
+        self._cancel(split.dropped, now_ms)
+        slots, later, held, parked = self._slots, split.later, split.held, split.parked
+        if len(split.moved):
+            # In one piece: what has another unit must not be tried again.
+            park_in = slots.parking.second_for(now_ms) if len(parked) else 0
+            slots.on_moving(np.concatenate((held, parked)))
+            not_before = np.zeros(len(split.moved), np.int64)
+            not_before[len(later) : len(later) + len(held)] = split.held_seconds
+            not_before[len(later) + len(held) :] = park_in
+            self._note_held(np.concatenate((later, held)), not_before[: len(later) + len(held)])
+            slots.move(
+                np.concatenate((later, held, parked)),
+                np.full(len(not_before), NORMAL, np.int32),
+                now_ms,
+                not_before,
+            )
+            slots.parking.added(park_in, parked)
+            second.is_touched = True
+            slots.census.removed(split.moved)
+        self._drop(split)
         second.drop(count)
         split.now["held"] = True  # their turn has come
         second.put_back(split.now)
 
-    def _is_cold(self, second: Second, waits: Waits) -> bool:
-        """Whether a thread has to read the records of some messages of a second, which it does then."""
+    def _is_cold(self, waits: Waits) -> bool:
+        """Whether a thread has to read the records of some messages first, which it does then."""
         if self._read_cold is None or self._is_warm or not len(waits):
             return False
         if self._store.is_cached(waits[["physical", "size"]].tolist()):
             return False
         units = np.empty(len(waits), UNITS)
         units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
-        self._warm(second, units)
+        self._warm(units)
         return True
 
     def _read_ahead(self, waits: Waits) -> None:
@@ -374,8 +440,8 @@ class Timers:
         if self._read_cold is not None:
             self._read_cold(ReadAhead(self._store.log, waits["physical"], waits["size"]), lambda: None)
 
-    def _warm(self, second: Second, units: NDArray[Any]) -> None:
-        """Have a thread read from the disk what comes next of a second, and the rest of it ahead again."""
+    def _warm(self, units: NDArray[Any]) -> None:
+        """Have a thread read from the disk what comes next."""
         assert self._read_cold is not None
         self._is_reading = True
         self._trouble = "the disk: old messages are being read"
@@ -386,7 +452,6 @@ class Timers:
             self._wake()
 
         self._read_cold(self._batches.warm(units), done)
-        second.read_again(len(units))
 
     def _next_ms(self, now_ms: int) -> int | None:
         """When there will be something to do."""
@@ -398,6 +463,8 @@ class Timers:
         if not config.stop_enqueue and self._enqueuer.behind > 0:
             times.append(self._enqueuing.at_ms)
         if not (config.stop_dequeue or self._is_reading or self._slots.is_handing_on):
+            if self._slots.parking.is_busy(self.policies.is_paused):
+                times.append(self._dequeuing.at_ms)
             try:
                 due_ms = self._slots.next_ms(now_ms, self._preloading.at_ms)
             except OSError as error:
@@ -524,6 +591,10 @@ class Timers:
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
         """See `TimerCheckpoint.plan_sync`."""
         return self._checkpoint.plan_sync(now)
+
+    def plan_after(self) -> Callable[[], None]:
+        """See `storage.durability.Part`."""
+        return self._slots.log.superseded.plan()
 
     def needed_from(self) -> int:
         """See `TimerCheckpoint.needed_from`."""

@@ -35,7 +35,7 @@ from scheduler.runs import Run
 from scheduler.sorted_offsets import is_among, joined, places_of
 from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import DELETE, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
-from scheduler.timer_sums import FileSum, LogSums
+from scheduler.timer_sums import FileSum, LogSums, is_superseded
 from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
@@ -222,6 +222,7 @@ class LogCheck:
 def _without_marks(units: Units, physical_offsets: Integers) -> Units:
     """Units as they were before some messages were withdrawn."""
     is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets) & (units["magic"] & WITHDRAWN != 0)
+    is_one &= ~is_superseded(units)
     if not is_one.any():
         return units
     result = units.copy()

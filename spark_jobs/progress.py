@@ -23,6 +23,7 @@ from scheduler.sorted_offsets import is_among, joined
 from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import ANY_MAGIC, APPLIED, DELETE, MAX_DUE_MS, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_log import UNIT as TIMER_UNIT
+from scheduler.timer_superseded import marked, positions_of
 from spark_jobs.ranges import at_offsets, plan, walks
 from spark_jobs.roles import CANCEL, DELIVERY, LEVEL, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
 from storage import checkpoint
@@ -441,7 +442,11 @@ def _timer_files(store: StoreFiles) -> list[tuple[int, int]]:
 
 def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Iterator[tuple[int, Any]]:
     """The units of the timer log between two positions, in order, a part at a time, as `scheduler.timer_log.UNIT`, and
-    their position; of each file those up to the first that is none."""
+    their position; of each file those up to the first that is none. Those whose messages got others are marked, as the
+    checkpoint says, also where the files do not say so yet."""
+    known = checkpoint.load(cast(Files, store), "checkpoint")
+    note = timer_files.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
+    superseded = positions_of(note.superseded if note is not None else b"")
     for base, size in _timer_files(store):
         if base + size <= start:
             continue
@@ -454,6 +459,6 @@ def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Ite
             if len(wrong):
                 units = units[: wrong[0]]
             if len(units):
-                yield base + at, units
+                yield base + at, marked(base + at, units, superseded)
             if len(wrong):
                 break

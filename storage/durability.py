@@ -98,6 +98,10 @@ class Part(Protocol):
         """What makes durable everything that was put into files so far; run by a worker. `is_last`: the store is closed
         after this. It raises OSError."""
 
+    def plan_after(self) -> Callable[[], None]:
+        """What is to be done when the checkpoint is durable whose `plan_sync` this follows; run by the same worker. It
+        raises OSError; then the checkpoint is made once more."""
+
     def needed_from(self) -> int:
         """Before this position recovery, by the checkpoint that is on the disk, reads nothing."""
 
@@ -419,6 +423,15 @@ class Durability:
         store, (end, covered, timestamp, notes, _) = self._store, self._covered
         timestamp = timestamp or store.checkpoint.physic_timestamp
         dirty, is_last = store.dirty, self._is_stopping
+        syncs = [part.plan_sync(now, is_last=is_last) for part in self._parts.values()]
+        after = [part.plan_after() for part in self._parts.values()]
+
+        def finish() -> None:
+            for each in after:
+                each()
+            if is_last:
+                self._remove_abort()
+
         job = CheckpointJob(
             store.files,
             store.queue_directory,
@@ -429,9 +442,9 @@ class Durability:
                 # Before the marks: it notes units as they were made.
                 store.queue_check.plan(dirty, covered, end, store.log.begin),
                 *(queue.plan_marks(covered.get(queue, 0)) for queue in dirty if queue.has_marks),
-                *(part.plan_sync(now, is_last=is_last) for part in self._parts.values()),
+                *syncs,
             ],
-            self._remove_abort if is_last else lambda: None,
+            finish,
         )
         store.dirty = {
             queue: queue.written_offset

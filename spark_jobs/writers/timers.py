@@ -74,7 +74,7 @@ def write(
         old = timers.note
         sums = timer_files.Sums(log.sums.by_file, wheel.sums)
         note = timer_files.TimerNote(
-            old.second, log_end, log.end, log.end, old.queue_offset, old.held_to, log_end, waiting, found, sums
+            old.second, log_end, log.end, log.end, old.queue_offset, old.held_to, log_end, waiting, found, sums=sums
         )
     log.close()
     wheel.close()

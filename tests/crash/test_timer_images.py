@@ -15,6 +15,7 @@ import pytest
 from protocol import timer_properties
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_keys import key_hash
+from scheduler.timer_policies import TimerPolicy
 from scheduler.timers import NAME, Timers
 from storage.budget import UNLIMITED, Pieces
 from storage.clock import ManualClock, look
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.crash
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 CONFIG = StoreConfig("/s", commitlog_segment_size=1 << 16, queue_segment_size=2000)
 TIMERS = TimerConfig(log_segment_size=52 * 30, roll_window=40)
+PAUSING = TimerConfig(log_segment_size=52 * 30, roll_window=172_800)
 DELAYS = (-50, 0, 1, 500, 1000, 1500, 3000, 12_000, 41_000, 130_000)
 STYLES = ("nothing", "some", "everything")
 
@@ -39,6 +41,9 @@ class World:
     files: SimulatedFiles
     clock: ManualClock
     chance: random.Random
+    config: TimerConfig
+    policy: TimerPolicy | None = None
+    """Of the only topic, as its attributes say."""
     sent: dict[bytes, int] = field(default_factory=dict)
     """Body to physical offset."""
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
@@ -57,7 +62,8 @@ class World:
             self.files.after_kill()
             self.store = MessageStore(CONFIG, self.files, ("127.0.0.1", 10911), lambda level, stored: stored)
             recovered = self.store.open()
-            self.timers = Timers(self.store, TIMERS, recovered, look(self.clock))
+            self.timers = Timers(self.store, self.config, recovered, look(self.clock))
+            self.timers.set_policy("orders", self.policy)
             if fails:
                 self.timers.close()
                 self.store.abandon()
@@ -144,6 +150,12 @@ class World:
         else:
             self.owned.workers.run_one()
 
+    def change_policy(self) -> None:
+        """Pause the topic, or let it go on, mostly as it is."""
+        choices = TimerPolicy(is_paused=True), TimerPolicy(is_paused=True), None, None, None, TimerPolicy(rate=3)
+        self.policy = self.chance.choice(choices)
+        self.timers.set_policy("orders", self.policy)
+
     def some(self) -> int | None:
         """A step of the timers."""
         return self.timers.step(look(self.clock), UNLIMITED)
@@ -180,11 +192,14 @@ class World:
         return [message.body for message in messages if message is not None]
 
 
-def run_scenario(seed: int, steps: int) -> World:
+def run_scenario(seed: int, steps: int, *, has_pauses: bool = False) -> World:
     chance = random.Random(seed)
-    world = World(SimulatedFiles(), ManualClock(), chance)
+    config = PAUSING if has_pauses else TIMERS
+    world = World(SimulatedFiles(), ManualClock(), chance, config)
     world.open()
     for _ in range(steps):
+        if has_pauses and chance.random() < 0.2:
+            world.change_policy()
         action = chance.random()
         if action < 0.3:
             world.send(chance.randrange(1, 6))
@@ -211,7 +226,7 @@ def run_scenario(seed: int, steps: int) -> World:
 
 def check_image(image: SimulatedFiles, world: World, when: int, end_ms: int) -> None:
     """Open what a crash left, deliver everything, and compare with what was acknowledged before the crash."""
-    after = World(image, ManualClock(end_ms), random.Random(when))
+    after = World(image, ManualClock(end_ms), random.Random(when), world.config)
     after.open()
     after.deliver_all()
     counts = Counter(after.delivered())
@@ -227,9 +242,10 @@ def check_image(image: SimulatedFiles, world: World, when: int, end_ms: int) -> 
             assert {old, new} & set(counts), "neither a message nor the one that took its place"
 
 
+@pytest.mark.parametrize("has_pauses", [False, True], ids=["", "pauses"])
 @pytest.mark.parametrize("seed", range(10))
-def test_any_image_a_power_cut_leaves_delivers_each_message_once(seed: int) -> None:
-    world = run_scenario(seed, 60)
+def test_any_image_a_power_cut_leaves_delivers_each_message_once(seed: int, has_pauses: bool) -> None:
+    world = run_scenario(seed, 60, has_pauses=has_pauses)
     operations = world.files.operations
     syncs = [number for number, operation in enumerate(operations) if isinstance(operation, Sync)]
     chance = random.Random(seed)
@@ -260,7 +276,7 @@ def _change(world: World, how: str, body: bytes) -> None:
 def test_a_power_cut_leaves_a_message_or_what_took_its_place(how: str) -> None:
     """The disk may have what was written last and not what was written before: so the mark of a message that gave way
     has to wait for the record for which it did."""
-    world = World(SimulatedFiles(), ManualClock(), random.Random(1))
+    world = World(SimulatedFiles(), ManualClock(), random.Random(1), TIMERS)
     world.open()
     world.replace_last("x", world.clock.now_ms() + 20_000)
     (body,) = world.sent
@@ -276,7 +292,7 @@ def test_a_power_cut_leaves_a_message_or_what_took_its_place(how: str) -> None:
             world.owned.checkpoint()
         for seed in range(40):
             image = world.files.after_crash(len(world.files.operations), random.Random(seed), "some")
-            after = World(image, ManualClock(world.clock.now_ms()), random.Random(1))
+            after = World(image, ManualClock(world.clock.now_ms()), random.Random(1), TIMERS)
             after.open()
             after.deliver_all()
             delivered = after.delivered()

@@ -91,6 +91,10 @@ def generate(seed: str) -> Script:
     if is_sync and chance.random() < 0.3:
         for _ in range(chance.choice((1, 2, 4))):
             actions += _lying_disk(chance, round(chance.uniform(0.5, length), 3))
+    chance = random.Random(f"{seed}/pauses")
+    if chance.random() < 0.2:
+        for _ in range(chance.choice((1, 2, 6))):
+            actions += _pause(chance, round(chance.uniform(0.2, length), 3))
     chance = random.Random(f"{seed}/groups")
     has_groups, skew_ms = chance.random() < 0.4, chance.choice((0, 0, 0, -5000, -400, 400, 5000))
     if has_groups:
@@ -150,6 +154,15 @@ def _replace(chance: random.Random, at: float) -> Action:
 
 def _topic(chance: random.Random, at: float) -> Action:
     return Action(at, "topic", {"how": chance.choice(("delete", "pause", "go on", "rate", "spread"))})
+
+
+def _pause(chance: random.Random, at: float) -> list[Action]:
+    """A topic is paused, and goes on, as it was or otherwise."""
+    end = round(at + chance.choice((0.3, 2.0, 5.0)), 3)
+    return [
+        Action(at, "topic", {"how": "pause"}),
+        Action(end, "topic", {"how": chance.choice(("go on", "go on", "rate"))}),
+    ]
 
 
 def _setting(chance: random.Random, at: float) -> Action:

@@ -79,6 +79,9 @@ class Urgent:
         self.planned += 1
         return lambda: None
 
+    def plan_after(self) -> Callable[[], None]:
+        return lambda: None
+
     def needed_from(self) -> int:
         return 2**62
 

@@ -29,6 +29,7 @@ from protocol.headers import (
     ViewMessage,
     decode_ext,
 )
+from storage.errors import StoreFormatError
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import pull, request, send
 
@@ -231,6 +232,31 @@ async def test_offsets_of_what_is_not_there_are_refused(broker: UnboundBroker, p
     ):
         assert (await peer.ask(command)).code == code
     assert broker.offsets.to_json()["offsetTable"] == {}
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "offset"), [(0, -2), (0, -(2**62)), (0, 2**63 // 20 + 1), (-1, 7), (2**31, 7)], ids=str
+)
+async def test_an_offset_in_the_table_that_cannot_be_stops_the_start(
+    tmp_path: Path, queue_id: int, offset: int
+) -> None:
+    """Taken for one, it would have the group read from the queue's beginning, or wait for what never comes."""
+    path = tmp_path / "config" / "consumerOffset.json"
+    path.parent.mkdir()
+    text = json.dumps({"offsetTable": {"T@g": {str(queue_id): offset}}})
+    path.write_text(text)
+    with pytest.raises(StoreFormatError, match=rf"T@g: queue {queue_id} has the offset {offset}"):
+        async with running(tmp_path):
+            pass
+    assert path.read_text() == text
+
+
+async def test_an_offset_of_rocketmqs_that_says_none_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "consumerOffset.json"
+    path.parent.mkdir()
+    path.write_text('{"offsetTable":{"T@g":{"0":-1,"1":5}}}')
+    async with running(tmp_path) as broker:
+        assert [broker.offsets.get("g", "T", queue_id) for queue_id in (0, 1)] == [None, 5]
 
 
 async def test_committed_offsets_survive_a_restart(tmp_path: Path) -> None:

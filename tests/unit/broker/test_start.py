@@ -14,20 +14,20 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
 
 from broker.daemon import Broker
 from broker.errors import ConfigError
-from protocol import record
+from protocol import codec, record
 from scheduler import timer_files
 from scheduler.timers import Timers
 from storage.clock import ManualClock
 from storage.errors import StoreError
 from storage.files import OsFile
-from storage.jobs import FlushJob
+from storage.jobs import FlushJob, Lane
 from storage.recovery import Recovery
 from tests.support.broker import SEGMENT, UnboundBroker, config
 from tests.support.loop import SteppedLoop, turns
@@ -457,3 +457,40 @@ async def test_a_port_that_is_taken_ends_the_start_before_there_is_a_store(tmp_p
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken"):
             await broker.start()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["at once", "in turns"])
+async def test_a_stop_takes_nothing_more_from_those_who_are_connected(tmp_path: Path, is_slow: bool) -> None:
+    """Clients that send on and on would have each flush be followed by another one: what they asked before is answered,
+    and the rest is not read, whether it was in a read already or not."""
+    life = Life(tmp_path / "store", cast("SteppedLoop", asyncio.get_running_loop()), ["flushDiskType=SYNC_FLUSH"])
+    broker = await life.start()
+    peer = broker.connect()
+    assert (await peer.ask(send("T", b"stored"))).code == 0
+    broker.lanes.hold(Lane.FLUSH)
+    under_way, too_late = send("T", b"under way"), [send("T", b"too late") for _ in range(3)]
+    peer.post(under_way)
+    await turns()
+    if is_slow:
+        peer.transport.block()
+        peer.connection.pause_writing()
+        peer.post(too_late.pop())
+    stopping = asyncio.ensure_future(broker.stop())
+    await turns()
+    assert not peer.transport.takes_data
+    if is_slow:
+        peer.connection.resume_writing()
+        peer.transport.unblock()
+    peer.connection.data_received(b"".join(map(codec.encode, too_late)))
+    await turns()
+    end = broker.store.log.end
+    broker.lanes.let_go(Lane.FLUSH)
+    await until(lambda: peer.answer_of(under_way) is not None)
+    while not stopping.done():
+        await life.pass_time(0.1)
+    assert stopping.result() is None
+    assert broker.store.log.end == end
+    assert [answer.code for answer in peer.responses] == [0, 0]
+    broker = await life.start()
+    assert await life.bodies(broker) == [b"stored", b"under way"]
+    await broker.stop()

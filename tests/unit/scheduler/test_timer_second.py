@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -99,13 +100,20 @@ ACTIONS = st.one_of(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(DUES, max_size=5), st.lists(st.tuples(st.integers(0, 6), DUES), max_size=2), st.lists(ACTIONS))
+@given(
+    st.lists(DUES, max_size=5),
+    st.lists(st.tuples(st.integers(0, 6), DUES), max_size=2),
+    st.lists(ACTIONS),
+    st.sampled_from([1, 3, 64]),
+)
 def test_messages_have_their_order_whatever_came_when(
     monkeypatch: pytest.MonkeyPatch,
     loaded: list[list[int]],
     meanwhile: list[tuple[int, list[int]]],
     actions: list[tuple[object, ...]],
+    taken: int,
 ) -> None:
+    monkeypatch.setattr(timer_second, "_TAKEN", taken)
     monkeypatch.setattr(timer_second, "_RUN", 10)
     monkeypatch.setattr(timer_second, "_FEW", 2)
     model = Model()
@@ -151,6 +159,25 @@ def test_what_comes_is_not_sorted_in_among_all_that_waits(monkeypatch: pytest.Mo
         second.add(waits_of([(number, 100_000 + number)]))
         second.drop(len(second.due(BEGIN_MS + 999, 50)))
     assert max(sorted_at_once) < 2000
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_taking_out_one_does_not_cost_what_all_cost(is_sorted: bool) -> None:
+    """Whatever looks at all of them, or moves them, needs memory for them: 400,000 bytes or more."""
+    second, count = Second(SECOND), 50_000
+    second.add(waits_of([(number // 100 if is_sorted else number % 997, number) for number in range(count)]))
+    second.first(1)
+    sums = []
+    for number in range(0, count, 250):
+        wait = waits_of([(number // 100 if is_sorted else number % 997, number)])
+        tracemalloc.start()
+        assert second.has(wait)
+        assert numbers(second.remove(wait)) == [number]
+        assert not second.has(wait)
+        sums.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert sum(sums) < 200 * 20_000
+    assert len(second) == count - 200
 
 
 def test_a_loaded_second_is_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from scheduler.timer_files import Found, Sums, TimerNote
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_sums import FileSum
+from scheduler.timer_superseded import RUN
 from storage.budget import Pieces
 from storage.clock import look
 from storage.commitlog import Commitlog
@@ -31,7 +33,7 @@ from storage.origins import Origins
 from storage.pull import ColdRead, ReadAhead
 from storage.retention import RetentionConfig
 from tests.unit.scheduler.test_timer_policies import TWINS
-from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
 
 DAY_MS = 86_400_000
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))
@@ -408,10 +410,11 @@ def test_old_files_of_the_timer_log_go() -> None:
 def test_a_note_is_read_as_it_was_written() -> None:
     offsets = np.array([0, 3, 2**40, 2**61])
     hours = np.arange(336).astype(np.uint32)
+    runs = np.array([(52, 3), (2**40, 1)], RUN).tobytes()
     found = Found(77, offsets, offsets[1:3], offsets[:1], offsets[2:], np.array([52, 104]))
     for note in (
         TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10, 11: 12}),
-        TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
+        TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, runs, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
     ):
         data = note.encode()
         again = timer_files.decode_note(data)
@@ -421,8 +424,20 @@ def test_a_note_is_read_as_it_was_written() -> None:
         assert (again.second, again.waiting, again.found.recovered_to) == (1, note.waiting, note.found.recovered_to)
         assert timer_files.decode_note(data[:-1]) is None
         assert timer_files.decode_note(data + b"\0") is None
-        assert timer_files.decode_note(b"\x04" + data[1:]) is None
+        assert timer_files.decode_note(b"\x05" + data[1:]) is None
+        assert again.superseded == note.superseded
     assert timer_files.decode_note(b"") is None
+
+
+def test_a_note_without_runs_is_read() -> None:
+    """As the version before wrote it."""
+    note = TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10}, Found(77), b"", Sums({520: FileSum(7, 2**63)}))
+    data = note.encode()
+    without = b"\x03" + data[1 : -len(note.sums.encode()) - 4] + note.sums.encode()  # type: ignore[union-attr]
+    again = timer_files.decode_note(without)
+    assert again is not None
+    assert again.encode() == data
+    assert timer_files.decode_note(without[:-1]) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -660,6 +675,38 @@ def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
     world.pass_time(60_000)
     queue = world.store.ensure_queue("orders", 3)
     assert queue.next_offset == 30
+    assert world.timers.lost == 0
+    assert world.timers.metrics() == {}
+
+
+def test_what_is_not_in_the_wheel_yet_is_kept() -> None:
+    """With timerStopEnqueue it may be so for long: nothing but the queue tells of it, and needs its record."""
+    config = TimerConfig(log_segment_size=5200, stop_enqueue=True)
+    world = TimerWorld(config, segment_size=20_000, retention=RetentionConfig(reserved_hours=0, delete_when=ANY_HOUR))
+    for number in range(30):
+        world.send(START_MS + 1000 + 5000 * number, bytes(500))
+
+    def traffic() -> None:
+        for _ in range(4):
+            world.store.appender.begin(world.now_ms)
+            queue = world.store.ensure_queue("traffic", 0)
+            world.store.appender.add(queue, bytes(15_000), b"", 0, world.now_ms, HOST)
+            world.store.appender.commit()
+            world.pass_time(1000)
+            world.checkpoint()
+            world.owned.expire()
+
+    traffic()
+    assert world.store.log.begin == 0
+    world.open()
+    traffic()
+    assert world.store.log.begin == 0
+    world.timers.config = replace(config, stop_enqueue=False)
+    world.pass_time(20_000)
+    traffic()
+    assert world.store.log.begin > 0, "what waits in the wheel is appended again"
+    world.pass_time(200_000)
+    assert world.store.ensure_queue("orders", 3).next_offset == 30
     assert world.timers.lost == 0
     assert world.timers.metrics() == {}
 

@@ -19,9 +19,12 @@ from structlog.testing import capture_logs
 
 from protocol.record import StoredMessage
 from scheduler.timer_log import TimerLog
+from scheduler.timer_policies import TimerPolicy
+from scheduler.timer_superseded import Superseded
 from spark_jobs import compact as compacting
 from spark_jobs.compact import CompactOptions, CompactResult, compact
 from spark_jobs.errors import JobError
+from spark_jobs.progress import waiting
 from spark_jobs.store_files import StoreFiles
 from storage.clock import ManualClock
 from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE
@@ -129,6 +132,34 @@ def test_what_was_delivered_goes_and_what_waits_arrives_once(tmp_path: Path) -> 
     after.timer(after.clock.now_ms() + 5000, b"new timer")
     after.pass_time(10_000)
     assert after.bodies()[300:] == [b"new level", b"new timer"]
+    after.close()
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+def test_what_a_pause_held_back_arrives_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_marks: bool) -> None:
+    """Half of it came back before the broker ended, and has units left in slots to come; if it ended in the middle of
+    a checkpoint, only the checkpoint says that these count no more."""
+    if not has_marks:
+        monkeypatch.setattr(Superseded, "plan", lambda superseded: lambda: None)
+    broker = new_broker(tmp_path / "old")
+    topics = "orders", "others"
+    for topic in topics:
+        broker.timers.set_policy(topic, TimerPolicy(is_paused=True))
+        for i in range(20):
+            broker.timer(broker.clock.now_ms() + 1000, b"%d" % i, topic=topic)
+    broker.pass_time(10_000)
+    broker.timers.set_policy("orders", None)
+    broker.pass_time(10_000)
+    assert len(broker.bodies()) == 20
+    broker.owned.checkpoint()
+    broker.close()
+    found = StoreFiles.open(tmp_path / "old")
+    assert len(waiting(found).offsets) == 20
+    run(tmp_path / "old", tmp_path / "new")
+    after = Broker(tmp_path / "new", broker.clock)
+    after.pass_time(3 * 24 * HOUR_MS)
+    assert [len(after.messages(topic)) for topic in topics] == [20, 20]
+    assert after.timers.state(after.clock.now_ms()).pending == 0
     after.close()
 
 

@@ -873,6 +873,9 @@ class Keeper:
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
         return lambda: None
 
+    def plan_after(self) -> Callable[[], None]:
+        return lambda: None
+
     def needed_from(self) -> int:
         return self.needed
 
