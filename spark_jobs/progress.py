@@ -137,7 +137,7 @@ def read_books(store: StoreFiles) -> Books:
             queues_to=queues_to,
             since=begin,
         )
-    since = min(recovery, note.since, end)
+    since = min(note.since, queues_to)
     return Books(known, levels, delivered, note, check, True, note.second, note.queue_offset, queues_to, since)
 
 

@@ -14,7 +14,7 @@ from scheduler.timer_policies import TimerPolicy
 from spark_jobs.compact import CompactOptions, compact
 from spark_jobs.progress import read_progress, waiting
 from spark_jobs.store_files import StoreFiles
-from storage.consume_queue import TIMER_TOPIC
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, as_apache, new_broker
 
 HOUR_MS = 3_600_000
@@ -181,3 +181,16 @@ def test_what_a_paused_topic_holds_is_not_lost(tmp_path: Path) -> None:
     assert slot[0] < known.timer_second
     assert known.timer_queue_offset == 2
     assert known.is_timer_done(slot, np.array([0]), np.array([held])).tolist() == [False]
+
+
+def test_a_kill_while_a_damaged_queue_is_made_again(tmp_path: Path) -> None:
+    """The checkpoint says that it has to be done again: then the records say what there is, all of them."""
+    broker = new_broker(tmp_path / "old")
+    broker.timer(START_MS + 60_000, b"t")
+    broker.schedule(4, b"l")
+    broker.run()
+    broker.owned.checkpoint()
+    broker.store.remake([(SCHEDULE_TOPIC, 3, 0)])
+    path = tmp_path / "old" / "consumequeue" / SCHEDULE_TOPIC / "3" / f"{0:020}"
+    path.write_bytes(bytes(path.stat().st_size))
+    assert len(broker_says(killed(broker, "killed"))) == 2
