@@ -188,7 +188,10 @@ def test_a_kill_while_a_damaged_queue_is_made_again(tmp_path: Path) -> None:
     broker = new_broker(tmp_path / "old")
     broker.timer(START_MS + 60_000, b"t")
     broker.schedule(4, b"l")
-    broker.run()
+    for number in range(1, 5):
+        broker.timer(START_MS + 1000 * number, b"soon")
+    broker.pass_time(5000)
+    broker.owned.checkpoint()
     broker.owned.checkpoint()
     broker.store.remake([(SCHEDULE_TOPIC, 3, 0)])
     path = tmp_path / "old" / "consumequeue" / SCHEDULE_TOPIC / "3" / f"{0:020}"
