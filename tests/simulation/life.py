@@ -111,7 +111,7 @@ class Life:
         await asyncio.sleep(max(0.0, begin + self.script.calm_from - world.loop.time()))
         await self._calm()
         world.is_over = True
-        world.stop_wanted = True
+        world.want_stop()
         await supervisor
         for each in everyone:
             each.is_over = True
@@ -213,7 +213,8 @@ class Life:
                 disk.kill_at = disk.count + details["operations"]
                 disk.on_kill = self._cut_power if action.kind.startswith("power") else world.killed
             case "stop":
-                world.stop_wanted = world.broker is not None
+                if world.broker is not None:
+                    world.want_stop()
             case "evict":
                 disk.evict()
             case "set clock":

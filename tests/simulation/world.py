@@ -143,7 +143,9 @@ class World:
         self.pieces: Callable[[], int] = lambda: self.chance.choice((1, 2, 5, 20))
         self._ended: asyncio.Future[str] | None = None
         self._ports = 40_000
-        self.stop_wanted = False
+        self._stop: asyncio.Future[None] | None = None
+        """Of the running process: when it is to stop."""
+        self._is_stop_wanted = False
         self.is_over = False
         self.events: deque[str] = deque(maxlen=400)
         self.wrong: list[str] = []
@@ -209,14 +211,26 @@ class World:
         self.disk.loop_must_not_wait = True
         for call in self.on_start:
             call(broker)
-        while not broker.failed.done() and not self.stop_wanted:
-            await asyncio.sleep(0.01)
-        self.stop_wanted = False
+        self._stop = self.loop.create_future()
+        if not self._is_stop_wanted:
+            await asyncio.wait((broker.failed, self._stop), return_when=asyncio.FIRST_COMPLETED)
+        self._is_stop_wanted = False
         self.broker = self.process = None
         self.disk.loop_must_not_wait = False
         self.poisons += broker.failed.done()
         await broker.stop()
         self._end(process, ended, "stopped")
+
+    def want_stop(self) -> None:
+        """The running process is to stop; or the next one, where none runs."""
+        self._is_stop_wanted = True
+        if self.process is not None and self._stop is not None:
+            self.loop.call_for(self.process, 0.0, self._tell, self._stop)
+
+    @staticmethod
+    def _tell(stop: asyncio.Future[None]) -> None:
+        if not stop.done():
+            stop.set_result(None)
 
     def note(self, what: str) -> None:
         """Something happened that a trace should show."""
