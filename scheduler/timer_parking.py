@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from scheduler.timer_log import MAX_DUE_MS, NO_MESSAGE, ROLL
-from scheduler.timer_second import NONE, Second, joined, picked, slot_second_of, waits_of
+from scheduler.timer_second import NONE, Second, joined, picked, waits_of
 from scheduler.timer_wheel import HOUR
+from scheduler.waits import is_parked
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from scheduler.timer_log import Chain
     from scheduler.timer_second import Waits
     from scheduler.timer_slots import Slots
@@ -190,11 +188,3 @@ class Parking:
         self._parts = []
         if len(self._waits):
             self._slots.on_loaded(self._waits)
-
-
-def is_parked(units: NDArray[np.void], seconds: NDArray[np.int64] | int) -> NDArray[np.bool_]:
-    """Which units, in the slots of some seconds, are of messages that are due before those and wait there."""
-    due = units["due_ms"].astype(np.int64)
-    is_message = (due > 0) & (units["magic"] & (NO_MESSAGE | ROLL) == 0)
-    result: NDArray[np.bool_] = is_message & (slot_second_of(due & MAX_DUE_MS) < seconds)
-    return result

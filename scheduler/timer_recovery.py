@@ -21,10 +21,9 @@ import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler import waits
-from scheduler.sorted_offsets import has, is_among, joined
+from scheduler.sorted_offsets import has, joined
 from scheduler.timer_files import NO_OFFSETS, Found, Sums, TimerCheck, TimerNote
 from scheduler.timer_log import NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
-from scheduler.timer_parking import is_parked
 from scheduler.timer_places import UnitPlaces
 from scheduler.timer_sums import LogSums
 from scheduler.timer_wheel import HOUR, HOURS, SLOTS, TimerWheel
@@ -237,11 +236,11 @@ class TimerRecovery:
         were so by units that are cut off."""
         seconds = seconds_of(units)
         at = np.flatnonzero(seconds > second)
-        at = at[is_parked(units[at], seconds[at])]
+        at = at[waits.is_parked(units[at], seconds[at])]
         if not len(at):
             return
         hashes, seconds = units["topic_hash"][at].astype(np.int32), seconds[at]
-        is_done = is_among(units["physical_offset"][at].astype(np.int64), delivered)
+        is_done = waits.is_brought_back(units[at], seconds, second, delivered)
         if is_done.any():
             self._log.superseded.add(position + at[is_done] * UNIT_SIZE)
             for key, count in zip(*np.unique(hashes[is_done], return_counts=True), strict=True):

@@ -34,7 +34,8 @@ from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from scheduler.runs import Run
 from scheduler.sorted_offsets import is_among, joined, places_of
 from scheduler.timer_files import Found, TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import DELETE, MAX_DUE_MS, NO_MESSAGE, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_second import slot_second_of
 from scheduler.timer_sums import FileSum, LogSums, is_superseded
 from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 
@@ -92,6 +93,22 @@ def is_deletion(magic: NDArray[np.integer]) -> Mask:
     """Which units delete others when the turn of their messages' slot comes, which is theirs unless they roll on."""
     deletes: Mask = magic & (DELETE | WITHDRAWN) == DELETE
     return deletes
+
+
+def is_parked(units: Units, seconds: int | Integers) -> Mask:
+    """Which units, in the slots of some seconds, are of messages that are due before those and wait there, as a pause
+    lets them."""
+    due = units["due_ms"].astype(np.int64)
+    is_one = (due > 0) & (units["magic"] & (NO_MESSAGE | ROLL) == 0)
+    parked: Mask = is_one & (slot_second_of(due & MAX_DUE_MS) < seconds)
+    return parked
+
+
+def is_brought_back(units: Units, seconds: Integers, second: int, delivered: Integers) -> Mask:
+    """Which of them, in slots behind that of `second`, are of messages that are `delivered`, as records behind the note
+    say: by units that were cut off since."""
+    behind: Mask = (seconds > second) & is_parked(units, seconds)
+    return behind & is_among(units["physical_offset"].astype(np.int64), delivered)
 
 
 class Left(NamedTuple):

@@ -347,6 +347,7 @@ def _waiting_timers(store: StoreFiles, books: Books, said: _Said) -> list[Waitin
         physical, sizes = units["physical_offset"].astype(np.int64), units["record_size"].astype(np.int64)
         kept = waits.left_of(physical, positions, units["magic"], seconds[at], second, found).kept
         kept &= ~is_among(physical, found.withdrawn)
+        kept &= ~waits.is_brought_back(units, seconds[at], second, said.delivered)
         live = kept & waits.is_live(units, seconds[at], second)
         result.append(Waiting(physical[live], sizes[live]))
         deletes = kept & waits.is_deletion(units["magic"]) & (units["due_ms"] != APPLIED)

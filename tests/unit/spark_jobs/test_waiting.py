@@ -197,3 +197,18 @@ def test_a_kill_while_a_damaged_queue_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "old" / "consumequeue" / SCHEDULE_TOPIC / "3" / f"{0:020}"
     path.write_bytes(bytes(path.stat().st_size))
     assert len(broker_says(killed(broker, "killed"))) == 2
+
+
+def test_what_came_back_from_a_pause_just_before_a_kill(tmp_path: Path) -> None:
+    """The units by which it was delivered are cut off, and those that the pause gave it lie ahead."""
+    broker = new_broker(tmp_path / "old")
+    broker.timers.set_policy("orders", TimerPolicy(is_paused=True))
+    for number in range(20):
+        broker.timer(START_MS + 1000 + number, b"held", topic="orders")
+    broker.pass_time(10_000)
+    broker.owned.checkpoint()
+    assert len(broker_says(killed(broker, "held"))) == 20
+    broker.timers.set_policy("orders", None)
+    broker.pass_time(3000)
+    assert len(broker.bodies()) == 20
+    assert broker_says(killed(broker, "back")) == set()
