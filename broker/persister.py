@@ -2,13 +2,14 @@
 
 A table is saved as it is when its write begins; who asks for a save while one runs is served by one more write, not by
 one each. How a write ended is a value, not an exception: many may wait for it, and each raises an error of its own.
+What is in memory counts: a table that could not be written is written again later, and once more when the broker stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -16,6 +17,9 @@ from broker.workers import Background, Workers
 from storage.config_file import ConfigFile
 
 log = structlog.get_logger(__name__)
+
+RETRY_SECONDS: Final = 3.0
+"""After this a write that failed is tried again."""
 
 Table = dict[str, Any]
 Outcome = asyncio.Future[OSError | None]
@@ -53,6 +57,8 @@ class SavedTable:
         self._snapshot = snapshot
         self._running: Outcome | None = None
         self._next: Outcome | None = None
+        self._failure = ""
+        """Why the file does not have the table, as far as the last write tells; empty where it has."""
         persister.tables.append(self)
 
     def save(self) -> Outcome:
@@ -84,21 +90,26 @@ class SavedTable:
         written(None)
 
     async def finish(self) -> None:
-        """Write what waits for the write that runs; no other is started any more."""
+        """Write what waits for the write that runs, or could not be written; no other is started any more."""
         if self._running is not None:
             await asyncio.wait([self._running])
         done, self._next = self._next, None
-        if done is None:
+        if done is None and not self._failure:
             return
         table, written = self._snapshot()
         failure = None
         try:
             self._file.write(table)
         except OSError as error:
+            self._failure = ""  # it is told again: the last try of all
             failure = self._failed(error)
         written(failure)
-        if not done.done():
+        if done is not None and not done.done():
             done.set_result(failure)
+
+    def _retry(self) -> None:
+        if self._failure and self._running is None and not self._persister.is_stopped:
+            self.save()
 
     def _start(self, done: Outcome) -> Outcome:
         self._running = done
@@ -110,6 +121,10 @@ class SavedTable:
         done, self._running = self._running, None
         error = work.exception()
         failure = self._failed(error) if error is not None else None
+        if failure is None:
+            self._failure = ""
+        else:
+            self._persister.loop.call_later(RETRY_SECONDS, self._retry)
         written(failure)
         if done is not None and not done.done():
             done.set_result(failure)
@@ -118,7 +133,9 @@ class SavedTable:
             self._start(following)
 
     def _failed(self, error: BaseException) -> OSError:
-        log.error("table_not_saved", file=self._file.path, reason=str(error))
+        if str(error) != self._failure:  # told once
+            log.error("table_not_saved", file=self._file.path, reason=str(error))
+        self._failure = str(error) or type(error).__name__
         return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
 
 

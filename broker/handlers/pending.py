@@ -16,7 +16,7 @@ from broker.connection import Connection
 from broker.errors import Refused
 from broker.handlers.slices import Slices
 from broker.handlers.timers import TimerHandlers
-from broker.router import Answer, Router
+from broker.router import Answer, Router, outcome_of
 from protocol import fastjson, properties
 from protocol.bodies import ChangedMessage, ChangedMessages, ChangeOutcome, DueCounts, PendingMessage, PendingPage
 from protocol.codes import RequestCode, ResponseCode
@@ -27,6 +27,7 @@ from scheduler.timer_config import Cancelled, Refusal
 from scheduler.timer_ids import given_id
 from scheduler.timers import Timers
 from storage.clock import Clock
+from storage.errors import StoreError
 from storage.pull import ColdRead
 
 T = TypeVar("T")
@@ -196,9 +197,9 @@ class PendingHandlers:
             else:
                 async with self._turn():
                     await self._change_selected(_selection_to_change(header), header, done)
-        except Refused as error:
-            changed = sum(done.counts.values())
-            answer = response(error.code, f"{error.remark} (after {changed} messages)")
+        except (Refused, StoreError, OSError) as error:
+            code, remark = outcome_of(error)
+            answer = response(code, f"{remark} (after {sum(done.counts.values())} messages)")
         else:
             answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(done))
         return self._router.answer_when_flushed(connection, request, answer)

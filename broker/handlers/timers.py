@@ -12,7 +12,7 @@ from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.handlers.slices import Slices
-from broker.router import Answer, Router
+from broker.router import Answer, Router, outcome_of
 from broker.topics import Topics
 from protocol import fastjson, properties, recall_handle
 from protocol.bodies import CancelledMessage, CancelOutcome
@@ -27,6 +27,7 @@ from scheduler.timer_files import metrics_json
 from scheduler.timer_ids import given_id
 from scheduler.timers import Timers
 from storage.clock import Clock
+from storage.errors import StoreError
 from storage.pull import ColdRead, patiently
 from storage.store import MessageStore
 
@@ -147,12 +148,17 @@ class TimerHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
         for message_id in ids:
             parse_offset_message_id(message_id)
-        told = []
-        async for message_id in self._slices.of(ids):
-            place = await self.place_of(message_id)
-            result = await self._cancel(place) if place is not None else Cancelled.UNKNOWN
-            told.append(CancelledMessage(message_id, _OUTCOMES[result]))
-        answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
+        told: list[CancelledMessage] = []
+        try:
+            async for message_id in self._slices.of(ids):
+                place = await self.place_of(message_id)
+                result = await self._cancel(place) if place is not None else Cancelled.UNKNOWN
+                told.append(CancelledMessage(message_id, _OUTCOMES[result]))
+        except (Refused, StoreError, OSError) as error:
+            code, remark = outcome_of(error)
+            answer = response(code, f"{remark} (after {len(told)} messages)")
+        else:
+            answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
         return self._router.answer_when_flushed(connection, request, answer)
 
     async def place_of(self, message_id: str) -> int | None:

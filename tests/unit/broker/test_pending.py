@@ -15,10 +15,12 @@ from protocol import properties, record
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.frame import CODECS, JSON
-from protocol.headers import ChangePending, DueCurve, ListPending
+from protocol.headers import CancelMessage, ChangePending, DueCurve, ListPending
 from protocol.message_id import offset_message_id, pack_host
 from scheduler.pending import Pending
+from scheduler.timer_config import Cancelled
 from storage.consume_queue import TIMER_TOPIC
+from storage.errors import StoreFull
 from storage.jobs import Lane
 from storage.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
@@ -396,6 +398,30 @@ async def test_what_could_not_be_written_is_no_success(known: UnboundBroker, pee
         assert "95% full" in await fails(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE)
     known.store.health.has_room()
     assert await ids(peer) == [message_id]
+
+
+@pytest.mark.parametrize("by", [RequestCode.CHANGE_PENDING, RequestCode.CANCEL_MESSAGE])
+async def test_a_change_that_the_disk_ends_midway_says_after_how_many(
+    known: UnboundBroker, peer: Peer, monkeypatch: pytest.MonkeyPatch, by: int
+) -> None:
+    message_ids = [await later(known, peer) for _ in range(3)]
+    cancel, done = known.timers.changes.cancel, list[int]()
+
+    def until_full(place: int, now_ms: int) -> Cancelled | None:
+        if len(done) == 2:
+            raise StoreFull("the disk is full")
+        done.append(place)
+        return cancel(place, now_ms)
+
+    monkeypatch.setattr(known.timers.changes, "cancel", until_full)
+    command = change("cancel", ",".join(message_ids))
+    if by == RequestCode.CANCEL_MESSAGE:
+        command = request(by, CancelMessage(",".join(message_ids)))
+    remark = await fails(peer, command, ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert "full" in remark
+    assert "(after 2 messages)" in remark
+    monkeypatch.undo()
+    assert await ids(peer) == message_ids[2:]
 
 
 # --- beside everything else

@@ -114,7 +114,7 @@ async def test_what_cannot_be_written_when_the_broker_stops_keeps_no_other_table
     first, second = table.save(1), table.save(2)
     table.file.started.acquire()
     table.file.error = OSError(28, "full")
-    table.file.gate.release(2)
+    table.file.gate.release(3)  # the last try is that of the stop
     await other.save()
     third = other.save()
     await table.persister.stop()
@@ -143,3 +143,30 @@ async def test_a_group_made_just_before_the_stop_is_there_at_the_next_start(tmp_
             peer.post(pull("TBW102", group=group))
     async with running(tmp_path) as broker:
         assert set(groups) <= set(broker.groups.table)
+
+
+async def test_a_table_that_could_not_be_written_is_written_later(
+    table: Table, logged: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was told of the error sees the change all the same: a restart must not undo it."""
+    monkeypatch.setattr("broker.persister.RETRY_SECONDS", 0.0)
+    table.file.error = OSError(28, "full")
+    table.file.gate.release(3)
+    assert await table.save(1) is not None
+    while len(table.outcomes) < 3:
+        await asyncio.sleep(0)
+    assert [line["event"] for line in logged] == ["table_not_saved"], "told once"
+    table.file.error = None
+    table.file.gate.release(2)
+    while not table.written:
+        await asyncio.sleep(0)
+    assert table.written == [1]
+
+
+async def test_a_table_that_could_not_be_written_is_written_at_the_stop(table: Table) -> None:
+    table.file.error = OSError(28, "full")
+    table.file.gate.release(2)
+    assert await table.save(1) is not None
+    table.file.error = None
+    await table.persister.stop()
+    assert table.written == [1]
