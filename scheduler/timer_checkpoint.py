@@ -162,7 +162,7 @@ class TimerCheckpoint:
             self._check.state_version, self._check.version_ms = 0, now.wall_ms
             self._check.counter += 1
         check = self._check
-        metrics = timer_files.metrics_json(self._topics.metrics(), check.version_ms, check.counter)
+        metrics = timer_files.metrics_json(self._topics.numbers(), check.version_ms, check.counter)
         root = self._store.config.root
 
         def sync() -> None:

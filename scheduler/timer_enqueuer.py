@@ -128,12 +128,13 @@ class Enqueuer:
             waits, magic = waits[~done], magic[~done]
         if len(waits):
             self._slots.put(waits, magic, now_ms)
+        self.next_offset += count  # from here on they are in the wheel, whatever happens below
+        if len(waits):
             is_message = magic == NORMAL
             self._topics.count(waits[is_message], 1)
             self.messages += int(is_message.sum())
         if met is not None:
             self._slots.forget([met])
-        self.next_offset += count
         self._slots.is_replayed |= self.next_offset >= self._replayed_to
         self._topics.drop_staged(self.next_offset)
         return True

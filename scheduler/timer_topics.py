@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protocol import properties
+from storage.errors import StoreError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,19 +124,26 @@ class TimerTopics:
     # --- what waits
 
     def count(self, waits: Waits, sign: int) -> None:
-        """Messages came to wait (1), or wait no more (-1)."""
+        """Messages came to wait (1), or wait no more (-1). Never fails: it is called after their units or records were
+        written, and whoever wrote them would write them again."""
         if not len(waits):
             return
         hashes = waits["hash"]
-        for key, counts in self._shared.items():
-            with contextlib.suppress(OSError):  # they are for operators only
-                for topic in self._topics_of(waits[hashes == key]):
-                    counts[topic] += sign
         if (hashes == hashes[0]).all():
             self._waiting[int(hashes[0])] += sign * len(waits)
-            return
-        for key, count in zip(*(part.tolist() for part in np.unique(hashes, return_counts=True)), strict=True):
-            self._waiting[key] += sign * count
+        else:
+            for key, count in zip(*(part.tolist() for part in np.unique(hashes, return_counts=True)), strict=True):
+                self._waiting[key] += sign * count
+        for key, counts in self._shared.items():
+            ours = waits[hashes == key]
+            if not len(ours):
+                continue
+            # They are for operators only: of records that are not in memory, or cannot be read, they know nothing.
+            with contextlib.suppress(OSError, StoreError):
+                for topic in self._topics_of(ours):
+                    counts[topic] += sign
+            if not self._waiting[key]:
+                counts.clear()
 
     @property
     def total(self) -> int:
@@ -147,11 +155,19 @@ class TimerTopics:
         return {key: count for key, count in self._waiting.items() if count}
 
     def metrics(self) -> dict[str, int]:
-        """How many wait, by topic."""
+        """How many wait, by topic, of topics for which any wait. Of topics whose hash others have too the numbers are
+        estimates where records could not be read at once."""
+        return {topic: count for topic, count in self.numbers().items() if count}
+
+    def numbers(self) -> dict[str, int]:
+        """As `metrics`, with all topics that have the hash of waiting messages: the next start has to know their
+        names."""
         counts: dict[str, int] = {}
         for key, count in self._waiting.items():
+            if count <= 0:
+                continue
             if key in self._shared:
-                counts.update(self._shared[key])
+                counts.update({name: max(0, self._shared[key][name]) for name in self._names[key]})
             else:
                 counts[self._names.get(key, [f"#{key}"])[0]] = count
-        return {topic: count for topic, count in counts.items() if count > 0}
+        return counts

@@ -328,10 +328,10 @@ class Timers:
                 "timer_messages_missing", messages=outcome.units, physical_offset=int(units["physical_offset"][0])
             )
         self._trouble = None
+        second.is_touched = True
+        second.drop(outcome.units)  # first of all: what fails behind the append must not bring about another one
         self.dequeued += outcome.delivered
         self._slots.gone(waits[: outcome.units])
-        second.is_touched = True
-        second.drop(outcome.units)
         return True
 
     def _bring_back(self, second: Second, now_ms: int) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,7 +12,11 @@ from protocol.properties import java_hash
 from scheduler.pending import Selection
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
+from storage.errors import NotInMemory
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
+
+if TYPE_CHECKING:
+    from scheduler.timer_second import Waits
 
 
 @pytest.fixture
@@ -282,6 +288,34 @@ def test_messages_are_counted_by_their_topics_name(is_restarted: bool) -> None:
         assert sum(world.curve(START_MS, 1000, 100, topic)) == count
     world.pass_time(60_000)
     assert world.timers.metrics() == {TWINS[1]: 4}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), NotInMemory("a file", 0, lambda: None)])
+def test_counts_by_name_that_cannot_be_read_harm_no_message(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were read behind what had put a batch into the wheel, or delivered it, and its failure did that again."""
+    world = twins(10, START_MS + 1000)
+    topics = world.timers._topics
+
+    def fail(_: Waits) -> list[str]:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topics, "_topics_of", fail)
+        for number in range(10):
+            for topic in TWINS:
+                world.send(START_MS + 90_000, b"%d" % number, topic=topic)
+        world.run()
+        world.pass_time(2000)
+    assert (len(world.bodies(TWINS[0])), len(world.bodies(TWINS[1]))) == (10, 10)
+    assert sum(topics.waiting().values()) == 20
+    assert set(topics.numbers()) == set(TWINS), "the next start has to know both names"
+    assert last(world.pending.count(Selection(), world.now_ms)) == 20
+    world.close()
+    world.open()
+    assert not world.timers.is_alone(TWINS[0])
+    world.pass_time(120_000)
+    assert (len(world.bodies(TWINS[0])), len(world.bodies(TWINS[1]))) == (20, 20)
+    assert world.timers.metrics() == {}
 
 
 def test_counting_a_topic_whose_hash_is_its_own_reads_no_record() -> None:
