@@ -115,31 +115,36 @@ class UnitPlaces:
         on by physical offset meets each once, whatever units they get meanwhile. Raises OSError."""
         self._settle()
         oldest = bisect_left(self._starts, self._log.begin)
-        # Of messages before that the first unit is gone, and a newer one may be there.
-        least = self._firsts[oldest] if oldest < len(self._firsts) else _ALL
-        if physical_offset < least - 1:
-            physical = self._moved.between(physical_offset, least, _PART_BLOCKS * BLOCK_UNITS)
-            if len(physical):
-                positions = self._moved.newest(physical, np.full(len(physical), -1))
-                kept = positions >= self._log.begin
-                return positions[kept], self._read(positions[kept]), int(physical[-1])
         at = max(oldest, bisect_right(self._firsts, physical_offset) - 1)
-        for first in range(at, len(self._starts), _PART_BLOCKS):
-            parts = [self._in_order(each) for each in range(first, min(first + _PART_BLOCKS, len(self._starts)))]
+        positions, units = np.empty(0, np.int64), np.empty(0, UNIT)
+        while at < len(self._starts) and not len(positions):
+            parts = [self._in_order(each) for each in range(at, min(at + _PART_BLOCKS, len(self._starts)))]
+            at += len(parts)
             positions = np.concatenate([part for part, _ in parts])
             units = np.frombuffer(b"".join([part.tobytes() for _, part in parts]), UNIT)
-            physical = units["physical_offset"].astype(np.int64)
-            if not len(physical) or physical[-1] <= physical_offset:
-                continue
-            is_next = physical > physical_offset
-            positions, units, physical = positions[is_next], units[is_next], physical[is_next]
-            newest = self._moved.newest(physical, positions)
-            moved = np.flatnonzero(newest != positions)
-            if len(moved):
-                units = units.copy()
-                units[moved] = self._read(newest[moved])
-            return newest, units, int(physical[-1])
-        return None
+            is_next = units["physical_offset"] > physical_offset
+            positions, units = positions[is_next], units[is_next]
+        physical = units["physical_offset"].astype(np.int64)
+        reached = int(physical[-1]) if len(physical) else _ALL
+        # Others have newer units alone: the first ones are gone with their files.
+        moved = self._moved.between(physical_offset, reached, _PART_BLOCKS * BLOCK_UNITS + 1)
+        if len(moved) > _PART_BLOCKS * BLOCK_UNITS:
+            reached = int(moved[-2])
+            moved = moved[:-1]
+            kept = physical <= reached
+            positions, units, physical = positions[kept], units[kept], physical[kept]
+        if not len(moved) and not len(physical):
+            return None
+        together = np.union1d(physical, moved)
+        found, old = np.full(len(together), -1), np.searchsorted(together, physical)
+        found[old] = positions
+        newest = self._moved.newest(together, found)
+        result = np.empty(len(together), UNIT)
+        result[old] = units
+        is_other = newest != found
+        result[is_other] = self._read(newest[is_other])
+        kept = newest >= self._log.begin
+        return newest[kept], result[kept], int(together[-1])
 
     def _in_order(self, number: int) -> tuple[Positions, Units]:
         """The units of a block, by its number, that are in the order of their records."""
@@ -162,7 +167,7 @@ class UnitPlaces:
         starts = np.flatnonzero(np.concatenate(([True], blocks[1:] != blocks[:-1]))) if len(order) else order
         units = np.empty(len(positions), UNIT)
         for at, part in zip(np.split(order, starts[1:]), np.split(ascending, starts[1:]), strict=True):
-            if len(part):
+            if len(part) and part[0] >= self._log.begin:
                 found = self._log.read(int(part[0]), int(part[-1] - part[0]) // UNIT_SIZE + 1)
                 units[at] = found[(part - part[0]) // UNIT_SIZE]
         return units
