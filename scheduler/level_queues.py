@@ -335,13 +335,19 @@ class LevelQueues:
         """A message that waits is not to be delivered any more. Raises OSError."""
         self._store.withdraw(self.levels[message.queue_id + 1].queue, message.queue_offset)
 
-    def waiting_before(self, limit: int, now_ms: int) -> Iterator[tuple[StoredMessage, int] | ColdRead | None]:
+    def waiting_before(
+        self, limit: int, now_ms: int, after: tuple[int, int] = (0, -1)
+    ) -> Iterator[tuple[StoredMessage, int] | ColdRead | None]:
         """The messages that wait and whose records lie before a physical offset, each with when it is due as of now
-        (ms); None now and then, so that other work can be done, and reads that have to be made before the next step
-        (`patiently`)."""
-        for level in list(self.levels.values()):
+        (ms), in the order of their levels and queue offsets: those behind a level and an offset of its queue. None now
+        and then, so that other work can be done, and reads that have to be made before the next step (`patiently`)."""
+        for number, level in sorted(self.levels.items()):
+            if number < after[0]:
+                continue
             for run in list(level.runs):
                 offset = level.first_of(run)
+                if number == after[0]:
+                    offset = max(offset, after[1] + 1)
                 while run in level.runs and offset < level.end_of(run):
                     unit = yield from patiently(partial(level.queue.unit, offset))
                     if unit is None or unit[0] >= limit:

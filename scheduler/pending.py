@@ -4,8 +4,10 @@ Nothing is kept in memory for this. The wheel's messages are found in the timer 
 the levels' in their consume queues; records are read only of messages that are asked for. A search is a generator that
 does a bounded amount of work at each step, so that it can run beside everything else.
 
-Messages have an order, so that a search can go on behind one of them (`Place`): those of the wheel in the order in
-which they came into it, those of the levels, then those that are not in the wheel yet.
+Messages have an order, so that a search can go on behind one of them (`Place`): those of the levels in the order of
+their queues, then those with a timer in the order of their records. A message has one place as long as it waits by one
+record: so a list of many pages tells it once, whatever slots of the wheel it gets meanwhile. One that gets another
+record, which is always one with a timer and behind all others, may be told by both, and is never left out.
 """
 
 from __future__ import annotations
@@ -31,11 +33,10 @@ if TYPE_CHECKING:
 
     Times = NDArray[np.int64]
 
-_WHEEL: Final = 0
-_LEVELS: Final = 1
-_BEHIND: Final = 2
+_LEVELS: Final = 0
+_TIMERS: Final = 1
 _SLICE_UNITS: Final = 128
-"""Messages of the wheel whose records are read, and turned into Python's values, at once."""
+"""Messages with a timer whose records are read, and turned into Python's values, at once."""
 _MAX_PLACE: Final = 2**63
 _MAX_CURSOR: Final = 64
 
@@ -44,10 +45,10 @@ class Place(NamedTuple):
     """Where a search found a message. Places are in the order of the search."""
 
     part: int
-    """0 the timer wheel, 1 the levels, 2 not in the wheel yet."""
+    """0 the levels, 1 timers."""
     level: int
     offset: int
-    """In the timer log or a queue."""
+    """In the level's queue; with a timer the record's physical offset."""
 
     def __str__(self) -> str:
         return ".".join(map(str, self))
@@ -59,12 +60,12 @@ class Place(NamedTuple):
         if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
             raise ValueError(f"{text[:_MAX_CURSOR]!r} is no place")
         place = cls(*map(int, numbers))
-        if place.part > _BEHIND or max(place) >= _MAX_PLACE:
+        if place.part > _TIMERS or max(place) >= _MAX_PLACE:
             raise ValueError(f"{text!r} is no place")
         return place
 
 
-_FIRST: Final = Place(_WHEEL, 0, -1)
+_FIRST: Final = Place(_LEVELS, 0, -1)
 
 
 class Waiting(NamedTuple):
@@ -146,63 +147,74 @@ class Pending:
         """Messages behind a place which may be of a selection, each with its deliver time; None for one that is not, or
         is not there any more."""
         self._timers.gather(now_ms)
-        behind = self._behind(after)
-        if after.part == _WHEEL:
-            for waits in self._of_wheel(selection, after.offset):
-                if isinstance(waits, ColdRead):
-                    yield waits
-                    continue
-                found = waits[waits["position"] > after.offset]
-                for start in range(0, len(found), _SLICE_UNITS):
-                    part = found[start : start + _SLICE_UNITS]
-                    yield from self._cold(part[["physical", "size"]].tolist())
-                    for position, physical, size, due_ms in part[["position", "physical", "size", "due"]].tolist():
-                        message = yield from patiently(partial(self._store.message_at, physical, size))
-                        yield Place(_WHEEL, 0, position), message, due_ms
-                yield after, None, 0
-        if after.part <= _LEVELS:
-            for one in self._levels.waiting_before(self._store.log.end, now_ms):
+        end = self._store.log.end
+        if after.part == _LEVELS:
+            for one in self._levels.waiting_before(end, now_ms, (after.level, after.offset)):
                 if isinstance(one, ColdRead):
                     yield one
-                    continue
-                place = Place(_LEVELS, one[0].queue_id + 1, one[0].queue_offset) if one is not None else after
-                yield (place, *one) if one is not None and place > after else (after, None, 0)
-        for waiting in behind:
+                elif one is not None:
+                    yield Place(_LEVELS, one[0].queue_id + 1, one[0].queue_offset), *one
+                else:
+                    yield after, None, 0
+        reached = after.offset if after.part == _TIMERS else -1
+        for waits in self._timers.waiting_by_record(reached, end):
+            if isinstance(waits, ColdRead):
+                yield waits
+                continue
+            found = self._right(selection, waits)
+            for start in range(0, len(found), _SLICE_UNITS):
+                part = found[start : start + _SLICE_UNITS]
+                yield from self._cold(part[["physical", "size"]].tolist())
+                for physical, size, due_ms in part[["physical", "size", "due"]].tolist():
+                    message = yield from patiently(partial(self._store.message_at, physical, size))
+                    yield Place(_TIMERS, 0, physical), message, due_ms
+            yield after, None, 0
+        # Not in the wheel yet, and so behind all records that are.
+        for waiting in self._behind(reached):
             if isinstance(waiting, ColdRead):
                 yield waiting
                 continue
-            offset, physical, size, due_ms = waiting
+            _, physical, size, due_ms = waiting
+            if physical >= end:
+                return
             yield from self._cold([(physical, size)])
             message = yield from patiently(partial(self._store.message_at, physical, size))
-            yield Place(_BEHIND, 0, offset), message, due_ms
+            yield Place(_TIMERS, 0, physical), message, due_ms
 
     def _cold(self, ranges: list[Range]) -> Iterator[ColdRead]:
         """What has to be read from the disk so that some records are in memory."""
         if ranges and not self._store.is_cached(ranges):
             yield ColdRead(self._store.log, ranges)
 
-    def _of_wheel(self, selection: Selection, start: int = 0) -> Iterator[NDArray[Any] | ColdRead]:
-        """What is in the wheel and may be of a selection, for all its units tell, from a position of its log on."""
-        topic_hash = properties.java_hash(selection.topic) if selection.topic is not None else None
-        for waits in self._timers.units_waiting(start):
-            if isinstance(waits, ColdRead):
-                yield waits
-                continue
-            right = selection.has_time(waits["due"])
-            if topic_hash is not None:
-                right &= waits["hash"] == topic_hash
-            yield waits[right]
+    def _of_wheel(self, selection: Selection) -> Iterator[NDArray[Any] | ColdRead]:
+        """What is in the wheel and may be of a selection, for all its units tell."""
+        for waits in self._timers.units_waiting():
+            yield waits if isinstance(waits, ColdRead) else self._right(selection, waits)
 
-    def _behind(self, after: Place) -> Iterator[tuple[int, int, int, int] | ColdRead]:
-        """Queue offset, physical offset, size and deliver time of what is not in the wheel now. What deletes other
-        messages, and what Apache's broker put there, is not among them: of those only the record tells."""
+    @staticmethod
+    def _right(selection: Selection, waits: NDArray[Any]) -> NDArray[Any]:
+        """Those of some messages in the wheel that may be of a selection, for all their units tell."""
+        right = selection.has_time(waits["due"])
+        if selection.topic is not None:
+            right &= waits["hash"] == properties.java_hash(selection.topic)
+        return waits[right]
+
+    def _behind(self, reached: int = -1) -> Iterator[tuple[int, int, int, int] | ColdRead]:
+        """Queue offset, physical offset, size and deliver time of what is not in the wheel now and lies behind a
+        physical offset. What deletes other messages, and what Apache's broker put there, is not among them: of those
+        only the record tells."""
         queue = self._timers.queue
-        start = max(self._timers.queue_offset, queue.min_offset)
-        if after.part == _BEHIND:
-            start = max(start, after.offset + 1)
-        return self._units_behind(start, queue.next_offset)
+        return self._units_behind(max(self._timers.queue_offset, queue.min_offset), queue.next_offset, reached)
 
-    def _units_behind(self, start: int, end: int) -> Iterator[tuple[int, int, int, int] | ColdRead]:
+    def _units_behind(self, start: int, end: int, reached: int) -> Iterator[tuple[int, int, int, int] | ColdRead]:
+        high = end if reached >= 0 else start
+        while start < high:
+            middle = (start + high) // 2
+            units = yield from patiently(partial(self._timers.units_behind, middle, middle + 1))
+            if len(units) and int(units["physical_offset"][0]) <= reached:
+                start = middle + 1
+            else:
+                high = middle
         while start < end:
             units = yield from patiently(partial(self._timers.units_behind, start, min(end, start + _SLICE_UNITS)))
             if not len(units):
@@ -270,7 +282,7 @@ class Pending:
                 yield np.array([each.due_ms]) if isinstance(each, Waiting) else each or none
             return
         self._timers.gather(now_ms)
-        behind = self._behind(_FIRST)
+        behind = self._behind()
         if with_wheel:
             for waits in self._of_wheel(ours):
                 yield waits if isinstance(waits, ColdRead) else waits["due"]

@@ -68,6 +68,28 @@ class SortedPairs:
             runs[-2:] = [_sorted(firsts, np.concatenate((older.seconds, newer.seconds)), least)]
         self._runs = [run for run in runs if len(run.firsts)]
 
+    def newest(self, firsts: Integers, seconds: Integers) -> Integers:
+        """The second numbers of first ones, which are in order; those of `seconds` where they have none."""
+        result = seconds.copy()
+        fresh = np.array(sorted(self._fresh.items()), np.int64).reshape(-1, 2)
+        for known, theirs in (*((run.firsts, run.seconds) for run in self._runs), (fresh[:, 0], fresh[:, 1])):
+            if not len(known) or not len(firsts) or known[-1] < firsts[0] or known[0] > firsts[-1]:
+                continue
+            at = np.minimum(known.searchsorted(firsts), len(known) - 1)
+            has = known[at] == firsts
+            result[has] = theirs[at[has]]
+        return result
+
+    def between(self, low: int, high: int, limit: int) -> Integers:
+        """The first numbers between two others, which are not among them, in order: at most `limit`."""
+        parts = [run.firsts for run in self._runs]
+        parts.append(np.sort(np.fromiter(self._fresh, np.int64, len(self._fresh))))
+        found = []
+        for firsts in parts:
+            start, end = np.searchsorted(firsts, (low + 1, high)).tolist()
+            found.append(firsts[start : min(end, start + limit)])
+        return np.unique(np.concatenate(found))[:limit]
+
     def find(self, first: int) -> int | None:
         """The second number of a first one; None where it has none."""
         if first in self._fresh:

@@ -153,10 +153,21 @@ class TimerChanges:
             return message
         if is_waiting is False:
             return Cancelled.DELIVERED
-        # Were it appended again, that would have a unit in the timer log behind this place.
-        timer_log = self._slots.log
-        is_whole = timer_log.begin == 0 or timer_log.written_since(message.store_timestamp) > timer_log.begin
-        return Cancelled.CANCELLED_BEFORE if is_whole else Cancelled.NO_LONGER_WAITS
+        return Cancelled.CANCELLED_BEFORE if self._has_units_since(message) else Cancelled.NO_LONGER_WAITS
+
+    def _has_units_since(self, message: StoredMessage) -> bool:
+        """Whether the timer log surely has the units of all records that were appended behind a message, so that one
+        by which it waited on would be found there. Raises OSError."""
+        if self._slots.log.begin == 0:
+            return True
+        first = self._slots.log.first()
+        if first is None:
+            return False
+        # Records come into the log in their order, and units know the second in which they were written. The first
+        # unit may be an old message's second one, which its place does not tell, or be written by a clock that was
+        # set back, which its time does not tell.
+        is_before = int(first["write_ms"]) < message.store_timestamp // PRECISION_MS * PRECISION_MS
+        return is_before and int(first["physical_offset"]) < message.physical_offset
 
     def _place_in_wheel(self, message: StoredMessage, now_ms: int) -> _Place | Cancelled:
         physical_offset, due_ms = message.physical_offset, due_of(message)

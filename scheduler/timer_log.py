@@ -213,24 +213,10 @@ class TimerLog:
         units = self.read(max(position, self.begin), 1)
         return units[0] if len(units) else None
 
-    def written_since(self, write_ms: int) -> int:
-        """The position of the first unit that was written at a time or later, ms, as long as nobody set the clock; of
-        the end where there is none."""
-        size, per_file = self._segments.segment_size, self._room // UNIT_SIZE
-
-        def position(number: int) -> int:
-            return number // per_file * size + number % per_file * UNIT_SIZE
-
-        low = self.begin // size * per_file
-        high = self.end // size * per_file + min(self.end % size, self._room) // UNIT_SIZE
-        while low < high:
-            middle = (low + high) // 2
-            units = self.read(position(middle), 1)
-            if len(units) and int(units["write_ms"][0]) >= write_ms:
-                high = middle
-            else:
-                low = middle + 1
-        return position(low)
+    def first(self) -> np.void | None:
+        """The first unit; None where there is none. Raises OSError."""
+        units = self.read(self.begin, 1)
+        return units[0] if len(units) else None
 
     def scan(self, start: int, end: int) -> Iterator[tuple[int, Units]]:
         """All units between two positions, in order: the position of the first of each part, and the part."""

@@ -10,7 +10,7 @@ Both entrances are one: `note` takes what is appended, and at a start all that t
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,6 +27,8 @@ BLOCK_UNITS: Final = 512
 """At most so many units are read to find one."""
 _BLOCK: Final = BLOCK_UNITS * UNIT_SIZE
 _SOME: Final = 4096
+_PART_BLOCKS: Final = 16
+_ALL: Final = 2**63 - 1
 
 
 class UnitPlaces:
@@ -100,9 +102,72 @@ class UnitPlaces:
         if at < 0 or self._starts[at] < self._log.begin:
             return None
         start = self._starts[at]
-        units = self._log.read(start, (int(self._block_of(np.array([start]))[0]) + _BLOCK - start) // UNIT_SIZE)
+        units = self._log.read(start, self._units_from(start))
         is_unit = (units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED)
         hits = np.flatnonzero(is_unit)
         if not len(hits):
             return None
         return start + int(hits[-1]) * UNIT_SIZE, units[hits[-1] :][:1]
+
+    def after(self, physical_offset: int) -> tuple[Positions, Units, int] | None:
+        """Some messages behind a physical offset, in the order of their records, each by its newest unit: positions,
+        units, and the physical offset up to which there are no others. None where the log has no more. So whoever goes
+        on by physical offset meets each once, whatever units they get meanwhile. Raises OSError."""
+        self._settle()
+        oldest = bisect_left(self._starts, self._log.begin)
+        at = max(oldest, bisect_right(self._firsts, physical_offset) - 1)
+        positions, units = np.empty(0, np.int64), np.empty(0, UNIT)
+        while at < len(self._starts) and not len(positions):
+            parts = [self._in_order(each) for each in range(at, min(at + _PART_BLOCKS, len(self._starts)))]
+            at += len(parts)
+            positions = np.concatenate([part for part, _ in parts])
+            units = np.frombuffer(b"".join([part.tobytes() for _, part in parts]), UNIT)
+            is_next = units["physical_offset"] > physical_offset
+            positions, units = positions[is_next], units[is_next]
+        physical = units["physical_offset"].astype(np.int64)
+        reached = int(physical[-1]) if len(physical) else _ALL
+        # Others have newer units alone: the first ones are gone with their files.
+        moved = self._moved.between(physical_offset, reached, _PART_BLOCKS * BLOCK_UNITS + 1)
+        if len(moved) > _PART_BLOCKS * BLOCK_UNITS:
+            reached = int(moved[-2])
+            moved = moved[:-1]
+            kept = physical <= reached
+            positions, units, physical = positions[kept], units[kept], physical[kept]
+        if not len(moved) and not len(physical):
+            return None
+        together = np.union1d(physical, moved)
+        found, old = np.full(len(together), -1), np.searchsorted(together, physical)
+        found[old] = positions
+        newest = self._moved.newest(together, found)
+        result = np.empty(len(together), UNIT)
+        result[old] = units
+        is_other = newest != found
+        result[is_other] = self._read(newest[is_other])
+        kept = newest >= self._log.begin
+        return newest[kept], result[kept], int(together[-1])
+
+    def _in_order(self, number: int) -> tuple[Positions, Units]:
+        """The units of a block, by its number, that are in the order of their records."""
+        start, first = self._starts[number], self._firsts[number]
+        units = self._log.read(start, self._units_from(start))
+        physical = np.where(units["due_ms"] != APPLIED, units["physical_offset"].astype(np.int64), -1)
+        before = np.maximum.accumulate(np.concatenate(([first - 1], physical[:-1])))
+        at = np.flatnonzero(physical > before)
+        return start + at * UNIT_SIZE, units[at]
+
+    def _units_from(self, start: int) -> int:
+        """How many units a block may have from a position in it on."""
+        return (int(self._block_of(np.array([start]))[0]) + _BLOCK - start) // UNIT_SIZE
+
+    def _read(self, positions: Positions) -> Units:
+        """The units at some positions, in any order. Those that lie near each other are read at once."""
+        order = np.argsort(positions)
+        ascending = positions[order]
+        blocks = self._block_of(ascending)
+        starts = np.flatnonzero(np.concatenate(([True], blocks[1:] != blocks[:-1]))) if len(order) else order
+        units = np.empty(len(positions), UNIT)
+        for at, part in zip(np.split(order, starts[1:]), np.split(ascending, starts[1:]), strict=True):
+            if len(part) and part[0] >= self._log.begin:
+                found = self._log.read(int(part[0]), int(part[-1] - part[0]) // UNIT_SIZE + 1)
+                units[at] = found[(part - part[0]) // UNIT_SIZE]
+        return units

@@ -21,7 +21,7 @@ from storage.pull import ColdRead, patiently
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from scheduler.timer_log import Units
+    from scheduler.timer_log import Positions, Units
     from scheduler.timer_second import Waits
     from scheduler.timer_slots import Slots
 
@@ -87,7 +87,7 @@ class TimerSearch:
         try:
             while (part := (yield from patiently(partial(self._log.part, this.reached, this.end)))) is not None:
                 position, units = part
-                waits, seconds = self._waiting_of(position, units)
+                waits, seconds = self._waiting_of(_following(position, units), units)
                 yield from patiently(partial(self._learn, waits, seconds))
                 this.reached = position + len(units) * UNIT.itemsize
                 yield waits
@@ -95,6 +95,15 @@ class TimerSearch:
                 yield this.moved.popleft()
         finally:
             self._passes.remove(this)
+
+    def by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
+        """As `units_waiting`, in the order of the messages' records, of those between two physical offsets, which are
+        not among them: whatever gets another unit meanwhile, or before one goes on, is in its place."""
+        while after + 1 < end and (found := (yield from patiently(partial(self._slots.places.after, after)))):
+            positions, units, after = found
+            waits, seconds = self._waiting_of(positions, units)
+            yield from patiently(partial(self._learn, waits, seconds))
+            yield waits[waits["physical"] < end]
 
     def moved(self, old: NDArray[np.int64], waits: Waits) -> None:
         """Messages got other slots: `old` says where their units were."""
@@ -108,19 +117,19 @@ class TimerSearch:
         for at in np.flatnonzero(waits["due"] == 0).tolist():
             self._slots.learn(waits, at, int(seconds[at]))
 
-    def _waiting_of(self, position: int, units: Units) -> tuple[Waits, NDArray[np.int64]]:
-        """Those messages that wait by some units of the log, and the seconds of their slots. Where Apache's broker
-        wrote a unit the deliver time is 0."""
+    def _waiting_of(self, positions: Positions, units: Units) -> tuple[Waits, NDArray[np.int64]]:
+        """Those messages that wait by units at some positions of the log, and the seconds of their slots. Where
+        Apache's broker wrote a unit the deliver time is 0."""
         slots = self._slots
         seconds = seconds_of(units)
         at = np.flatnonzero(decided.is_live(units, seconds, slots.second))
-        waits, seconds = waits_of(units[at], position + at * UNIT.itemsize), seconds[at]
+        waits, seconds = waits_of(units[at], positions[at]), seconds[at]
         kept = self._left(waits, seconds)
         current = seconds == slots.second
         if slots.current.is_loaded and current.any():
             # Of the current second the unit does not tell.
             positions = waits["position"]
-            here = slots.current.positions_between(int(positions[0]), int(positions[-1]))
+            here = slots.current.positions_between(int(positions.min()), int(positions.max()))
             kept &= ~current | np.isin(positions, here)
         return waits[kept], seconds[kept]
 
@@ -145,6 +154,11 @@ class TimerSearch:
         for position, found in self._log.scan(start, min(end, start + limit * UNIT.itemsize)):
             unknown = np.flatnonzero(found["due_ms"] == 0)
             units = found[: unknown[LOOK_UNITS]] if len(unknown) > LOOK_UNITS else found
-            return *self._waiting_of(position, units), position + len(units) * UNIT.itemsize
+            return *self._waiting_of(_following(position, units), units), position + len(units) * UNIT.itemsize
         file_end = start - start % self._log.segment_size + self._log.segment_size
         return (NONE, np.empty(0, np.int64), file_end) if file_end < end else None
+
+
+def _following(position: int, units: Units) -> Positions:
+    """Where units lie that follow each other from a position on."""
+    return position + np.arange(len(units)) * UNIT.itemsize

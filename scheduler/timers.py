@@ -633,6 +633,10 @@ class Timers:
         """See `TimerSearch.units_waiting`."""
         return self._slots.search.units_waiting(start)
 
+    def waiting_by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
+        """See `TimerSearch.by_record`."""
+        return self._slots.search.by_record(after, end)
+
     def close(self) -> None:
         """Close the descriptors."""
         self._slots.log.close()

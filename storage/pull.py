@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Hashable
 from enum import Enum, auto
@@ -11,6 +12,8 @@ import msgspec
 import numpy as np
 
 from protocol.command import Body
+from protocol.errors import RecordError
+from protocol.record import StoredMessage, decode
 from storage.commitlog import Commitlog
 from storage.consume_queue import PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import NotInMemory
@@ -32,6 +35,7 @@ EXT_ADDRESS_MAX: Final = -(2**31) - 1
 
 _NO_RECORD: Final = (PADDING_SIZE, WITHDRAWN_SIZE)
 _units = UNIT.iter_unpack
+_SIZE: Final = struct.Struct(">i")
 
 
 T = TypeVar("T")
@@ -146,6 +150,76 @@ def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
             return None
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def without_missing(found: Pulled, body: Body, segment_size: int) -> Body:
+    """What was read of the records that a pull found, but for those that are not there: an older copy of a commitlog
+    file has zeros for the newest ones. It gives those before them, so that the next pull begins with them; that one
+    goes on behind them. `found` says so."""
+    if not body[-1] or found.ranges[0][0] // segment_size != found.ranges[-1][0] // segment_size:
+        data = memoryview(body)
+        parts = _by_file(found.ranges, segment_size)
+        for number, (begin, end) in enumerate(parts):
+            if data[end - 1] or _ends_well(data, begin, end):
+                continue
+            return _before_missing(found, data, parts, number)
+    return body
+
+
+def _by_file(ranges: list[Range], segment_size: int) -> list[Range]:
+    """Where in what was read of some ranges the records of each file begin and end."""
+    parts: list[Range] = []
+    base, end = -1, 0
+    for offset, size in ranges:
+        begin = end if offset // segment_size != base else parts.pop()[0]
+        base, end = offset // segment_size, end + size
+        parts.append((begin, end))
+    return parts
+
+
+def _ends_well(data: memoryview, begin: int, end: int) -> bool:
+    """Whether the last record is one: without properties it ends with zeros."""
+    last = begin
+    while begin < end:
+        (size,) = _SIZE.unpack_from(data, begin)
+        if size <= 0 or begin + size > end:
+            return False
+        last, begin = begin, begin + size
+    return _record_at(data, last) is not None
+
+
+def _record_at(data: memoryview, at: int) -> StoredMessage | None:
+    try:
+        message = decode(data, at)
+    except RecordError:
+        return None
+    return message if "\0" not in message.topic else None
+
+
+def _before_missing(found: Pulled, data: memoryview, parts: list[Range], number: int) -> Body:
+    """The records before the first that is not there, which is in one of some parts."""
+    count, at = 0, 0
+    for begin, end in parts[: number + 1]:
+        at = begin
+        while at < end and (message := _record_at(data, at)) is not None:
+            at += message.size
+            count += 1
+            next_offset = message.queue_offset + 1
+        if at < end:
+            break
+    (size,) = _SIZE.unpack_from(data, at)
+    if bytes(data[at + max(0, size) : parts[number][1]]).strip(b"\0"):
+        return data  # damaged in another way: there are records behind
+    if count:
+        found.count, found.size, found.next_offset = count, at, next_offset
+        return data[:at]
+    found.status, found.count, found.size = PullStatus.MESSAGE_WAS_REMOVING, 0, 0
+    for begin, _ in parts[1:]:
+        message = _record_at(data, begin)
+        if message is not None:
+            found.next_offset = message.queue_offset
+            break
+    return b""
 
 
 class ColdRead:

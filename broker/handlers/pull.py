@@ -34,7 +34,7 @@ from protocol.headers import (
     response,
 )
 from storage.errors import NotInMemory
-from storage.pull import ColdRead, Pulled, PullStatus
+from storage.pull import ColdRead, Pulled, PullStatus, without_missing
 from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -222,8 +222,23 @@ class PullHandlers:
         body = self._store.read(found.ranges)
         if body is None:
             self._router.spawn(connection, request, self._answer_cold(request, found), size=found.size, at_once=at_once)
+            return None
+        return self._answer_found(request, found, body)
+
+    def _answer_found(self, request: Request[PullMessage], found: Pulled, body: Body) -> Answer:
+        """The answer with messages, but for those that are not in the commitlog any more."""
+        body = without_missing(found, body, self._store.log.segment_size)
+        if found.status is not PullStatus.FOUND:
+            log.warning(
+                "messages_missing",
+                topic=request.header.topic,
+                queue_id=request.header.queue_id,
+                offset=request.header.queue_offset,
+                moved_to=found.next_offset,
+                reason="a commitlog file has zeros where they were, as an older copy of it has",
+            )
         self._stats.pulled(request.header, found)
-        return self._encode(request, found, code, body) if body is not None else None
+        return self._encode(request, found, self._code(request.header, found), body)
 
     async def _answer_cold(self, request: Request[PullMessage], found: Pulled) -> Answer:
         """Read what is not in the page cache, in a thread."""
@@ -235,7 +250,7 @@ class PullHandlers:
         if len(body) != found.size:
             found.status, found.next_offset = PullStatus.MESSAGE_WAS_REMOVING, request.header.queue_offset
             return self._encode(request, found, ResponseCode.PULL_RETRY_IMMEDIATELY, b"")
-        return self._encode(request, found, ResponseCode.SUCCESS, body)
+        return self._answer_found(request, found, body)
 
     @staticmethod
     def _encode(request: Request[PullMessage], found: Pulled, code: int, body: Body) -> bytes | Command:

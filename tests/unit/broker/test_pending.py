@@ -100,21 +100,21 @@ async def test_what_waits_is_told_with_all_an_operator_wants_to_know(
     assert page == {
         "messages": [
             {
-                "msgId": timer,
-                "uniqueKey": "U1",
-                "deliverMs": LATER_MS,
-                "delayLevel": 0,
-                "keys": "a b",
-                "tags": "t",
-                **usual,
-            },
-            {
                 "msgId": by_level,
                 "uniqueKey": None,
                 "deliverMs": NOW_MS + MINUTE_MS,
                 "delayLevel": 5,
                 "keys": None,
                 "tags": None,
+                **usual,
+            },
+            {
+                "msgId": timer,
+                "uniqueKey": "U1",
+                "deliverMs": LATER_MS,
+                "delayLevel": 0,
+                "keys": "a b",
+                "tags": "t",
                 **usual,
             },
         ],
@@ -141,7 +141,8 @@ async def test_a_selection_by_topic_key_and_time(known: UnboundBroker, peer: Pee
 
 
 async def test_pages_follow_one_another(known: UnboundBroker, peer: Peer) -> None:
-    all_ids = [await later(known, peer, LATER_MS + n) for n in range(5)] + [await level(known, peer, n) for n in (3, 4)]
+    timers = [await later(known, peer, LATER_MS + n) for n in range(5)]
+    all_ids = [await level(known, peer, n) for n in (3, 4)] + timers
     for limit in (1, 2, 3, 6, 7, 1000):
         found: list[str] = []
         cursor, pages = None, 0

@@ -339,3 +339,48 @@ async def test_where_no_message_begins_none_is_given(peer: Peer, topic: str, off
 async def test_a_member_of_no_group_is_told_so(peer: Peer) -> None:
     answer = await peer.ask(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("g")))
     assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+# --- what is not in the commitlog any more
+
+
+@pytest.mark.parametrize("properties", ["TAGS\x01a", ""])
+@pytest.mark.parametrize("count", [1, 3, 32])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.45, 0.5, 0.55, 0.97])
+async def test_an_older_copy_of_a_file_has_no_messages_to_give(
+    tmp_path: Path, properties: str, count: int, share: float
+) -> None:
+    """Its newest messages are zeros: they are left out, and a consumer goes on behind them."""
+    file_size = 98_304
+    async with running(tmp_path, f"mappedFileSizeCommitLog={file_size}", "maxMessageSize=20000") as broker:
+        peer = broker.connect()
+        for number in range(90):
+            body = b"%02d" % number + b"." * 3000
+            assert (await peer.ask(send("T", body, properties=properties))).code == 0
+        assert await everything(peer, count) == (list(range(90)), 0)
+        size = len((await peer.ask(pull("T", 0, count=1))).body)
+        place = int(file_size * share)
+        with sorted((tmp_path / "commitlog").iterdir())[1].open("r+b") as file:
+            file.seek(place)
+            file.write(bytes(file_size - place))
+        found, moves = await everything(peer, count)
+        per_file = file_size // size
+        assert found == [*range(per_file + place // size), *range(2 * per_file, 90)]
+        assert moves <= 2 + per_file // count
+
+
+async def everything(peer: Peer, count: int) -> tuple[list[int], int]:
+    """The numbers of all messages, and how many pulls had none before the end."""
+    found, offset, moves = list[int](), 0, 0
+    while True:
+        answer = await peer.ask(pull("T", offset, count=count))
+        if answer.code == ResponseCode.PULL_NOT_FOUND:
+            return found, moves
+        following = int(answer.ext["nextBeginOffset"])
+        assert following > offset
+        if answer.code == ResponseCode.SUCCESS:
+            found += [int(message.body[:2]) for message in record.decode_all(bytes(answer.body))]
+        else:
+            assert (answer.code, answer.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "MESSAGE_WAS_REMOVING")
+            moves += 1
+        offset = following

@@ -261,3 +261,24 @@ def test_an_id_of_a_store_that_was_written_anew_is_none() -> None:
     assert given_id(message) == offset_message_id(message.store_host, place)
     moved = msgspec.structs.replace(message, physical_offset=5000, prepared_transaction_offset=-1)
     assert given_id(moved) == moved.offset_message_id
+
+
+@pytest.mark.parametrize("life", [same_life, next_life, after_a_kill])
+@pytest.mark.parametrize("late_ms", [0, 700, 999])
+def test_what_a_level_had_is_not_told_to_be_cancelled_where_the_log_no_longer_tells(
+    life: Callable[[TimerWorld], None], late_ms: int
+) -> None:
+    """The unit of the record by which it was delivered was in a file that is gone; units of the same second are not."""
+    world = TimerWorld(levels="1s 100s", start_ms=START_MS + late_ms)
+    place = world.schedule(2)
+    assert world.reschedule(place, 0)[0] is Cancelled.CANCELLED
+    for _ in range(300):
+        world.send(world.now_ms, b"")
+    world.pass_time(1)
+    world.send(world.now_ms + 2000)
+    world.pass_time(3000)
+    world.checkpoint()
+    world.owned.expire()
+    life(world)
+    assert world.timers._slots.log.begin > 0
+    assert world.cancel(place) is Cancelled.NO_LONGER_WAITS

@@ -53,6 +53,29 @@ def test_the_newest_unit_of_each_message_is_found(seed: int, monkeypatch: pytest
             found = each.find(physical_offset)
             assert (found[0] if found is not None else None) == known.get(physical_offset)
             assert found is None or found[1]["physical_offset"].tolist() == [physical_offset]
+    monkeypatch.setattr(timer_places, "_PART_BLOCKS", 2)
+    monkeypatch.setattr(timer_places, "BLOCK_UNITS", 4)
+    for share in (0, 0.3, 0.9):
+        log.drop_before(int(log.end * share))
+        late = UnitPlaces(log)  # of a start now, whose first units are not the messages' first ones
+        for position, units in log.scan(0, log.end):
+            late.note(position + np.arange(len(units)) * UNIT_SIZE, units)
+        for each in (places, again, late):
+            for start in (-1, max(known) // 2, max(known)):
+                left = {at: position for at, position in known.items() if position >= log.begin and at > start}
+                assert by_record(each, start) == sorted(left.items())
+
+
+def by_record(places: UnitPlaces, reached: int) -> list[tuple[int, int]]:
+    """All messages behind a physical offset, with the positions of their newest units, as `after` gives them."""
+    result: list[tuple[int, int]] = []
+    while (part := places.after(reached)) is not None:
+        positions, units, now = part
+        assert now > reached
+        assert all(reached < physical <= now for physical in units["physical_offset"].tolist())
+        result += zip(units["physical_offset"].tolist(), positions.tolist(), strict=True)
+        reached = now
+    return result
 
 
 def counted(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> list[int]:
