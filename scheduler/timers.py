@@ -204,9 +204,10 @@ class Timers:
         return self._slots.wheel.count(second) + self._enqueuer.behind_for(second) >= limit
 
     def gather(self, now_ms: int) -> None:
-        """Put into the wheel what came just now, rather than with the next step, which says so where that fails."""
+        """Put into the wheel what came just now, rather than with the next step, which says so where that fails, and
+        reads what is not in memory: whoever asks finds what is left in `queue`, from `queue_offset` on."""
         if not self.config.stop_enqueue:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, NotInMemory):
                 self._enqueuer.some(now_ms)
 
     def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:

@@ -6,6 +6,18 @@ import gc
 
 import pytest
 
+# Without this a failed check in a helper says "AssertionError" and nothing of the values.
+pytest.register_assert_rewrite(
+    "tests.crash",
+    "tests.fuzz",
+    "tests.interop",
+    "tests.peers",
+    "tests.simulation",
+    "tests.spark",
+    "tests.support",
+    "tests.unit",
+)
+
 
 def pytest_collection_finish() -> None:
     """A broker collects garbage at its start, and hundreds of them start here: not among modules and tests."""

@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from tests.peers.admin import Admin
 from tests.peers.broker import Broker
 from tests.peers.capabilities import Can, gap
 from tests.peers.clients import Client, Producer, PushConsumer, until
@@ -119,11 +119,16 @@ async def _in_file(path: Path, name: str, total: int, timeout: float = 20) -> No
     await eventually(value, lambda found: found >= total, timeout)
 
 
-async def share_queues(producer: Producer, topic: str, queues: int, consumers: Sequence[PushConsumer]) -> None:
+async def share_queues(
+    producer: Producer, topic: str, queues: int, consumers: Sequence[PushConsumer], admin: Admin | None = None
+) -> None:
     """Return when each of the consumers has its share of the queues, and all queues are being read.
 
     Seen by probes: one message to each queue, again and again, until it is spread evenly. While the queues change
-    hands a probe may come twice; what is sent after this may not.
+    hands a probe may come twice, and the second copy may come after the spread looked even: a consumer that has not
+    given up a queue yet goes on reading it, and gets what is sent next too. Where consumers of one group share the
+    queues, hand in the admin API: then each of them is also asked which queues it holds, and what is sent after this
+    comes once.
     """
     share = queues // len(consumers)
     for attempt in range(400):
@@ -137,10 +142,23 @@ async def share_queues(producer: Producer, topic: str, queues: int, consumers: S
 
         await until(arrived, consumers)
         counts = [sum(body in wanted for body in consumer.bodies) for consumer in consumers]
-        if counts == [share] * len(consumers):
+        if counts == [share] * len(consumers) and (
+            admin is None or await _held_once(admin, consumers[0].group, topic, queues)
+        ):
             return
         await asyncio.sleep(0.25)  # the library says nothing when it rebalances: there is no event to wait for
     raise TimeoutError(f"the {queues} queues of {topic} were never shared evenly")
+
+
+async def _held_once(admin: Admin, group: str, topic: str, queues: int) -> bool:
+    """Ask all members of a group whether every queue of the topic is held by exactly one of them."""
+    try:
+        members = (await admin.consumer_connection(group))["clients"]
+        infos = [await admin.running_info(group, member["clientId"]) for member in members]
+    except CallError:
+        return False  # a member has just left, or does not answer yet
+    held = [queue for info in infos for queue in info["queues"] if queue.startswith(f"{topic}@")]
+    return sorted(held) == sorted(f"{topic}@{queue}" for queue in range(queues))
 
 
 async def each_once(
@@ -156,5 +174,14 @@ async def each_once(
         await producer.send(topic, [Outgoing(end)], queue_id=queue)
     await until(lambda: set(ends) <= {body for consumer in consumers for body in consumer.bodies}, consumers)
     wanted = set(bodies)
-    counts = Counter(body for consumer in consumers for body in consumer.bodies if body in wanted)
-    assert {body: count for body, count in counts.items() if count != 1} == {}
+    copies: dict[bytes, list[str]] = {body: [] for body in wanted}
+    for number, consumer in enumerate(consumers):
+        for message in consumer.messages:
+            if message.body in wanted:
+                copies[message.body].append(
+                    f"consumer {number}: queue {message.queue_id}, offset {message.queue_offset}, "
+                    f"sent again {message.reconsume_times} times, stored {message.store_time}, "
+                    f"came {message.receive_time}"
+                )
+    # Two offsets mean that the producer sent twice, one offset that it was read twice.
+    assert {body: places for body, places in copies.items() if len(places) != 1} == {}

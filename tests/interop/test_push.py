@@ -17,20 +17,21 @@ async def test_two_consumers_of_a_group_share_the_queues_and_nothing_comes_twice
     async def scenario(name: str) -> None:
         client = await clients.get(name)
         topic, group = unique("topic"), unique("group")
-        await java.admin(broker.nameserver).create_topic(broker.address, topic, QUEUES)
+        admin = java.admin(broker.nameserver)
+        await admin.create_topic(broker.address, topic, QUEUES)
         async with (
             await client.producer(broker.nameserver) as producer,
             await client.consumer(broker.nameserver, group, topic) as one,
             await client.consumer(broker.nameserver, group, topic) as other,
         ):
-            await share_queues(producer, topic, QUEUES, [one, other])
+            await share_queues(producer, topic, QUEUES, [one, other], admin)
             messages = numbered("shared", COUNT)
             await producer.send(topic, messages)
             await each_once(producer, topic, QUEUES, [one, other], [message.body for message in messages])
             assert set(one.bodies) & set(other.bodies) & {message.body for message in messages} == set()
             # The one that stays takes over what the other leaves.
             await other.stop()
-            await share_queues(producer, topic, QUEUES, [one])
+            await share_queues(producer, topic, QUEUES, [one], admin)
             messages = numbered("alone", COUNT)
             await producer.send(topic, messages)
             await each_once(producer, topic, QUEUES, [one], [message.body for message in messages])
@@ -136,11 +137,12 @@ async def test_clients_of_all_libraries_share_one_group(broker: Broker, clients:
     """All libraries allot queues to the sorted list of the members in the same way, so they can be in one group."""
     topic, group = unique("topic"), unique("group")
     names = ("java-4.9.7", "java-5.3.3", "go", "cpp")
-    await java.admin(broker.nameserver).create_topic(broker.address, topic, 8)
+    admin = java.admin(broker.nameserver)
+    await admin.create_topic(broker.address, topic, 8)
     members = [await (await clients.get(name)).consumer(broker.nameserver, group, topic) for name in names]
     try:
         async with await java.producer(broker.nameserver) as producer:
-            await share_queues(producer, topic, 8, members)
+            await share_queues(producer, topic, 8, members, admin)
             messages = numbered("mixed", COUNT)
             await producer.send(topic, messages)
             await until(

@@ -6,8 +6,10 @@ something else while requests are handled."""
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +22,9 @@ from protocol.codes import RequestCode
 from protocol.command import Command
 from protocol.headers import (
     ConsumerSendMsgBack,
+    DueCurve,
     GetConsumeStats,
+    ListPending,
     QueueOfTopic,
     ResetOffset,
     SearchOffset,
@@ -137,6 +141,37 @@ async def test_the_loop_does_not_wait(tmp_path: Path, name: str) -> None:
             files.is_cold = is_cold
             answer = await peer.ask(ASKED[name](broker))
             assert not is_cold or files.reads
+            files.is_cold = False
+            answers.append((answer.code, answer.remark, answer.ext, bytes(answer.body)))
+    assert answers[0][0] == 0
+    assert answers[0] == answers[1]
+
+
+PENDING: dict[str, Command] = {
+    "list": request(RequestCode.LIST_PENDING, ListPending(limit=10)),
+    "list of a topic": request(RequestCode.LIST_PENDING, ListPending(topic="T", limit=10)),
+    "count": request(RequestCode.LIST_PENDING, ListPending(count_only=True)),
+    "curve": request(RequestCode.DUE_CURVE, DueCurve(60_000, 10)),
+    "curve of a topic": request(RequestCode.DUE_CURVE, DueCurve(60_000, 10, topic="T")),
+}
+
+
+@pytest.mark.parametrize("name", PENDING)
+async def test_what_is_not_in_the_wheel_yet_is_told_from_the_disk(tmp_path: Path, name: str) -> None:
+    """After a start with a backlog, where the settings have just let the wheel have it: it is not there yet."""
+    stopped = "timerStopEnqueue=true"
+    async with running(tmp_path / "warm", stopped) as broker:
+        sends = [send("T", b"later", properties="TIMER_DELAY_MS\x01300000") for _ in range(50)]
+        assert {answer.code for answer in await broker.connect().ask_all(sends)} == {0}
+    shutil.copytree(tmp_path / "warm", tmp_path / "cold")
+    answers = []
+    for temperature in ("warm", "cold"):
+        files = ColdFiles()
+        async with running(tmp_path / temperature, stopped, files=files) as broker:
+            peer = broker.connect()
+            files.is_cold = temperature == "cold"
+            broker.timers.config = replace(broker.timers.config, stop_enqueue=False)
+            answer = await peer.ask(PENDING[name])
             files.is_cold = False
             answers.append((answer.code, answer.remark, answer.ext, bytes(answer.body)))
     assert answers[0][0] == 0
