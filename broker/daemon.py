@@ -163,7 +163,9 @@ class Broker:
             since = timer_files.needed_from(self.store.checkpoint.notes)
             if since is not None:
                 self.store.need(since, "timers that are due, or were just delivered, are known from")
-            timer_inspection.inspect(self._files, self.config.store_root)
+            checkpoint = self.store.checkpoint
+            log_end = timer_files.log_end_of(checkpoint.notes) if not checkpoint.is_foreign else None
+            timer_inspection.inspect(self._files, self.config.store_root, log_end)
             self._read_tables()
             recovered = self.store.recover()
             log.info(

@@ -16,37 +16,41 @@
 `errors` draws the tree of exceptions; all are DueMQError.
 """
 
-from duemq._admin import Admin
-from duemq._consumer import PushConsumer
-from duemq._message import (
-    CancelResult,
-    ChangedMessage,
-    ChangeResult,
-    Changes,
-    DueCurve,
-    Message,
-    MessageQueue,
-    PendingMessage,
-    ReceivedMessage,
-    SendResult,
-    SendStatus,
-)
-from duemq._producer import Producer
-from duemq.errors import (
-    ArgumentError,
-    BodyError,
-    BrokerError,
-    ClosedError,
-    ConnectError,
-    ConnectionLostError,
-    DelayError,
-    DueMQError,
-    IllegalOperationError,
-    NoRouteError,
-    NotSupportedError,
-    PeerError,
-    RequestTimeoutError,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duemq._admin import Admin
+    from duemq._consumer import PushConsumer
+    from duemq._message import (
+        CancelResult,
+        ChangedMessage,
+        ChangeResult,
+        Changes,
+        DueCurve,
+        Message,
+        MessageQueue,
+        PendingMessage,
+        ReceivedMessage,
+        SendResult,
+        SendStatus,
+    )
+    from duemq._producer import Producer
+    from duemq.errors import (
+        ArgumentError,
+        BodyError,
+        BrokerError,
+        ClosedError,
+        ConnectError,
+        ConnectionLostError,
+        DelayError,
+        DueMQError,
+        IllegalOperationError,
+        NoRouteError,
+        NotSupportedError,
+        PeerError,
+        RequestTimeoutError,
+    )
 
 __all__ = [
     "Admin",
@@ -77,3 +81,53 @@ __all__ = [
     "SendResult",
     "SendStatus",
 ]
+
+_MODULES = {
+    "_admin": ("Admin",),
+    "_consumer": ("PushConsumer",),
+    "_message": (
+        "CancelResult",
+        "ChangedMessage",
+        "ChangeResult",
+        "Changes",
+        "DueCurve",
+        "Message",
+        "MessageQueue",
+        "PendingMessage",
+        "ReceivedMessage",
+        "SendResult",
+        "SendStatus",
+    ),
+    "_producer": ("Producer",),
+    "errors": (
+        "ArgumentError",
+        "BodyError",
+        "BrokerError",
+        "ClosedError",
+        "ConnectError",
+        "ConnectionLostError",
+        "DelayError",
+        "DueMQError",
+        "IllegalOperationError",
+        "NoRouteError",
+        "NotSupportedError",
+        "PeerError",
+        "RequestTimeoutError",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import what is asked for when it is asked for: `duemq serve`, a command of this package, needs no client."""
+    if name == "errors":
+        return import_module("duemq.errors")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"duemq.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

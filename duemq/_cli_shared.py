@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import click
 
-from duemq._consumer import From
 from duemq._durations import parse_duration
 from duemq.errors import ArgumentError, DelayError, DueMQError
+
+if TYPE_CHECKING:
+    from duemq._consumer import From
 
 P = ParamSpec("P")
 

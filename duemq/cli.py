@@ -7,17 +7,40 @@ Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import click
 
-from duemq._cli_messages import cancel, receive, send
-from duemq._cli_pending import pending
-from duemq._cli_shared import duration, fail, nameserver_option, one_line_errors, run
-from spark_jobs.cli import main as spark
+_ELSEWHERE: Final = {
+    "send": ("duemq._cli_messages", "send"),
+    "receive": ("duemq._cli_messages", "receive"),
+    "cancel": ("duemq._cli_messages", "cancel"),
+    "pending": ("duemq._cli_pending", "pending"),
+    "clock": ("duemq._cli_clock", "clock"),
+    "spark": ("spark_jobs.cli", "main"),
+}
+"""Commands by their names: the modules that have them, and what they are called there."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """A group whose commands are imported when they are asked for: `duemq serve` needs no client."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See click."""
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See click."""
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, name = _ELSEWHERE[cmd_name]
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="duemq", prog_name="duemq")
 def main() -> None:
     """A message broker for delayed messages, compatible with Apache RocketMQ.
@@ -30,13 +53,6 @@ def main() -> None:
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
-
-
-main.add_command(send)
-main.add_command(receive)
-main.add_command(cancel)
-main.add_command(pending)
-main.add_command(spark, "spark")
 
 
 @main.command(short_help="Run a broker with its name server.")
@@ -81,6 +97,8 @@ def serve(
     try:
         from broker.main import serve as run_broker
     except ModuleNotFoundError as error:
+        from duemq._cli_shared import fail
+
         fail(f"the broker needs the package {error.name}; install duemq[broker]")
     sys.exit(
         run_broker(
@@ -93,31 +111,3 @@ def serve(
             log_format=log_format,
         )
     )
-
-
-@main.group()
-def clock() -> None:
-    """Move the clock of brokers that run for tests.
-
-    \b
-    duemq serve --store ./test-data --set testClock=true
-    duemq clock advance 2h
-    """
-
-
-@clock.command(short_help="Move it ahead.")
-@click.argument("by", type=duration, metavar="DURATION")
-@nameserver_option
-@one_line_errors
-def advance(by: int, nameserver: str) -> None:
-    """Move the clock of all brokers of a name server ahead by DURATION (5s, 1h30m, 2d), and print their time: what is
-    due by then is delivered now. Only brokers that were started with --set testClock=true let themselves be moved;
-    where one of them does not, none is.
-    """
-    from duemq.testing import TestClock
-
-    async def work() -> None:
-        now = await TestClock(nameserver).advance(ms=by)
-        click.echo(f"the brokers' clock says {now:%Y-%m-%d %H:%M:%S}.{now.microsecond // 1000:03d}")
-
-    run(work())

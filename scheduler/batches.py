@@ -12,7 +12,7 @@ import structlog
 from protocol import properties, record
 from protocol.command import Body
 from protocol.errors import RecordError
-from scheduler.sorted_offsets import has, is_among
+from scheduler.sorted_offsets import has, is_among, joined
 from scheduler.targets import Targets
 from storage.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from storage.copies import ORIGIN_ZERO, UNITS, Records
@@ -66,7 +66,7 @@ class Batches:
 
     def set_delivered(self, origins: NDArray[np.int64]) -> None:
         """Physical offsets of scheduled records that recovery found delivered: their units are passed over."""
-        self._done = np.unique(origins)
+        self._done = joined([origins])
         self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
 
     def delivered_from(self, physical_offset: int) -> list[int]:

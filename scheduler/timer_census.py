@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
+from scheduler.sorted_offsets import distinct_of
 from scheduler.timer_keys import KeyIndex, tag_of
 from scheduler.timer_wheel import HOUR
 
@@ -53,8 +54,9 @@ class DueCounts:
 
     def change(self, due: Integers, sign: int) -> None:
         """Messages that are due at some times, ms, came (1) or went (-1)."""
-        seconds, counts = np.unique(due // PRECISION_MS, return_counts=True)
-        hours, of_second = np.unique(seconds // HOUR, return_inverse=True)
+        seconds, _, counts = distinct_of(due // PRECISION_MS)
+        hours, _, seconds_of = distinct_of(seconds // HOUR)
+        of_second = np.repeat(np.arange(len(hours)), seconds_of)
         rows = np.array([self._rows[hour] if hour in self._rows else self._add_row(hour) for hour in hours.tolist()])
         places = rows[of_second] * HOUR + seconds % HOUR
         new = self._counts[places] + sign * counts

@@ -283,6 +283,12 @@ def _decode_earlier(data: bytes) -> TimerNote | None:
     return TimerNote(second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, log_crc=log_crc)
 
 
+def log_end_of(notes: Mapping[str, bytes]) -> int | None:
+    """The timer log's end by the notes of a checkpoint; None where they say nothing of timers."""
+    note = decode_note(notes.get("timers", b""))
+    return note.log_end if note is not None else None
+
+
 def needed_from(notes: Mapping[str, bytes]) -> int | None:
     """The physical offset from which recovery, by the notes of a checkpoint, will read the commitlog for the timers;
     None where they say nothing of timers."""

@@ -86,7 +86,7 @@ class Parking:
 
     def added(self, second: int, waits: Waits) -> None:
         """Messages were parked in the slot of a second."""
-        for topic_hash in np.unique(waits["hash"]).tolist():
+        for topic_hash in set(waits["hash"].tolist()):
             self._add(second, topic_hash)
 
     def ask(self, topic_hash: int) -> None:

@@ -58,8 +58,11 @@ class UnitPlaces:
     def _settle(self) -> None:
         if not self._waiting:
             return
-        positions, units = zip(*self._waiting, strict=True)
-        self._waiting, self._count = [], 0
+        waiting, self._waiting, self._count = self._waiting, [], 0
+        if len(waiting) == 1:
+            self._add(*waiting[0])
+            return
+        positions, units = zip(*waiting, strict=True)
         # numpy would join units field by field.
         self._add(np.concatenate(positions), np.frombuffer(b"".join(units), UNIT))
 
@@ -88,9 +91,12 @@ class UnitPlaces:
             del self._starts[:gone], self._firsts[:gone]
 
     def _block_of(self, positions: Positions) -> NDArray[np.int64]:
-        """Where the blocks of positions begin; none is of two files."""
-        in_file = positions % self._log.segment_size
-        return positions - in_file % _BLOCK
+        """Where the blocks of ascending positions begin; none is of two files."""
+        size = self._log.segment_size
+        base = int(positions[0]) // size * size if len(positions) else 0
+        # Those of one file, as most are, cost one division less.
+        is_one_file = len(positions) and int(positions[-1]) < base + size
+        return positions - (positions - base if is_one_file else positions % size) % _BLOCK
 
     def find(self, physical_offset: int) -> tuple[int, Units] | None:
         """Position of the newest unit of a message, and the unit; None where the log has none. Raises OSError."""

@@ -21,7 +21,7 @@ import structlog
 
 from protocol.timer_properties import PRECISION_MS, slot_second
 from scheduler import waits
-from scheduler.sorted_offsets import has, joined
+from scheduler.sorted_offsets import distinct_of, has, joined
 from scheduler.timer_files import NO_OFFSETS, Found, Sums, TimerCheck, TimerNote
 from scheduler.timer_log import NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
 from scheduler.timer_places import UnitPlaces
@@ -235,19 +235,22 @@ class TimerRecovery:
         """Note in which slots messages are parked, of some units. Those that records behind the note say were delivered
         were so by units that are cut off."""
         seconds = seconds_of(units)
-        at = np.flatnonzero(seconds > second)
-        at = at[waits.is_parked(units[at], seconds[at])]
+        # Hardly ever is one; to pick units before that is known would copy all of them.
+        at = np.flatnonzero((seconds > second) & waits.is_parked(units, seconds))
         if not len(at):
             return
-        hashes, seconds = units["topic_hash"][at].astype(np.int32), seconds[at]
-        is_done = waits.is_brought_back(units[at], seconds, second, delivered)
+        parked, seconds = units[at], seconds[at]
+        hashes = parked["topic_hash"].astype(np.int32)
+        is_done = waits.is_brought_back(parked, seconds, second, delivered)
         if is_done.any():
             self._log.superseded.add(position + at[is_done] * UNIT_SIZE)
-            for key, count in zip(*np.unique(hashes[is_done], return_counts=True), strict=True):
-                self._parked_done[int(key)] = self._parked_done.get(int(key), 0) + int(count)
-        places = np.stack((seconds, hashes.astype(np.int64)), axis=1)
-        pairs = np.unique(places[~is_done & (seconds > second + _NEAR_SECONDS)], axis=0)
-        self._parked.update((second, key) for second, key in pairs.tolist())
+            keys, _, counts = distinct_of(hashes[is_done])
+            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+                self._parked_done[key] = self._parked_done.get(key, 0) + count
+        far = ~is_done & (seconds > second + _NEAR_SECONDS)
+        seconds, hashes = seconds[far], hashes[far]
+        at = distinct_of(seconds << 32 | hashes.astype(np.uint32)).places
+        self._parked.update(zip(seconds[at].tolist(), hashes[at].tolist(), strict=True))
 
     def _drop_before(self, position: int) -> None:
         """Forget and remove files that had no checksum any more, since nobody needed them: the broker ended before
@@ -296,8 +299,9 @@ class TimerRecovery:
         for position, units in self._log.scan(self._log.begin, self._log.end):
             hashes = self._put_into_wheel(position, units, second, np.ones(HOURS, bool))
             self._look_for_parked(position, units, second, NO_OFFSETS)
-            for key, count in zip(*np.unique(hashes, return_counts=True), strict=True):
-                waiting[int(key)] = waiting.get(int(key), 0) + int(count)
+            keys, _, counts = distinct_of(hashes)
+            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+                waiting[key] = waiting.get(key, 0) + count
         self._wheel.establish()
         return waiting
 

@@ -160,7 +160,7 @@ class Slots:
     def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
         """Seconds that are loaded already get their messages at once."""
         near = seconds <= self.preloaded
-        for number in np.unique(seconds[near]).tolist():
+        for number in sorted(set(seconds[near].tolist())):
             second = self.resident.get(number)
             if second is None:
                 second = self.resident[number] = Second(number)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from scheduler.sorted_offsets import is_among, joined
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -51,7 +53,7 @@ class Superseded:
         for number, part in zip(blocks[starts].tolist(), np.split(positions, starts[1:]), strict=False):
             known = self._blocks.get(number)
             # Another array each time: a checkpoint that is being made has those that there were.
-            self._blocks[number] = part if known is None else np.union1d(known, part)
+            self._blocks[number] = part if known is None else joined([known, part])
 
     def over(self, position: int, units: Units) -> Units:
         """Units that were read at a position, one behind the other, marked where they are among these."""
@@ -98,7 +100,7 @@ class Superseded:
             known = self._blocks.get(number)
             if known is None:
                 continue
-            left = np.setdiff1d(known, marked, assume_unique=True)
+            left = known[~is_among(known, marked)]
             if len(left):
                 self._blocks[number] = left
             else:

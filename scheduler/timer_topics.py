@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from protocol import properties
+from scheduler.sorted_offsets import distinct_of
 from storage.errors import StoreError
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ class TimerTopics:
         if (hashes == hashes[0]).all():
             self._waiting[int(hashes[0])] += sign * len(waits)
         else:
-            for key, count in zip(*(part.tolist() for part in np.unique(hashes, return_counts=True)), strict=True):
+            keys, _, counts_of = distinct_of(hashes)
+            for key, count in zip(keys.tolist(), counts_of.tolist(), strict=True):
                 self._waiting[key] += sign * count
         for key, counts in self._shared.items():
             ours = waits[hashes == key]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from protocol.record import crc32
+from scheduler.sorted_offsets import distinct_of
 from storage.errors import StoreFormatError
 from storage.files import File, Files
 
@@ -150,10 +151,11 @@ class TimerWheel:
         is_other = np.zeros(HOURS, bool)
         for hour in range(HOURS):
             slots = self._read(hour)
-            self._crcs[hour] = crc32(slots.tobytes())
+            self._crcs[hour] = crc32(slots.view(np.uint8))
             is_other[hour] = self._crcs[hour] != sums[hour]
             seconds = slots["second"]
-            self._is_used[hour] = bool(((seconds >= second) & (seconds % SLOTS // HOUR == hour)).any())
+            later = seconds >= second
+            self._is_used[hour] = bool(later.any() and (seconds[later] % SLOTS // HOUR == hour).any())
         for hour in np.flatnonzero(is_other).tolist():
             self._release(hour)
             self._is_resident[hour] = self._is_dirty[hour] = True
@@ -271,7 +273,7 @@ class TimerWheel:
         slots = seconds % SLOTS
         self._need(slots // HOUR)
         there = (self._second.values[slots] == seconds) & (self._last.values[slots] >= positions)
-        unique, at, counts = np.unique(seconds[there], return_index=True, return_counts=True)
+        unique, at, counts = distinct_of(seconds[there])
         slots, before = unique % SLOTS, previous[there][at]
         self._last.values[slots] = before
         self._count.values[slots] = np.maximum(0, self._count.values[slots] - counts)

@@ -32,7 +32,7 @@ import numpy as np
 
 from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from scheduler.runs import Run
-from scheduler.sorted_offsets import is_among, joined, places_of
+from scheduler.sorted_offsets import distinct_of, is_among, joined, places_of
 from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import DELETE, MAX_DUE_MS, NO_MESSAGE, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_second import slot_second_of
@@ -197,7 +197,7 @@ def with_moved(found: Found, second: int, before: Found, parts: Iterable[tuple[i
         physical.append(units["physical_offset"][later].astype(np.int64))
         positions.append(position + later * UNIT_SIZE)
     # Of each the last unit, which is the first one backwards.
-    moved, at = np.unique(np.concatenate(physical)[::-1], return_index=True)
+    moved, at, _ = distinct_of(np.concatenate(physical)[::-1])
     return found._replace(moved=moved, moved_by=np.concatenate(positions)[::-1][at])
 
 

@@ -61,7 +61,8 @@ _NEVER: Final = -1
 """A recovery offset that is before all others."""
 _UNKNOWN: Final = -1
 _ROOM: Final = 64 << 10
-_READ_SIZE: Final = 50_000 * UNIT_SIZE
+_READ_SIZE: Final = 13_000 * UNIT_SIZE
+"""So much stays in the processor's cache until it has been summed."""
 
 Key = tuple[str, int]
 """Topic and queue id."""

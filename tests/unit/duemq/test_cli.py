@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import ModuleType
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -488,7 +489,9 @@ def test_serve_without_the_brokers_packages_says_what_to_install(monkeypatch: py
 def test_every_option_is_explained(command: str) -> None:
     result = CliRunner().invoke(cli.main, [command, "--help"])
     assert result.exit_code == 0
-    for parameter in cli.main.commands[command].params:
+    found = cli.main.get_command(click.Context(cli.main), command)
+    assert found is not None
+    for parameter in found.params:
         assert parameter.param_type_name == "argument" or parameter.help
 
 

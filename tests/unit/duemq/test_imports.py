@@ -1,10 +1,12 @@
-"""The client works where only its own few dependencies are installed."""
+"""The client works where only its own few dependencies are installed, and is imported only where it is used."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import duemq
 
@@ -33,3 +35,27 @@ def test_importing_the_client_needs_nothing_of_the_broker() -> None:
 def test_all_that_is_public_is_there_and_documented() -> None:
     for name in duemq.__all__:
         assert getattr(duemq, name).__doc__
+    assert set(duemq.__all__) <= set(dir(duemq))
+    assert issubclass(duemq.errors.DueMQError, Exception)
+
+
+def test_other_names_are_not() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Producers'"):
+        duemq.Producers  # noqa: B018
+
+
+def test_all_names_come_with_an_asterisk() -> None:
+    program = "from duemq import *; print(Producer.__module__, DueMQError.__module__)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["duemq._producer", "duemq.errors"]
+
+
+def test_the_broker_is_served_without_the_client() -> None:
+    program = """
+import sys
+import duemq.cli
+import broker.main
+print(*[name for name in sys.modules if name.startswith(("duemq", "spark_jobs"))])
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) == {"duemq", "duemq.cli"}
