@@ -58,11 +58,12 @@ class ColdReads:
 
     def at_once(self, look: Callable[..., T], *arguments: Any) -> T:
         """Look now. Raises NotInMemory where the disk would have to be waited for, and what `look` raises."""
-        self._files.may_wait = False
+        files = self._files
+        before, files.may_wait = files.may_wait, False
         try:
             return look(*arguments)
         finally:
-            self._files.may_wait = True
+            files.may_wait = before  # whoever looks may be looked into
 
     async def run(self, look: Callable[..., T], *arguments: Any) -> T:
         """Look, as often as something had to be read before. Raises what `look` raises, OSError for one."""

@@ -345,7 +345,7 @@ class Broker:
         self._slices = slices = Slices(self._turns.share, reads)
         timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)
-        pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices)
+        pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices, reads)
         admin = AdminHandlers(
             config,
             store,

@@ -196,13 +196,16 @@ class TimerChanges:
         """Look for the message of a topic with this UNIQ_KEY that waits for a time whose slot is that of `deliver_ms`:
         gives its physical offset, once, if there is one. It looks at the record of each message of the topic in the
         slot, at a bounded number of them in each step, and gives None in between; or a read for a thread to do before
-        the next step. Raises OSError."""
+        the next step (`patiently`). Raises OSError."""
         second, window = slot_second(deliver_ms), self._slots.window
         if second > self._slots.second:
             second -= (second - self._slots.second - 1) // window * window
         topic_hash = properties.java_hash(topic)
         for candidate in (second, second + window):
-            for _, units in self._slots.log.chain(self._slots.wheel.last(candidate)):
+            last = yield from patiently(partial(self._slots.wheel.last, candidate))
+            chain = self._slots.log.chain(last)
+            while (found := (yield from patiently(partial(next, chain, None)))) is not None:
+                units = found[1]
                 mine = units[units["topic_hash"] == topic_hash][["physical_offset", "record_size"]]
                 yield None
                 for start in range(0, len(mine), LOOK_UNITS):
@@ -210,7 +213,7 @@ class TimerChanges:
                     if not self._store.is_cached(ranges):
                         yield ColdRead(self._store.log, sorted(ranges))
                     for each in ranges:
-                        message = self._store.message_at(*each)
+                        message = yield from patiently(partial(self._store.message_at, *each))
                         text = message.properties_text if message is not None else ""
                         is_it = properties.get(text, properties.UNIQ_KEY) == unique_key
                         if is_it and properties.get(text, properties.REAL_TOPIC) == topic:
@@ -231,19 +234,9 @@ class TimerChanges:
         self._enqueuer.all(now_ms)
         return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
 
-    def replace(
-        self,
-        topic: str,
-        key: str,
-        unique_key: str | None,
-        due_ms: int,
-        now_ms: int,
-        stage: Callable[[int], None],
-    ) -> int:
-        """Have a message written in the place of those that wait to be replaced by it; gives how many those were.
-        `stage` stages it, with the origin that it is given for prepared-transaction offset, and TIMER_ROLL_TIMES, so
-        that the one record says both: 0 where nothing waits. Nothing else is staged before. Raises what `stage` does,
-        StoreError, OSError; then nothing was replaced."""
+    def to_replace(self, topic: str, key: str, now_ms: int) -> list[_Place]:
+        """The messages that the next one of a topic and key replaces, for `replace` to be given before anything else
+        happens. All that has to be read for it is read here. Raises StoreError, OSError."""
         assert self._slots.census.is_complete
         places = []
         for position in self._with_key(topic, key, now_ms):
@@ -251,6 +244,15 @@ class TimerChanges:
             text = place.message.properties_text if place is not None else ""
             if place is not None and properties.get(text, properties.REAL_TOPIC) == topic and stored_key(text) == key:
                 places.append(place)
+        return places
+
+    def replace(
+        self, places: list[_Place], unique_key: str | None, due_ms: int, now_ms: int, stage: Callable[[int], None]
+    ) -> int:
+        """Have a message written in the place of those that wait to be replaced by it (`to_replace`); gives how many
+        those were. `stage` stages it, with the origin that it is given for prepared-transaction offset, and
+        TIMER_ROLL_TIMES, so that the one record says both: 0 where nothing waits. Nothing else is staged before. It
+        reads nothing. Raises what `stage` does, StoreError; then nothing was replaced."""
         stage((places[0].message.physical_offset or ORIGIN_ZERO) if places else 0)
         for place in places:
             # For Apache's broker, and where more than one is replaced. It would take one with the same UNIQ_KEY, a

@@ -76,6 +76,8 @@ _BACK_UNITS: Final = 4096
 """Parked messages are brought back while the current second has fewer left."""
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
+_NO_LIMIT: Final = 2**31 - 1
+"""timerCongestNumEachSlot, as RocketMQ has it by default."""
 
 
 class TimerState(NamedTuple):
@@ -164,6 +166,11 @@ class Timers:
         self._config = config
         self._slots.window = config.roll_window
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit to how many messages a second may have."""
+        return self._config.congest_limit < _NO_LIMIT
+
     # --- start
 
     def _load(self, recovered: Recovered, now_ms: int) -> None:
@@ -183,15 +190,16 @@ class Timers:
 
     def refusal(self, deliver_ms: int, now_ms: int) -> Refusal | None:
         """Why a message for a time that is not past cannot be taken now; None where it can. To be asked for each
-        message that is taken."""
-        config = self.config
+        message that is taken. Where seconds have a limit (`is_limited`) it may have to read; then it raises OSError,
+        NotInMemory."""
+        config = self._config
         if deliver_ms < self._soonest_ms:  # noqa: PLR1730, for each message: a call costs twice as much
             self._soonest_ms = deliver_ms
         if not config.is_enabled:
             return Refusal.DISABLED
         if deliver_ms - now_ms > config.max_delay * 1000:
             return Refusal.TOO_FAR
-        if config.congest_limit < 2**31 - 1 and self._is_congested(deliver_ms, now_ms):
+        if config.congest_limit < _NO_LIMIT and self._is_congested(deliver_ms, now_ms):
             return Refusal.CONGESTED
         return None
 

@@ -350,7 +350,11 @@ class MessageStore:
 
     def is_cached(self, ranges: list[pull.Range]) -> bool:
         """Whether the records of some ranges, in any order, can be read without waiting for the disk."""
-        return self.read(sorted(ranges)) is not None
+        found = pull.read(
+            self.log, sorted(ranges), self.log.end
+        )  # also the newest are asked for, and not taken for granted
+        self._blocks_read = self.files.blocks_read()
+        return found is not None
 
     def record_at(self, physical_offset: int) -> bytes | None:
         """The bytes of the record at a physical offset, or None where there is none. May wait for the disk."""

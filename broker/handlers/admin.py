@@ -93,7 +93,7 @@ class AdminHandlers:
         add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, self.all_producers)
         add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, self.running_info)
         add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, self.consume_directly)
-        add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, self.runtime_info)
+        add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, self.runtime_info, reads=True)
 
     # --- topics
 

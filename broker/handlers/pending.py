@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple, TypeVar
 
+from broker.cold_reads import ColdReads
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.handlers.slices import Slices
@@ -86,8 +87,10 @@ class PendingHandlers:
         router: Router,
         clock: Clock,
         slices: Slices,
+        reads: ColdReads,
     ) -> None:
         self._slices = slices
+        self._reads = reads
         self._timers = timers
         self._pending = pending
         self._waiting = waiting
@@ -189,7 +192,7 @@ class PendingHandlers:
         if header.delay_ms is not None:
             header.deliver_ms, header.delay_ms = self._clock.now_ms() + header.delay_ms, None
         if header.deliver_ms is not None:
-            self._check_time(header.deliver_ms)
+            await self._reads.run(self._check_time, header.deliver_ms)
         done = ChangedMessages({}, [])
         try:
             if header.msg_id is not None:

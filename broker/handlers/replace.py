@@ -46,9 +46,9 @@ class Replacements:
                 "others",
             )
 
-    async def send(self, topic: str, key: str, size: int, stage: Callable[[], Answer]) -> Answer:
-        """The answer that `stage` gives when a send for a topic and a key has its turn; it does not wait for
-        anything."""
+    async def send(self, topic: str, key: str, size: int, look: Callable[[], Callable[[], Answer]]) -> Answer:
+        """The answer to a send for a topic and a key, when that has its turn. `look` reads what it has to know of those
+        that it replaces, and changes nothing, as it may be called several times; what it gives takes the message."""
         self._waiting += 1
         self._waiting_bytes += size
         try:
@@ -57,7 +57,8 @@ class Replacements:
                 ranges = await self._reads.run(self._timers.changes.replaced_by, topic, key, self._clock.now_ms())
                 if ranges and not self._store.is_cached(ranges):
                     await self._reads.read(ColdRead(self._store.log, ranges).run)
-                return stage()
+                take = await self._reads.run(look)
+                return take()  # nothing else has had a turn since `look`
         finally:
             self._waiting -= 1
             self._waiting_bytes -= size

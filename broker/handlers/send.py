@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 import re
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from broker.cold_reads import ColdReads
@@ -54,7 +56,7 @@ from scheduler.level_queues import LevelQueues
 from scheduler.timer_keys import key_hash
 from scheduler.timers import Timers
 from storage.clock import Clock
-from storage.errors import RecordTooLarge
+from storage.errors import NotInMemory, RecordTooLarge
 from storage.store import MessageStore
 
 _FRAME: Final = struct.Struct(">II").pack
@@ -81,7 +83,8 @@ class Stage(Protocol):
     """Stages the messages of a request."""
 
     def __call__(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
-        """The answer, or None where that comes later. `at_once`: see `Router.spawn`. Raises _NotSaved."""
+        """The answer, or None where that comes later. `at_once`: see `Router.spawn`; then whoever calls sees to it that
+        the disk is not waited for. Raises _NotSaved, NotInMemory; then nothing of the request is staged."""
 
 
 class SendHandlers:
@@ -114,6 +117,7 @@ class SendHandlers:
         self._staging = staging
         self._held = held
         self._router = router
+        self._reads = reads
         self._replacements = Replacements(store, timers, clock, reads)
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
         self.reconfigure(config)
@@ -197,7 +201,13 @@ class SendHandlers:
         if deliver_ms <= now_ms:
             return self._send_special(connection, request)
         timers = self._timers
-        refusal = timers.refusal(deliver_ms, now_ms)
+        if not timers.is_limited:
+            refusal = timers.refusal(deliver_ms, now_ms)
+        else:
+            try:
+                refusal = self._reads.at_once(timers.refusal, deliver_ms, now_ms)
+            except NotInMemory:
+                return self._send_special(connection, request)
         if refusal is not None:
             raise self._staging.refused(refusal, deliver_ms - now_ms)
         header, body = request.header, request.body
@@ -282,29 +292,40 @@ class SendHandlers:
         return self._stage_or_wait(connection, request, self._stage_special)
 
     def _stage_or_wait(self, connection: Connection, request: Request[SendMessage], stage: Stage) -> Answer:
-        """Stage messages, now or when their topic is durable: an acknowledged message must not lose its topic."""
+        """Stage messages: now, or when their topic is durable, as an acknowledged message must not lose its topic, and
+        when what decides about them has been read."""
+        topic: Topic | None
         try:
             return stage(connection, request, at_once=False)
         except _NotSaved as error:
-            self._router.spawn(connection, request, self._stage_when_saved(connection, request, stage, error.topic))
-            return None
+            topic = error.topic
+        except NotInMemory:
+            topic = None
+        self._router.spawn(connection, request, self._stage_later(connection, request, stage, topic))
+        return None
 
-    async def _stage_when_saved(
-        self, connection: Connection, request: Request[SendMessage], stage: Stage, topic: Topic
+    async def _stage_later(
+        self, connection: Connection, request: Request[SendMessage], stage: Stage, topic: Topic | None
     ) -> Answer:
+        """Stage messages when their topic is durable, if one is not yet, and what decides about them has been read."""
         while True:
-            await self._topics.saved(topic)
-            request.now_ms = self._clock.now_ms()
+            if topic is not None:
+                await self._topics.saved(topic)
             try:
-                answer = stage(connection, request, at_once=True)
+                answer = await self._reads.run(self._stage_again, connection, request, stage)
                 break
             except _NotSaved as error:
                 topic = error.topic
-            except BaseException:
-                self._appender.roll_back()
-                raise
-        self._appender.commit()
+        self._appender.commit()  # nothing else has had a turn since they were staged
         return self._router.answer_when_flushed(connection, request, answer)
+
+    def _stage_again(self, connection: Connection, request: Request[SendMessage], stage: Stage) -> Answer:
+        request.now_ms = self._clock.now_ms()
+        try:
+            return stage(connection, request, at_once=True)
+        except BaseException:
+            self._appender.roll_back()
+            raise
 
     def _stage_special(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
         header = request.header
@@ -320,7 +341,7 @@ class SendHandlers:
         if properties.TIMER_REPLACE in text and not is_retry and (key := replace_key_of(text)) is not None:
             self._replacements.check(len(request.body))
             work = self._replacements.send(
-                topic_name, key, len(request.body), lambda: self._send_instead(connection, request, key)
+                topic_name, key, len(request.body), partial(self._look_instead, connection, request, key)
             )
             self._router.spawn(connection, request, work, at_once=at_once)
             return None
@@ -340,7 +361,10 @@ class SendHandlers:
             queue_id = random.randrange(topic.config.write_queue_nums)
         deliver_ms = None
         if "TIMER_D" in text:
-            deliver_ms, text = self._staging.timer_of(text, request.now_ms)
+            if at_once:
+                deliver_ms, text = self._staging.timer_of(text, request.now_ms)
+            else:
+                deliver_ms, text = self._reads.at_once(self._staging.timer_of, text, request.now_ms)
         if level > 0 and not is_retry and _DUE in text:
             # Our producer's reckoning, by a clock that may be slow or fast.
             now_ms = self._appender.begin(request.now_ms)
@@ -363,11 +387,13 @@ class SendHandlers:
             return self._accepted_timer(request, queue_id, offset, deliver_ms, out_ms(deliver_ms))
         return self._accepted(request, queue_id, offset)
 
-    def _send_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Answer:
-        """Take a message that replaces those that wait for its topic and key. Nothing is staged before."""
+    def _look_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Callable[[], Answer]:
+        """Look at the messages that one replaces, which wait for its topic and key; gives what takes it, to be called
+        before anything else happens. All that has to be read is read here, where nothing is staged yet. Raises Refused,
+        StoreError, OSError."""
         request.now_ms = self._clock.now_ms()
         try:
-            answer = self._stage_instead(connection, request, key)
+            stage = self._to_stage_instead(connection, request, key)
         except _NotSaved as error:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"the topic {error.topic.name} was deleted meanwhile: send again"
@@ -375,9 +401,20 @@ class SendHandlers:
         except BaseException:
             self._appender.roll_back()
             raise
-        return self._router.answer_when_flushed(connection, request, answer)
 
-    def _stage_instead(self, connection: Connection, request: Request[SendMessage], key: str) -> Answer:
+        def take() -> Answer:
+            try:
+                answer = stage()
+            except BaseException:
+                self._appender.roll_back()
+                raise
+            return self._router.answer_when_flushed(connection, request, answer)
+
+        return take
+
+    def _to_stage_instead(
+        self, connection: Connection, request: Request[SendMessage], key: str
+    ) -> Callable[[], Answer]:
         header = request.header
         topic = self._prepare(request)
         text = header.properties or ""
@@ -390,6 +427,8 @@ class SendHandlers:
             text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
         deliver_ms, text = self._staging.timer_of(text, now_ms)
+        changes = self._timers.changes
+        places = changes.to_replace(topic.name, key, now_ms)
         answers: list[Answer] = []
 
         def stage(origin: int) -> None:
@@ -419,9 +458,12 @@ class SendHandlers:
             else:
                 answers.append(self._accepted_timer(request, queue_id, offset, due_ms, out_ms(due_ms)))
 
-        unique_key = properties.get(text, properties.UNIQ_KEY)
-        self._timers.changes.replace(topic.name, key, unique_key, deliver_ms or now_ms, now_ms, stage)
-        return answers[0]
+        def replace() -> Answer:
+            unique_key = properties.get(text, properties.UNIQ_KEY)
+            changes.replace(places, unique_key, deliver_ms or now_ms, now_ms, stage)
+            return answers[0]
+
+        return replace
 
     def _prepare(self, request: Request[SendMessage]) -> Topic:
         """The topic of a send, checked, and made if it is not there. Raises Refused, and _NotSaved."""

@@ -132,7 +132,8 @@ class TimerHandlers:
         physical_offset = None
         if 0 < handle.slot_ms < latest:
             steps = self._timers.changes.find(handle.topic, handle.unique_key, handle.slot_ms)
-            found = [each async for each in self._slices.of(steps, lambda: not connection.is_closed)]
+            searching = self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)
+            found = [each async for each in searching]
             physical_offset = found[0] if found else None
         if physical_offset is not None:
             return await self._cancel(physical_offset)

@@ -109,7 +109,9 @@ class World:
             self.timers.staged(offset, "orders", key_hash(key))
             self.sent[body] = appender.last_physical_offset
 
-        self.timers.changes.replace("orders", key, body.decode(), due, self.clock.now_ms(), stage)
+        now_ms = self.clock.now_ms()
+        places = self.timers.changes.to_replace("orders", key, now_ms)
+        self.timers.changes.replace(places, body.decode(), due, now_ms, stage)
         self.unacknowledged.append(body)
         before = self.newest.get(key)
         if before is not None and before not in delivered and before not in self.maybe_cancelled:

@@ -8,31 +8,39 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from broker.cold_reads import TRIES, ColdReads
 from broker.handlers.slices import Slices
 from broker.workers import ThreadWorkers
+from protocol import fastjson
 from protocol.codes import RequestCode
 from protocol.command import Command
 from protocol.headers import (
+    CancelMessage,
+    ChangePending,
     ConsumerSendMsgBack,
+    CreateTopic,
     DueCurve,
     GetConsumeStats,
     ListPending,
     QueueOfTopic,
+    RecallMessage,
     ResetOffset,
     SearchOffset,
     Topic,
     ViewMessage,
 )
+from scheduler.timer_files import TimerCheck
 from storage.budget import UNLIMITED, Budget
-from storage.clock import Moment
+from storage.clock import ManualClock, Moment
 from storage.errors import NotInMemory
 from storage.files import OsFile, OsFiles, Ranges
 from storage.pull import ColdRead, patiently
@@ -56,11 +64,22 @@ class ColdFile(OsFile):
     def read(self, offset: int, size: int) -> bytes:
         owner = self._owner
         assert isinstance(owner, ColdFiles)
-        missing = self._blocks([(offset, size)]) - owner.in_memory
-        if not missing or not owner.is_cold:
+        if not owner.is_cold:
             return super().read(offset, size)
-        assert not owner.may_wait, f"the loop would wait for the disk: {self.path}, {size} bytes at {offset}"
+        # Also where a thread has just read it: others may have taken the memory since.
+        if owner.may_wait:
+            owner.note_wait(self.path, offset, size)
+            return super().read(offset, size)
+        if not self._blocks([(offset, size)]) - owner.in_memory:
+            return super().read(offset, size)
         raise NotInMemory(self.path, (self.path, offset), lambda: self.read_apart([(offset, size)]))
+
+    def read_ranges(self, ranges: Ranges) -> bytes:
+        owner = self._owner
+        assert isinstance(owner, ColdFiles)
+        if owner.is_cold and threading.current_thread() is threading.main_thread():
+            owner.note_wait(self.path, *ranges[0])
+        return super().read_ranges(ranges)
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
         owner = self._owner
@@ -84,9 +103,15 @@ class ColdFiles(OsFiles):
         self.is_cold = False
         self.in_memory: set[tuple[str, int]] = set()
         self.reads = 0
+        self.would_wait: list[str] = []
 
     def open(self, path: str) -> OsFile:
         return ColdFile(self, path)
+
+    def note_wait(self, path: str, offset: int, size: int) -> None:
+        callers = [frame.name for frame in reversed(traceback.extract_stack(limit=12)[:-2])]
+        if "_read_records" not in callers:  # the newest messages are taken to be in memory where they are delivered
+            self.would_wait.append(f"{path}, {size} bytes at {offset}: {' < '.join(callers)}")
 
 
 async def old_messages(root: Path, count: int = 300) -> None:
@@ -302,3 +327,165 @@ async def test_a_step_that_is_called_while_it_reads_reads_once(tmp_path: Path) -
     assert run(Moment(0, 0.0), UNLIMITED) == 1.0
     assert (len(reads), steps) == (1, 2 * TRIES + 1)
     workers.stop()
+
+
+# --- what waits, for times that are not in memory
+
+HOUR_MS = 3_600_000
+TIMERS = 120
+WAITING_SETTINGS = ("timerMaxDelaySec=31622400", "timerCongestNumEachSlot=1000")
+"""There is a limit to how many messages a second has, and so it matters for each send how many it has already."""
+
+
+def timer(number: int, **more: str) -> Command:
+    """A message that waits for an hour of its own."""
+    named = {"UNIQ_KEY": f"u{number}", "KEYS": f"k{number % 7}", "TIMER_DELAY_MS": f"{(number + 2) * HOUR_MS}", **more}
+    return send(
+        "T", b"%d" % number * 200, properties="\x02".join(f"{name}\x01{value}" for name, value in named.items())
+    )
+
+
+class Stored(NamedTuple):
+    """A store with messages that wait, and how they are named."""
+
+    root: Path
+    ids: list[str]
+    handles: list[str]
+    level_id: str
+
+
+async def waiting_messages(root: Path) -> Stored:
+    """Timers of which some were rescheduled, some are replaced by the next one of their key, and one message with a
+    level; all in the wheel."""
+    async with running(root, *WAITING_SETTINGS) as broker:
+        peer = broker.connect()
+        answers = await peer.ask_all([timer(number) for number in range(TIMERS)])
+        for number in range(2):
+            answers.append(await peer.ask(timer(7 * 99 + number, KEYS=f"r{number}", TIMER_REPLACE="true")))
+        level = await peer.ask(send("T", b"level", properties="UNIQ_KEY\x01level\x02DELAY\x0118\x02"))
+        ids = [answer.ext["msgId"] for answer in answers]
+        header = ChangePending("reschedule", msg_id=ids[5], delay_ms=400 * HOUR_MS)
+        changed = await peer.ask(request(RequestCode.CHANGE_PENDING, header))
+        assert b"RESCHEDULED" in bytes(changed.body)
+    for _ in range(2):  # each checkpoint tells of the hours that are in the file as they are: no start reads others
+        async with running(root, *WAITING_SETTINGS):
+            pass
+    return Stored(root, ids, [answer.ext["recallHandle"] for answer in answers], level.ext["msgId"])
+
+
+def change(action: str, **more: Any) -> Command:
+    """A request for a change of what waits."""
+    return request(RequestCode.CHANGE_PENDING, ChangePending(action, **more))
+
+
+Say = Callable[[Stored], list[Command]]
+
+OF_WAITING: dict[str, Say] = {
+    "replace": lambda _: [timer(0, UNIQ_KEY="z", KEYS="r0", TIMER_REPLACE="true", TIMER_DELAY_MS=f"{77 * HOUR_MS}")],
+    "replace and replace": lambda _: [
+        timer(number, KEYS="r1", TIMER_REPLACE="true", TIMER_DELAY_MS=f"{number * HOUR_MS}") for number in (90, 91)
+    ],
+    "replace, now": lambda _: [send("T", b"now", properties="UNIQ_KEY\x01z\x02KEYS\x01r0\x02TIMER_REPLACE\x01true")],
+    "runtime info": lambda _: [request(RequestCode.GET_BROKER_RUNTIME_INFO)],
+    "reschedule": lambda store: [change("reschedule", msg_id=store.ids[9], delay_ms=300 * HOUR_MS)],
+    "reschedule once more, by the first id": lambda store: [
+        change("reschedule", msg_id=store.ids[5], delay_ms=200 * HOUR_MS)
+    ],
+    "reschedule once more, what was rescheduled since the start": lambda store: [
+        change("reschedule", msg_id=store.ids[7], delay_ms=201 * HOUR_MS)
+    ],
+    "reschedule by key": lambda _: [change("reschedule", topic="T", key="k3", delay_ms=250 * HOUR_MS)],
+    "reschedule of a level's": lambda store: [change("reschedule", msg_id=store.level_id, delay_ms=99 * HOUR_MS)],
+    "deliver": lambda store: [change("deliver", msg_id=store.ids[11])],
+    "cancel by key": lambda _: [change("cancel", topic="T", key="k2")],
+    "cancel by time": lambda _: [change("cancel", topic="T", begin_ms=0, end_ms=2**50)],
+    "cancel": lambda store: [request(RequestCode.CANCEL_MESSAGE, CancelMessage(",".join(store.ids[:30])))],
+    "cancel of a level's": lambda store: [request(RequestCode.CANCEL_MESSAGE, CancelMessage(store.level_id))],
+    "recall": lambda store: [request(RequestCode.RECALL_MESSAGE, RecallMessage("T", store.handles[4]))],
+    "recall of what was rescheduled": lambda store: [
+        request(RequestCode.RECALL_MESSAGE, RecallMessage("T", store.handles[5]))
+    ],
+    "send with a timer": lambda _: [timer(50, UNIQ_KEY="z")],
+    "sends with timers in one read": lambda _: [
+        *(timer(number, UNIQ_KEY=f"z{number}") for number in range(60, 70)),
+        send("T", b"now"),
+        timer(7, UNIQ_KEY="z"),
+    ],
+    "send with a timer, to a new topic": lambda _: [
+        send("N", b"later", properties=f"UNIQ_KEY\x01z\x02TIMER_DELAY_MS\x01{40 * HOUR_MS}")
+    ],
+    "send with a time": lambda _: [send("T", b"x", properties="UNIQ_KEY\x01z\x02TIMER_DELIVER_MS\x011700000000\x02")],
+    "send with a level": lambda _: [send("T", b"x", properties="UNIQ_KEY\x01z\x02DELAY\x0117\x02")],
+    "list": lambda _: [request(RequestCode.LIST_PENDING, ListPending(limit=200))],
+    "list of a key": lambda _: [request(RequestCode.LIST_PENDING, ListPending(topic="T", key="k4", limit=200))],
+    "count": lambda _: [request(RequestCode.LIST_PENDING, ListPending(count_only=True))],
+    "curve": lambda _: [request(RequestCode.DUE_CURVE, DueCurve(HOUR_MS, 200))],
+    "curve of a topic": lambda _: [request(RequestCode.DUE_CURVE, DueCurve(HOUR_MS, 200, topic="T"))],
+    "timer metrics": lambda _: [request(RequestCode.GET_TIMER_METRICS)],
+    "timer check point": lambda _: [request(RequestCode.GET_TIMER_CHECK_POINT)],
+    "delay offsets": lambda _: [request(RequestCode.GET_ALL_DELAY_OFFSET)],
+    "pause": lambda _: [
+        request(
+            RequestCode.UPDATE_AND_CREATE_TOPIC,
+            CreateTopic("T", "TBW102", 4, 4, 6, "SINGLE_TAG", attributes=f"+timer.paused={on}"),
+        )
+        for on in ("true", "false")
+    ],
+    "shorter levels": lambda _: [request(RequestCode.UPDATE_BROKER_CONFIG, body=b"messageDelayLevel=1s 5s 1m\n")],
+    "a limit to seconds": lambda _: [request(RequestCode.UPDATE_BROKER_CONFIG, body=b"timerCongestNumEachSlot=7\n")],
+    "delete topic": lambda _: [request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T"))],
+}
+
+
+DELIVERED = {"replace, now", "deliver", "send with a time"}
+"""After these the queue has a message, as soon as the timers have delivered it."""
+
+
+async def pending_of(broker: UnboundBroker) -> list[tuple[Any, ...]]:
+    """What waits, but for what depends on where its record lies."""
+    page = fastjson.loads((await broker.connect().ask(request(RequestCode.LIST_PENDING, ListPending(limit=1000)))).body)
+    return sorted((each["uniqueKey"], each["deliverMs"], each["bodySize"]) for each in page["messages"])
+
+
+def _told(answers: list[Command]) -> list[tuple[Any, ...]]:
+    """What answers say, but for places that depend on the order of requests which came together, and figures that do
+    not depend on the store."""
+    told = []
+    for answer in answers:
+        places = ("msgId", "queueOffset", "recallHandle") if len(answers) > 1 else ()
+        ext = {name: value for name, value in answer.ext.items() if name not in places}
+        body: Any = bytes(answer.body)
+        if body.startswith(b'{"table":{"brokerVersionDesc"'):
+            table = fastjson.loads(body)["table"]
+            body = {name: table[name] for name in ("earliestMessageTimeStamp", "commitLogMaxOffset", "timerCongestNum")}
+        if len(body) == len(TimerCheck().encode()):
+            body = None  # it tells how far the timers are
+        told.append((answer.code, answer.remark, ext, body))
+    return told
+
+
+@pytest.mark.parametrize("name", OF_WAITING)
+async def test_the_loop_does_not_wait_for_what_waits(tmp_path: Path, name: str) -> None:
+    """The answers, and what waits after them, are those that there are where everything is in memory; and as much is
+    appended."""
+    stored = await waiting_messages(tmp_path / "False")
+    shutil.copytree(tmp_path / "False", tmp_path / "True")
+    results = []
+    for is_cold in (False, True):
+        files = ColdFiles()
+        clock = ManualClock()
+        clock.advance(60_000)
+        async with running(tmp_path / str(is_cold), *WAITING_SETTINGS, clock=clock, files=files) as broker:
+            peer = broker.connect()
+            # Also what came since the start is not in memory.
+            await peer.ask_all([timer(3, UNIQ_KEY="since", KEYS="k2"), timer(4, KEYS="r1", TIMER_REPLACE="true")])
+            await peer.ask(change("reschedule", msg_id=stored.ids[7], delay_ms=350 * HOUR_MS))
+            files.is_cold = is_cold
+            answers = await peer.ask_all(OF_WAITING[name](stored))
+            files.is_cold = False
+            if name in DELIVERED:
+                assert (await peer.ask(pull("T", suspend_ms=30_000))).code == 0
+            results.append((_told(answers), broker.timers.queue.next_offset, await pending_of(broker)))
+        assert not files.would_wait, "\n".join(files.would_wait)
+    assert {code for code, *_ in results[0][0]} == {0}, results
+    assert results[0] == results[1]

@@ -162,7 +162,8 @@ class TimerWorld:
             timers.staged(offset, topic, key_hash(key))
             self.last_physical_offset = appender.last_physical_offset
 
-        return timers.changes.replace(topic, key, unique_key, due_ms, self.now_ms, stage)
+        places = timers.changes.to_replace(topic, key, self.now_ms)
+        return timers.changes.replace(places, unique_key, due_ms, self.now_ms, stage)
 
     # --- changing and looking
 
