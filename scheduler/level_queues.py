@@ -357,7 +357,7 @@ class LevelQueues:
                         message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
                     is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
                     if message is not None and is_waiting:
-                        yield message, self._times.due_ms(level, run, *unit, now_ms)
+                        yield message, (yield from patiently(partial(self._times.due_ms, level, run, *unit, now_ms)))
                     else:
                         yield None
                     offset += 1
@@ -390,11 +390,12 @@ class LevelQueues:
 
     def note(self) -> bytes:
         """See `runs`."""
+        delivered = self._batches.delivered_from(self._first_waiting())  # first of all, as it reads
         self._wants_checkpoint = False
         self._noted_table = self.to_json()
         crc = runs.table_crc(self.table.text)
         levels = {level.number: level.appended() for level in self.levels.values()}
-        return runs.encode(crc, levels, self._batches.delivered_from(self._first_waiting()))
+        return runs.encode(crc, levels, delivered)
 
     def begin_write(self) -> None:
         """There is nothing to write: units are in their files already."""

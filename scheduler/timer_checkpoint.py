@@ -127,14 +127,19 @@ class TimerCheckpoint:
                 return False
             slots.is_handing_on = True
         try:
+            newest = self._enqueuer.newest()
             if slots.hand_on(now.wall_ms):
                 return True
-            self._enqueuer.mark_newest(now.wall_ms)
+            self._end_handing_on()  # before a read: where that is tried again, no other second is to be handed on
+            slots.mark_newest(newest, now.wall_ms)
         except OSError as error:
             log.warning("timers_not_handed_on", second=slots.second, reason=str(error))
-        slots.is_handing_on = False
-        self._wake()
+            self._end_handing_on()
         return False
+
+    def _end_handing_on(self) -> None:
+        self._slots.is_handing_on = False
+        self._wake()
 
     # --- the files
 

@@ -20,6 +20,7 @@ from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import PADDING_SIZE, ConsumeQueue
 from storage.copies import Records
+from storage.pull import Range
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -123,9 +124,11 @@ class Enqueuer:
             magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
             done = is_among(waits["physical"], self._slots.start.done)
             met = waits["physical"][done]
-            # By the first record's id one has to learn that its message was appended again, and then delivered.
-            self._slots.put_past(waits[done & waits["again"]], now_ms)
-            waits, magic = waits[~done], magic[~done]
+            past, waits, magic = waits[done & waits["again"]], waits[~done], magic[~done]
+            if len(past):
+                self._slots.prepare(waits, now_ms)  # what cannot be read must not have the past ones put once more
+                # By the first record's id one has to learn that its message was appended again, and then delivered.
+                self._slots.put_past(past, now_ms)
         if len(waits):
             self._slots.put(waits, magic, now_ms)
         self.next_offset += count  # from here on they are in the wheel, whatever happens below
@@ -139,11 +142,10 @@ class Enqueuer:
         self._topics.drop_staged(self.next_offset)
         return True
 
-    def mark_newest(self, now_ms: int) -> None:
-        """See `Slots.mark_newest`: of the message that came into the wheel last. Raises OSError."""
+    def newest(self) -> Range | None:
+        """Where the record lies of the message that came into the wheel last. Raises OSError."""
         unit = self._queue.unit(self.next_offset - 1) if self.next_offset > self._queue.min_offset else None
-        if unit is not None:
-            self._slots.mark_newest(unit[0], unit[1], now_ms)
+        return unit[:2] if unit is not None else None
 
     def _look(self, units: NDArray[Any]) -> _Looked:
         """What units wait for of which only the records tell the topic, or when they are due: of so many from the first

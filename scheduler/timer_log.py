@@ -108,6 +108,8 @@ class TimerLog:
         """Of all units before the end, with the marks that they have."""
         self.end = 0
         """Position of the next unit, or where the blank unit goes that ends a file."""
+        self._last_record: int | None = None
+        """The physical offset of the record whose unit was appended last, None where nothing was since the start."""
 
     @property
     def begin(self) -> int:
@@ -148,6 +150,7 @@ class TimerLog:
         if position < self._segments.end:
             self._segments.clear_from(position)
         self.end = position
+        self._last_record = None
 
     def remove_all(self) -> None:
         """Begin anew."""
@@ -155,6 +158,7 @@ class TimerLog:
         self.superseded = Superseded(self._segments)
         self.sums = LogSums(self.segment_size)
         self.end = 0
+        self._last_record = None
 
     def positions(self, count: int) -> Positions:
         """Where the next `count` units will be."""
@@ -184,6 +188,7 @@ class TimerLog:
         for position, first, last in parts:
             self.sums.add(position, units[first:last])
         self.end = end
+        self._last_record = int(units["physical_offset"][-1])
 
     def read(self, position: int, count: int) -> Units:
         """Up to `count` units from a position on, within one file."""
@@ -212,6 +217,13 @@ class TimerLog:
         position = self.end - UNIT_SIZE if self.end > base else base - self.segment_size + self._room - UNIT_SIZE
         units = self.read(max(position, self.begin), 1)
         return units[0] if len(units) else None
+
+    def last_record(self) -> int | None:
+        """The physical offset of the record that the last unit is of; None without one. It reads only where nothing was
+        appended since the start. Raises OSError."""
+        if self._last_record is None and (last := self.last()) is not None:
+            self._last_record = int(last["physical_offset"])
+        return self._last_record
 
     def first(self) -> np.void | None:
         """The first unit; None where there is none. Raises OSError."""

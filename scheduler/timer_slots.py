@@ -43,7 +43,7 @@ from scheduler.timer_search import TimerSearch
 from scheduler.timer_second import Second, due_fields, picked, slot_second_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
-from storage.pull import ColdRead, patiently
+from storage.pull import ColdRead, Range, patiently
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -124,17 +124,9 @@ class Slots:
     ) -> None:
         """Write units for messages and link them to their slots, if need be of a later second than they are due in.
         Raises OSError; then nothing changed."""
-        window = self.window
         now_second = now_ms // PRECISION_MS
-        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
-        if not_before is not None:
-            seconds = np.maximum(seconds, not_before)
-        excess = seconds - (self.base(now_ms) + window)
-        is_far = excess > 0
+        seconds, is_far = self._seconds_for(waits, now_ms, not_before)
         if is_far.any():
-            # Less a multiple of the window, so that it can be told where a message waits.
-            nearer = seconds - -(-excess // window) * window
-            seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
             magic = np.where(is_far, magic | ROLL, magic)
         write_second = min(max(now_second, self.second - _MAX_LAG_SECONDS), self.second + _MAX_LAG_SECONDS)
         positions = self.log.positions(len(waits))
@@ -156,6 +148,28 @@ class Slots:
             self.census.added(waits[magic & NO_MESSAGE == 0])
         if int(plan.seconds[0]) <= self.preloaded:
             self._add_resident(waits, magic, seconds)
+
+    def prepare(self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None = None) -> None:
+        """Read what `put` will need for the same messages, at the same time. To be called where something is written
+        before that: when it is done, `put` reads nothing. Raises OSError."""
+        if len(waits):
+            self.wheel.prepare(self._seconds_for(waits, now_ms, not_before)[0])
+
+    def _seconds_for(
+        self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The seconds in whose slots messages are put, and which of them are due beyond the window."""
+        window = self.window
+        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
+        if not_before is not None:
+            seconds = np.maximum(seconds, not_before)
+        excess = seconds - (self.base(now_ms) + window)
+        is_far = excess > 0
+        if is_far.any():
+            # Less a multiple of the window, so that it can be told where a message waits.
+            nearer = seconds - -(-excess // window) * window
+            seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
+        return seconds, is_far
 
     def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
         """Seconds that are loaded already get their messages at once."""
@@ -425,12 +439,13 @@ class Slots:
 
     # --- the files
 
-    def mark_newest(self, physical: int, size: int, now_ms: int) -> None:
-        """Let the last unit of the log be of the newest message, whose record this is: Apache's broker goes on behind
-        that one. Raises OSError."""
-        last = self.log.last()
-        if last is None or int(last["physical_offset"]) == physical:
+    def mark_newest(self, newest: Range | None, now_ms: int) -> None:
+        """Let the last unit of the log be of the newest message, whose record lies there, if there is one: Apache's
+        broker goes on behind that one. Raises OSError."""
+        last = self.log.last_record()
+        if last is None or newest is None or last == newest[0]:
             return
+        physical, size = newest
         mark = self._past_units(1, now_ms)
         mark["magic"], mark["due_ms"] = NORMAL | WITHDRAWN, APPLIED
         mark["physical_offset"], mark["record_size"] = physical, size

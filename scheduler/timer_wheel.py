@@ -233,6 +233,10 @@ class TimerWheel:
 
     # --- slots
 
+    def prepare(self, seconds: Integers) -> None:
+        """Have in memory what `plan` and `put` need for units of some seconds. Raises OSError."""
+        self._need(seconds % SLOTS // HOUR)
+
     def plan(self, seconds: Integers, positions: Integers) -> Plan:
         """What to put into the slots for units at ascending positions. Nothing changes before `put`."""
         count = len(seconds)

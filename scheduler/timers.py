@@ -298,8 +298,9 @@ class Timers:
             self._slots.delete_by_key(second)
             return True
         if second.again:
+            newest = self._enqueuer.newest()  # before anything moves: what cannot be read would not be tried again
             if self._slots.put_again(second, now_ms):
-                self._enqueuer.mark_newest(now_ms)
+                self._slots.mark_newest(newest, now_ms)
             return True
         return self._bring_back(second, now_ms) or self._deliver(second, now_ms)
 
@@ -359,18 +360,19 @@ class Timers:
         if split is None:
             none, no_seconds = waits[:0], np.empty(0, np.int64)
             split = Split(waits.copy(), none, none, no_seconds, none, none, none, {})
-        self._cancel(split.dropped, now_ms)
         slots, now, later, held = self._slots, split.now, split.later, split.held
         now["held"] = True  # their turn has come
-        # In one piece: what has another unit must not be tried again.
-        slots.on_moving(held)
-        not_before = np.zeros(len(now) + len(later) + len(held), np.int64)
+        back = np.concatenate((now, later, held))
+        not_before = np.zeros(len(back), np.int64)
         not_before[len(now) + len(later) :] = split.held_seconds
+        # In one piece: what has another unit must not be tried again. So all that has to be read is read first.
+        slots.prepare(back, now_ms, not_before)
+        self._cancel(split.dropped, now_ms)
+        slots.on_moving(held)
         # Those stay whose topic is paused while another one with its hash goes on.
         others = np.concatenate((split.dropped, split.parked))
         moved = waits[~np.isin(waits["position"], others["position"])]
         if len(moved):
-            back = np.concatenate((now, later, held))
             self._note_held(back[len(now) :], not_before[len(now) :])
             slots.bring_back(moved, back, now_ms, not_before)
             slots.census.removed(moved)
@@ -408,22 +410,19 @@ class Timers:
     def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
         """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
         first again. Raises StoreError, OSError."""
-        self._cancel(split.dropped, now_ms)
         slots, later, held, parked = self._slots, split.later, split.held, split.parked
-        if len(split.moved):
-            # In one piece: what has another unit must not be tried again.
-            park_in = slots.parking.second_for(now_ms) if len(parked) else 0
+        moved = np.concatenate((later, held, parked))
+        # In one piece: what has another unit must not be tried again. So all that has to be read is read first.
+        park_in = slots.parking.second_for(now_ms) if len(parked) else 0
+        not_before = np.zeros(len(moved), np.int64)
+        not_before[len(later) : len(later) + len(held)] = split.held_seconds
+        not_before[len(later) + len(held) :] = park_in
+        slots.prepare(moved, now_ms, not_before)
+        self._cancel(split.dropped, now_ms)
+        if len(moved):
             slots.on_moving(np.concatenate((held, parked)))
-            not_before = np.zeros(len(split.moved), np.int64)
-            not_before[len(later) : len(later) + len(held)] = split.held_seconds
-            not_before[len(later) + len(held) :] = park_in
             self._note_held(np.concatenate((later, held)), not_before[: len(later) + len(held)])
-            slots.move(
-                np.concatenate((later, held, parked)),
-                np.full(len(not_before), NORMAL, np.int32),
-                now_ms,
-                not_before,
-            )
+            slots.move(moved, np.full(len(moved), NORMAL, np.int32), now_ms, not_before)
             slots.parking.added(park_in, parked)
             second.is_touched = True
             slots.census.removed(split.moved)
@@ -575,7 +574,7 @@ class Timers:
             self._is_handed_on = not slots.hand_on(now_ms)
             return True
         self._tell_dropped()
-        self._enqueuer.mark_newest(now_ms)
+        self._slots.mark_newest(self._enqueuer.newest(), now_ms)
         return False
 
     # --- see `storage.durability.Part`

@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,8 +17,13 @@ from structlog.testing import capture_logs
 from protocol import properties
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import TimerPolicy
+from storage.budget import Budget
+from storage.clock import look
+from storage.errors import NotInMemory
 from tests.crash.simulated_files import Call
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
+
+T = TypeVar("T")
 
 READS = {"/s/timerlog": 30, "/s/timerwheel": 1, "/s/commitlog": 30, "/s/consumequeue": 10}
 """How many reads of which files a life has at least."""
@@ -190,3 +196,127 @@ def test_the_newest_of_each_key_are_found_over_reads_that_fail() -> None:
         looked = [line["messages"] for line in logs if line["event"] == "overdue_messages_looked_at"]
         assert looked == [60], first
         assert sorted(world.bodies()) == sorted(f"m{n + 1}".encode() for n in range(40, 60)), first
+
+
+# --- what is not in memory
+
+
+class ColdWorld(TimerWorld):
+    """As in the broker: whatever may not wait for the disk is tried again when a thread has read."""
+
+    may_wait = True
+
+    def _tried(self, look: Callable[[], T]) -> T:
+        for _ in range(1000):
+            self.may_wait = False
+            try:
+                return look()
+            except NotInMemory:
+                continue
+            finally:
+                self.may_wait = True
+        raise AssertionError("never done")
+
+    def step(self, budget: Budget | None = None) -> int | None:
+        return self._tried(lambda: super(ColdWorld, self).step(budget))
+
+    def step_levels(self) -> int | None:
+        return self._tried(super().step_levels)
+
+    def keep(self) -> int:
+        count = 0
+        while (
+            was_needed := self._tried(lambda: self.timers.keep_some(self.store.log.end, look(self.clock)))
+        ) is not None:
+            count += was_needed
+        return count
+
+    def _outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
+        return super()._outcome(lambda: self._tried(change))
+
+
+class NothingInMemory(FailingReads):
+    """One read of a step, or of a change, has to be made by a thread first: the one with a number."""
+
+    def __init__(self, world: ColdWorld, number: int) -> None:
+        super().__init__(world, "/s", number, 1)
+        self._world = world
+
+    def check(self, call: Call, path: str) -> None:
+        if call == "read" and not self._world.may_wait:
+            self.reads += 1
+            if self.reads - 1 in self._failing:
+                raise NotInMemory(path, self.reads, lambda: None)
+        self._check(call, path)
+
+
+HOUR_MS = 3_600_000
+
+
+def catch_up(world: ColdWorld) -> None:
+    """Policies for what became overdue: dropped, spread over hours, paused and brought back with some to be dropped."""
+    for n in range(5):
+        for topic in ("dropped", "spread", "paused"):
+            world.send(START_MS + 1000 + 12_000 * n, f"{topic}{n}".encode(), topic=topic)
+    world.run()
+    world.checkpoint()
+    world.clock.advance(60_000)
+    world.open()
+    world.timers.set_policy("dropped", TimerPolicy(drop_after_ms=30_000))
+    world.timers.set_policy("spread", TimerPolicy(drop_after_ms=40_000, spread_ms=20 * HOUR_MS))
+    world.timers.set_policy("paused", TimerPolicy(is_paused=True))
+    world.pass_time(2000)
+    world.checkpoint()
+    world.timers.set_policy("paused", TimerPolicy(drop_after_ms=35_000, spread_ms=9 * HOUR_MS))
+    world.pass_time(21 * HOUR_MS)
+
+
+def changes(world: ColdWorld) -> None:
+    """Messages are cancelled, rescheduled, and appended once more, of the wheel and of levels."""
+    places = [world.send(START_MS + HOUR_MS * (n + 1), f"b{n}".encode()) for n in range(5)]
+    levels = [world.schedule(1, f"l{n}".encode()) for n in range(5)]
+    world.run()
+    world.checkpoint()
+    world.open()
+    assert world.cancel(places[1]) is Cancelled.CANCELLED
+    assert world.cancel(levels[1]) is Cancelled.CANCELLED
+    for place in (places[2], levels[2]):
+        assert world.reschedule(place, START_MS + 30 * HOUR_MS)[0] is Cancelled.CANCELLED
+    assert world.reschedule(places[2], START_MS + 40 * HOUR_MS)[0] is Cancelled.CANCELLED
+    world.keep()
+    assert world.reschedule(places[3], START_MS + 50 * HOUR_MS)[0] is Cancelled.CANCELLED
+    assert world.cancel(levels[3]) is Cancelled.CANCELLED
+    world.pass_time(60 * HOUR_MS)
+
+
+def recovered(world: ColdWorld) -> None:
+    """A kill behind a checkpoint: what was appended again, and then delivered, comes into the wheel once more, and
+    with it what waits for other hours."""
+    places = [world.send(START_MS + HOUR_MS * (n + 30), f"b{n}".encode()) for n in range(4)]
+    world.run()
+    world.checkpoint()
+    for place in places[:2]:
+        assert world.reschedule(place, world.now_ms)[0] is Cancelled.CANCELLED
+    for n in range(3):
+        world.send(START_MS + HOUR_MS * (n + 60), f"c{n}".encode())
+    world.run()
+    world.open()
+    world.pass_time(80 * HOUR_MS)
+
+
+@pytest.mark.parametrize("life", [catch_up, changes, recovered])
+def test_what_is_tried_again_is_not_done_twice(life: Callable[[ColdWorld], None]) -> None:
+    """Whichever read has to be made by a thread first, as many bytes are appended to the commitlog and to the timer log
+    as where none has to."""
+    ends = set()
+    for number in itertools.count(-1):
+        world = ColdWorld(TimerConfig(log_segment_size=5200), levels="2h")
+        with NothingInMemory(world, number) as reads:
+            life(world)
+        slots = world.timers._slots
+        ends.add((world.store.log.end, slots.log.end))
+        assert len(ends) == 1, (number, ends)
+        assert world.state().pending == 0
+        if number >= 0 and reads.is_over:
+            assert number > 20, "a life in which nothing is read"
+            return
