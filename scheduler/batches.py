@@ -169,8 +169,12 @@ class Batches:
             which -= which > numbers.pop(None)
             records = records.part(known)
         appender.begin(now_ms)
-        appender.add_copies(records, [queue for queue in numbers if queue is not None], which, tags_codes)
-        appender.commit()
+        try:
+            appender.add_copies(records, [queue for queue in numbers if queue is not None], which, tags_codes)
+            appender.commit()
+        except BaseException:
+            appender.roll_back()
+            raise
         return Outcome(Kind.APPENDED, count, len(records))
 
     def _append_apart(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
