@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import structlog
 import uvloop
@@ -21,6 +22,9 @@ from storage.errors import StoreError
 EXIT_CONFIG = 2
 EXIT_STORE = 3
 
+_NO_MEMORY: Final = b"duemq: memory ran out; the next start recovers: give the broker more memory\n"
+"""Made before: there may be no memory to make it."""
+
 
 def serve(
     config_file: str | None = None,
@@ -32,8 +36,8 @@ def serve(
     log_format: str = "console",
 ) -> int:
     """Run a broker until SIGTERM, SIGINT or SIGHUP (its terminal is closed); gives the exit code: 0 after a clean stop,
-    2 when it cannot start, 3 when its store took nothing any more or could not be stopped cleanly, so that a start anew
-    has to find out what the disk holds; with one line on standard error that says why."""
+    2 when it cannot start, 3 when its store took nothing any more, could not be stopped cleanly, or memory ran out, so
+    that a start anew has to find out what the disk holds; with one line on standard error that says why."""
     logs.configure(log_format)
     log = structlog.get_logger("broker")
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
@@ -59,11 +63,25 @@ def serve(
     return EXIT_STORE
 
 
+def on_loop_error(
+    loop: asyncio.AbstractEventLoop, context: dict[str, Any], end: Callable[[int], object] = os._exit
+) -> None:
+    """What the event loop does with an error of a callback. One that had no memory is not called again, or at once for
+    ever (uvloop takes 64 KiB to read a signal): then half of a broker would go on. The process ends as by kill -9, of
+    which the next start makes good; whoever supervises it starts it anew. An error of one connection ends that one."""
+    if isinstance(context.get("exception"), MemoryError) and "protocol" not in context:
+        os.write(2, _NO_MEMORY)
+        end(EXIT_STORE)
+    else:
+        loop.default_exception_handler(context)
+
+
 async def _run(config: BrokerConfig, origin: Origin) -> str | None:
     """Run a broker; gives why its store failed, None where it was asked to stop and did so cleanly."""
     broker = Broker(config, origin=origin)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(on_loop_error)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             loop.add_signal_handler(number, stopped.set)

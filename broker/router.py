@@ -300,8 +300,8 @@ class Router:
     def answer_when_flushed(self, connection: Connection, request: Request[Any], answer: Answer) -> Answer:
         """The answer to a request that appended a message, or that says what became of one: kept until the disk has
         what it goes by, where that is asked for."""
-        if not self._sync_flush or answer is None:
-            return answer
+        if not self._sync_flush or answer is None or self._log.flushed >= self._log.end:
+            return answer  # where nothing was appended no flush would come
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
             late = partial(_instead, data, ResponseCode.FLUSH_DISK_TIMEOUT, _LATE, keep_fields=True, of_all=True)

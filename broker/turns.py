@@ -7,6 +7,7 @@ the broker reads a clock: the time of a turn is read here."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Final
@@ -174,11 +175,12 @@ class Turns:
         work.cancel_timer()
         if work.step is None or not self._is_running:
             return
+        wait: float | None = FAILED_SECONDS
         try:
             wait = work.step(now, budget)
         except Exception:  # no other work may wait for that of one
-            log.exception("step_failed", of=work.name)
-            wait = FAILED_SECONDS
+            with contextlib.suppress(MemoryError):  # nor this one for a line that there is no memory for
+                log.exception("step_failed", of=work.name)
         if wait is None:
             return
         if wait <= 0:

@@ -28,8 +28,12 @@ class TimerRecords:
     def delete(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
         """Append, now, a record that deletes a message that is due at a time: for Apache's broker by topic and unique
         key, in the slot of that time; for recovery by its origin. Raises StoreError."""
-        self.stage_deletion(message, due_ms, now_ms)
-        self._appender.commit()
+        try:
+            self.stage_deletion(message, due_ms, now_ms)
+            self._appender.commit()
+        except BaseException:
+            self._appender.roll_back()
+            raise
 
     def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
         """As `delete`, written by the caller's `Appender.commit`."""
@@ -78,18 +82,22 @@ class TimerRecords:
         appender = self._appender
         appender.check(message.body, text)
         appender.begin(now_ms)
-        offset = appender.add(
-            self._queue,
-            message.body,
-            text,
-            due_ms,
-            message.born_timestamp,
-            message.born_host,
-            message.flag,
-            message.sys_flag,
-            message.reconsume_times,
-            origin or ORIGIN_ZERO,
-        )
-        self._topics.staged(offset, topic, key_of(message.properties_text), is_again=True)
-        appender.commit()
+        try:
+            offset = appender.add(
+                self._queue,
+                message.body,
+                text,
+                due_ms,
+                message.born_timestamp,
+                message.born_host,
+                message.flag,
+                message.sys_flag,
+                message.reconsume_times,
+                origin or ORIGIN_ZERO,
+            )
+            self._topics.staged(offset, topic, key_of(message.properties_text), is_again=True)
+            appender.commit()
+        except BaseException:
+            appender.roll_back()
+            raise
         return appender.last_physical_offset

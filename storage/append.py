@@ -4,7 +4,9 @@ The hot path of the broker. A batch is whatever one read of a socket brought in,
 it costs one write to the commitlog, and each message of it some packing. While a batch is staged nothing else may
 happen to the store: whoever stages runs to `commit` without waiting for anything.
 
-A batch is written or not written as a whole: when a write fails, nothing of it is in the commitlog or in a queue.
+A batch is written or not written as a whole: when a write fails, nothing of it is in the commitlog or in a queue. That
+holds whatever is raised, also where memory runs out in the middle of the staging: then the batch is torn, and is not
+written.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Appender:
         self._chunks: list[tuple[int, list[Body]]] = []
         self._touched: list[ConsumeQueue] = []
         self._position = self._limit = 0
-        self._started = False
+        self._started = self._is_torn = False
         self.store_timestamp = 0
         """Store time of the records of this batch, ms since the epoch; set by `begin`."""
         self.last_store_timestamp = 0
@@ -140,36 +142,38 @@ class Appender:
         if position + size > self._limit:
             position = self._next_segment()
         offset = queue.next_offset
-        if queue.staged_from < 0:
-            queue.staged_from = offset
-            self._touched.append(queue)
-        self._parts += (
-            pack_head(
-                size,
-                MAGIC_V1,
-                crc32(body) & 0x7FFFFFFF if body_size else 0,
-                queue.queue_id,
-                flag,
-                offset,
-                position,
-                sys_flag,
-                born_timestamp,
-                born_host,
-                self.store_timestamp,
-                self._store_host,
-                reconsume_times,
-                prepared_transaction_offset,
-                body_size,
-            ),
-            body,
-            queue.topic_field,
-            _U16(properties_size),
-            property_bytes,
+        packed = pack_head(
+            size,
+            MAGIC_V1,
+            crc32(body) & 0x7FFFFFFF if body_size else 0,
+            queue.queue_id,
+            flag,
+            offset,
+            position,
+            sys_flag,
+            born_timestamp,
+            born_host,
+            self.store_timestamp,
+            self._store_host,
+            reconsume_times,
+            prepared_transaction_offset,
+            body_size,
         )
-        queue.tail += _UNIT(position, size, tags_code)
-        queue.next_offset = offset + 1
+        unit = _UNIT(position, size, tags_code)
+        following, end = offset + 1, position + size
+        if queue.staged_from < 0:
+            self._touched.append(queue)
+            queue.staged_from = offset
+        self._parts += (packed, body, queue.topic_field, _U16(properties_size), property_bytes)
+        try:
+            queue.tail += unit
+        except BaseException:
+            self._is_torn = True
+            raise
+        # What follows needs no memory: the record, its unit and the offsets behind them go together.
+        queue.next_offset = following
         self.last_physical_offset = position
-        self._position = position + size
+        self._position = end
         return offset
 
     @property
@@ -180,15 +184,22 @@ class Appender:
     def add_copies(self, records: Records, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
         """Stage a copy of each record, all of the usual kind: for the queue with the number that `which` has at its
         place, with the tags code there. `begin` comes before, `commit` after."""
+        try:
+            self._add_copies(records, queues, which, codes)
+        except BaseException:
+            self._is_torn = True
+            raise
+
+    def _add_copies(self, records: Records, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
         field_sizes = np.array([len(queue.topic_field) for queue in queues])
         sizes = records.sizes - (records.texts - records.topics) + field_sizes[which]
         ends = self._position + np.cumsum(sizes)
         if ends[-1] > self._limit:
             fitting = int(np.searchsorted(ends, self._limit, "right"))
             if fitting:
-                self.add_copies(records.part(slice(0, fitting)), queues, which[:fitting], codes[:fitting])
-            self._position = self._next_segment()
-            self.add_copies(records.part(slice(fitting, None)), queues, which[fitting:], codes[fitting:])
+                self._add_copies(records.part(slice(0, fitting)), queues, which[:fitting], codes[:fitting])
+            self._next_segment()
+            self._add_copies(records.part(slice(fitting, None)), queues, which[fitting:], codes[fitting:])
             return
         units = np.empty(len(sizes), UNITS)
         units["physical_offset"] = ends - sizes
@@ -207,12 +218,13 @@ class Appender:
             if not len(taken):
                 continue
             if queue.staged_from < 0:
-                queue.staged_from = queue.next_offset
                 self._touched.append(queue)
+                queue.staged_from = queue.next_offset
             heads["queue_id"][mine] = queue.queue_id
-            heads["queue_offset"][mine] = np.arange(queue.next_offset, queue.next_offset + len(taken))
+            following = queue.next_offset + len(taken)
+            heads["queue_offset"][mine] = np.arange(queue.next_offset, following)
             queue.tail += taken.tobytes()
-            queue.next_offset += len(taken)
+            queue.next_offset = following
         self._parts += records.copied([queue.topic_field for queue in queues], which)
         self.last_physical_offset = int(ends[-1] - sizes[-1])
         self._position = int(ends[-1])
@@ -222,6 +234,8 @@ class Appender:
         if not self._started:
             return
         self._started = False
+        if self._is_torn:
+            raise self._undo(MemoryError("a batch could not be staged as a whole"))
         touched = self._touched
         if not touched:
             return
@@ -233,21 +247,25 @@ class Appender:
                 if self._position > log.allocated_end:
                     log.ensure_segment(log.end)
                 log.write(log.end, b"".join(self._parts))
-        except (OSError, StoreError) as error:
+        except BaseException as error:
             raise self._undo(error) from error
-        self.appended_bytes += self._position - log.end
-        log.end = self._position
-        self.last_store_timestamp = self.store_timestamp
-        self._parts.clear()
-        self._touched = []
-        for queue in touched:
-            self.appended += queue.next_offset - queue.staged_from
-            queue.staged_from = -1
+        try:
+            self.appended_bytes += self._position - log.end
+            log.end = self._position
+            self.last_store_timestamp = self.store_timestamp
+            self._parts.clear()
+            self._touched = []
+            for queue in touched:
+                self.appended += queue.next_offset - queue.staged_from
+                queue.staged_from = -1
+        except BaseException as error:  # it is written, and not known here: only a start finds it
+            self._health.poison(f"what was written could not be noted: {error!r}")
+            raise self._health.error() from error
         self._on_append(touched)
 
     def roll_back(self) -> None:
         """Forget what is staged."""
-        self._started = False
+        self._started = self._is_torn = False
         self._parts.clear()
         self._chunks.clear()
         for queue in self._touched:
@@ -262,12 +280,17 @@ class Appender:
 
     def _next_segment(self) -> int:
         """The staged records end this file; what follows goes into the next one."""
-        if not self._chunks:
-            self._chunks.append((self._log.end, self._parts))
-        position = self._log.segment_end(self._chunks[-1][0])
-        self._parts = []
-        self._chunks.append((position, self._parts))
-        self._limit = position + self._log.segment_size - END_MARKER_SIZE
+        try:
+            if not self._chunks:
+                self._chunks.append((self._log.end, self._parts))
+            position = self._log.segment_end(self._chunks[-1][0])
+            parts: list[Body] = []
+            self._chunks.append((position, parts))
+            self._limit = position + self._log.segment_size - END_MARKER_SIZE
+        except BaseException:
+            self._is_torn = True
+            raise
+        self._parts, self._position = parts, position
         return position
 
     def _write_chunks(self) -> None:
@@ -282,15 +305,17 @@ class Appender:
         self._chunks = []
         self._parts = []
 
-    def _undo(self, error: Exception) -> StoreError:
+    def _undo(self, error: BaseException) -> StoreError:
         """Nothing of the batch may remain on the disk either: recovery would take it for acknowledged."""
-        self.roll_back()
         try:
+            self.roll_back()
             self._log.clear_tail()
-        except OSError as second:
-            self._health.poison(f"a failed write could not be undone: {second}")
+        except BaseException as second:
+            self._health.poison(f"a failed write could not be undone: {second!r}")
             return self._health.error()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoreFull(f"the disk is full: {error}")
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return StoreFull("memory ran out: send again, and give the broker more memory")
         self._health.poison(f"writing the commitlog failed: {error}")
         return self._health.error()

@@ -25,7 +25,8 @@ class StoreError(Exception):
 
 
 class StoreLocked(StoreError):
-    """Another process has the store open. Attribute: `path` of the lock file."""
+    """Another process has the store open, or a store with the same commitlog. Attribute: `path` of the lock file, or of
+    the commitlog."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"the store is in use by another process: {path} is locked")

@@ -17,6 +17,7 @@ import shutil
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
@@ -132,6 +133,10 @@ class Files(Protocol):
     def lock(self, path: str) -> Lock:
         """Hold a store's lock file, which is made where it is not there, and its directory. Raises StoreLocked,
         OSError."""
+
+    def lock_directory(self, path: str) -> Callable[[], None]:
+        """Hold a directory that is there, in which nothing is changed; gives what lets go of it. For another store
+        that has the same directory for its commitlog. Raises StoreLocked, OSError."""
 
     def used_ratio(self, path: str) -> float:
         """How full the file system of a directory is, 0 to 1."""
@@ -475,6 +480,20 @@ class OsFiles:
         self.make_directories(directory, durable=True)
         return OsLock(path, made)
 
+    def lock_directory(self, path: str) -> Callable[[], None]:
+        """See Files."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise StoreLocked(path) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(fd)
+                raise
+        return partial(os.close, fd)
+
     def used_ratio(self, path: str) -> float:
         """See Files. As `df` counts: what only root may still use counts as used."""
         disk = os.statvfs(path)
@@ -525,6 +544,10 @@ def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> Non
         sync(fd)
     except OSError as error:
         raise NotDurable(error.errno, error.strerror, path) from error
+
+
+_NO_LOCKS: Final = frozenset((errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
+"""What file systems say that have no locks for directories, some network ones for example."""
 
 
 class OsLock:

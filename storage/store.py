@@ -82,6 +82,7 @@ class MessageStore:
         self.abort_path = os.path.join(root, "abort")
         self.checkpoint_path = os.path.join(root, "checkpoint")
         self._lock: Lock | None = None
+        self._let_go_of_commitlog: Callable[[], None] | None = None
         self._recovery: Recovery | None = None
         self.health = Health(on_work)
         self.log = Commitlog(
@@ -132,6 +133,7 @@ class MessageStore:
         for name in ("lock", "abort", "checkpoint", queue_check.FILE_NAME):
             files.require_file(os.path.join(root, name))
         self._lock = files.lock(os.path.join(root, "lock"))
+        self._hold_commitlog()
         self.checkpoint = checkpoint.load(files, self.checkpoint_path, is_ours=self._lock.was_ours)
         if self._lock.was_theirs:
             # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell.
@@ -184,6 +186,7 @@ class MessageStore:
             checkpoint.forget_ours(files, self.checkpoint_path)
         lock.claim()
         files.make_directories(self.log.directory, durable=True)
+        self._hold_commitlog()
         files.make_directories(self.queue_directory, durable=True)
         self._mark()
         recovered = recovery.run(self.checkpoint, clean=clean)
@@ -198,6 +201,11 @@ class MessageStore:
         self.appender.last_store_timestamp = recovered.last_store_timestamp
         self.health.opened()
         return recovered
+
+    def _hold_commitlog(self) -> None:
+        """Two stores may be set to have one commitlog, and would write over each other. Raises StoreLocked, OSError."""
+        if self._let_go_of_commitlog is None and self.files.exists(self.log.directory):
+            self._let_go_of_commitlog = self.files.lock_directory(self.log.directory)
 
     def _mark(self) -> None:
         """Make the abort file. On a full disk an empty one, for which there is room: it is there or not. Raises
@@ -236,6 +244,9 @@ class MessageStore:
         for queue in self.all_queues():
             queue.close()
         self.log.close()
+        if self._let_go_of_commitlog is not None:
+            self._let_go_of_commitlog()
+            self._let_go_of_commitlog = None
         if self._lock is not None:
             self._lock.release()
             self._lock = None

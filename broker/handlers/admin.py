@@ -31,7 +31,7 @@ from protocol.errors import RemoteProtocolError
 from protocol.headers import NoFields, Request, response
 from protocol.message_id import parse_offset_message_id
 from scheduler.delay_levels import DelayLevels
-from scheduler.timer_policies import policy_of
+from scheduler.timer_policies import ATTRIBUTES, policy_of
 from storage.durability import Durability
 from storage.store import MessageStore
 
@@ -387,12 +387,22 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": runtime_info.collect(self._sources)}))
 
 
+_OWN_PREFIXES: Final = ("timer.", "delay.")
+_OWN_ATTRIBUTES: Final = (*ATTRIBUTES, DELAY_LEVELS)
+"""The attributes that this broker goes by. Others are kept for the brokers that know them; one whose name looks like
+ours would do nothing, and nobody would know."""
+
+
 def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, str] | None:
     """5.x's topic attributes after changes such as "+a=b,-c". Raises Refused."""
     result = dict(old or {})
     for change in filter(None, (part.strip() for part in (changes or "").split(","))):
         name, separator, value = change[1:].partition("=")
         if change[0] == "+" and separator and name:
+            if name.startswith(_OWN_PREFIXES) and name not in _OWN_ATTRIBUTES:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR, f"unsupported key: {name}, there are {', '.join(_OWN_ATTRIBUTES)}"
+                )
             result[name] = value
         elif change[0] == "-" and name:
             result.pop(name, None)

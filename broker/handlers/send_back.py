@@ -90,8 +90,13 @@ class SendBackHandlers:
         await self._topics.saved(topic)
         if not topic.config.perm & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
-        self._stage_again(message, topic, level)
-        self._store.appender.commit()
+        appender = self._store.appender
+        try:
+            self._stage_again(message, topic, level)
+            appender.commit()
+        except BaseException:
+            appender.roll_back()
+            raise
         return self._router.answer_when_flushed(connection, request, response(ResponseCode.SUCCESS))
 
     def _stage_again(self, message: StoredMessage, topic: Topic, level: int) -> None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from storage.errors import NotDurable, StoreFormatError, StoreLocked
@@ -168,6 +169,12 @@ class SimulatedFiles:
         self.make_directories(os.path.dirname(path), durable=True)
         self.locked.add(path)
         return SimulatedLock(self, path, made)
+
+    def lock_directory(self, path: str) -> Callable[[], None]:
+        if path in self.locked:
+            raise StoreLocked(path)
+        self.locked.add(path)
+        return partial(self.locked.discard, path)
 
     def used_ratio(self, path: str) -> float:
         return self.used

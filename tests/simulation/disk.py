@@ -290,6 +290,18 @@ class Disk:
         self.locked[path] = self._loop.process
         return DiskLock(self, path)
 
+    def lock_directory(self, path: str) -> Callable[[], None]:
+        self.operate("lock", path)
+        holder = self.locked.get(path)
+        if holder is not None and holder.is_alive:
+            raise StoreLocked(path)
+        self.locked[path] = self._loop.process
+
+        def let_go() -> None:
+            self.locked.pop(path, None)
+
+        return let_go
+
     def used_ratio(self, path: str) -> float:
         self.operate("statvfs", path)
         return self.used

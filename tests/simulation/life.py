@@ -23,7 +23,7 @@ from tests.simulation.clients import Attempt, Change, Client, Consumer, properti
 from tests.simulation.groups import OtherBroker, PushConsumer
 from tests.simulation.loop import Process
 from tests.simulation.memory import held_by
-from tests.simulation.script import QUEUES, TOPICS, Action, Script
+from tests.simulation.script import QUEUES, Action, Script
 from tests.simulation.world import ROOT, World
 from tests.support.wire import request, send
 
@@ -96,10 +96,10 @@ class Life:
         world.disk.latency = self._latency
         supervisor = asyncio.ensure_future(world.supervise())
         supervisor.add_done_callback(self._supervised)
-        self.consumers = [Consumer(world, topic, queue) for topic in TOPICS for queue in range(QUEUES)]
+        self.consumers = [Consumer(world, topic, queue) for topic in self.script.topics for queue in range(QUEUES)]
         others: list[OtherBroker] = []
         if self.script.has_groups:
-            self.groups = [PushConsumer(world, topic) for topic in TOPICS]
+            self.groups = [PushConsumer(world, topic) for topic in self.script.topics]
             others = [OtherBroker(world)]
         everyone: list[Consumer | PushConsumer | OtherBroker] = [*self.consumers, *self.groups, *others]
         readers = [asyncio.ensure_future(each.run()) for each in everyone]
@@ -192,7 +192,7 @@ class Life:
             case "change":
                 await self._change(details)
             case "topic":
-                await self._topic(details["how"], chance.choice(TOPICS))
+                await self._topic(details["how"], chance.choice(self.script.topics))
             case "setting":
                 if details["name"] == "messageDelayLevel":
                     self.tables.append(details["value"])
@@ -420,7 +420,7 @@ class Life:
         match how:
             case "reads nothing":
                 link.is_read = False
-                topic = chance.choice(TOPICS)
+                topic = chance.choice(self.script.topics)
                 commands = [
                     request(RequestCode.LIST_PENDING, ListPending(limit=1000)) for _ in range(chance.choice((1, 30)))
                 ]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TOPICS = ("orders", "mails")
+TWINS = ("ordersAa", "ordersBB")
+"""In some lives the topics have names with one Java hash, by which units of the timer log name them."""
 QUEUES = 2
 """Those that are sent to..."""
 TOPIC_QUEUES = 4
@@ -41,6 +43,7 @@ class Script:
     """Whether there are push consumers and another broker, see `groups`."""
     skew_ms: int = 0
     """How far the clock of those who send is ahead of the broker's."""
+    topics: tuple[str, str] = TOPICS
 
 
 def generate(seed: str) -> Script:
@@ -103,7 +106,13 @@ def generate(seed: str) -> Script:
             far = {"ms": chance.choice((-200_000, 200_000))}
             actions.append(Action(round(chance.uniform(0.5, length), 3), "set clock", far))
     actions.sort(key=lambda action: action.at)
-    return Script(seed, settings, tuple(actions), length + 1.0, has_groups, skew_ms)
+    topics = TOPICS
+    if random.Random(f"{seed}/twins").random() < 0.25:
+        topics = TWINS
+        for action in actions:
+            if "topic" in action.details:
+                action.details["topic"] = TWINS[TOPICS.index(action.details["topic"])]
+    return Script(seed, settings, tuple(actions), length + 1.0, has_groups, skew_ms, topics)
 
 
 # --- clients and operators

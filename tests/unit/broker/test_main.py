@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,16 @@ def test_the_exit_code_says_whether_the_stop_was_clean(
     monkeypatch.setattr(logs, "configure", lambda log_format: None)  # of other tests, too
     assert main.serve(store=str(tmp_path)) == code
     assert capfd.readouterr().err.endswith(f"duemq: {failure}\n" if failure else "")
+
+
+def test_a_callback_without_memory_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+    """It would be gone, or be called again at once, for ever; of a connection only that one ends."""
+    loop, codes, told = asyncio.new_event_loop(), list[int](), list[str]()
+    loop.default_exception_handler = lambda context: told.append(context["message"])  # type: ignore[method-assign]
+    main.on_loop_error(loop, {"message": "a callback", "exception": MemoryError()}, codes.append)
+    assert (codes, told) == ([main.EXIT_STORE], [])
+    assert "memory ran out" in capfd.readouterr().err
+    main.on_loop_error(loop, {"message": "a connection", "exception": MemoryError(), "protocol": 1}, codes.append)
+    main.on_loop_error(loop, {"message": "an error", "exception": ValueError()}, codes.append)
+    assert (codes, told) == ([main.EXIT_STORE], ["a connection", "an error"])
+    loop.close()

@@ -392,6 +392,22 @@ async def test_the_answer_waits_for_the_disk_as_a_sends_does(tmp_path: Path, act
         assert broker.store.log.flushed == broker.store.log.end > flushed
 
 
+@pytest.mark.parametrize("action", pending.ACTIONS)
+async def test_an_answer_that_goes_by_what_the_disk_has_waits_for_nothing(tmp_path: Path, action: str) -> None:
+    """Nothing is appended, so that no flush would come for it."""
+    async with running(tmp_path, "flushDiskType=SYNC_FLUSH") as broker:
+        peer = broker.connect()
+        message_id = await later(broker, peer)
+        await told(peer, change("cancel", message_id))
+        deliver_ms = LATER_MS + 1 if action == "reschedule" else None
+        broker.lanes.hold(Lane.FLUSH)
+        answer = await told(peer, change(action, message_id, deliver_ms=deliver_ms))
+        assert answer["counts"] == {"ALREADY_CANCELLED": 1}
+        answer = await told(peer, change(action, topic="T", begin_ms=0, deliver_ms=deliver_ms))
+        assert answer["counts"] == {}
+        broker.lanes.let_go(Lane.FLUSH)
+
+
 async def test_what_could_not_be_written_is_no_success(known: UnboundBroker, peer: Peer) -> None:
     message_id = await later(known, peer)
     known.store.health.fill("the disk is 95% full")

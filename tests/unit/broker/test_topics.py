@@ -151,6 +151,14 @@ async def test_topics_that_cannot_be_are_refused(broker: UnboundBroker, peer: Pe
     assert broker.topics.version.counter == before
 
 
+@pytest.mark.parametrize("name", ["timer.pasued", "delay.level", "timer."])
+async def test_a_misspelt_attribute_of_ours_is_refused(broker: UnboundBroker, peer: Peer, name: str) -> None:
+    answer = await peer.ask(create("T", attributes=f"+{name}=true"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert f"unsupported key: {name}, there are timer.release.rate" in (answer.remark or "")
+    assert "T" not in broker.topics.table
+
+
 async def test_attributes_are_added_and_taken_away(broker: UnboundBroker, peer: Peer) -> None:
     await peer.ask(create("T", attributes="+message.type=DELAY,+a=b"))
     assert broker.topics.table["T"].config.attributes == {"message.type": "DELAY", "a": "b"}

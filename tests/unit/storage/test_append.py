@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from pathlib import Path
+from typing import Never
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from protocol import record
 from protocol.message_id import pack_host
 from storage.check import problems
+from storage.copies import Records
 from storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreFull
 from storage.scan import Scanner
 from tests.crash.simulated_files import SimulatedFiles
@@ -183,6 +187,62 @@ def test_a_failed_flush_breaks_the_store_for_good() -> None:
     files.heal()
     with pytest.raises(StoreBroken):
         append(store, "t", 0, b"x")
+
+
+class Short(bytearray):
+    """A tail that has no memory for another unit."""
+
+    def __iadd__(self, other: object) -> Never:
+        raise MemoryError
+
+
+def short_of_memory(*_: object, **__: object) -> Never:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("where", ["tail", "copies", "log", "write", "segment"])
+def test_where_memory_runs_out_nothing_of_the_batch_is_written(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that was staged in part went to the disk with the next one, whose places were then wrong."""
+    files = SimulatedFiles()
+    store = make_store("/s", files, segment_size=32768)
+    store.open()
+    first = append(store, "t", 0, b"first", b"second")
+    appender, queue, other = store.appender, store.ensure_queue("t", 0), store.ensure_queue("t", 1)
+    size, end = 20_000 if where == "segment" else 100, store.log.end
+    appender.begin(NOW_MS)
+    appender.add(other, bytes(size), b"", 0, 1, HOST)
+    with monkeypatch.context() as patch:
+        if where == "tail":
+            tail, queue.tail = queue.tail, Short(queue.tail)
+        elif where == "copies":
+            patch.setattr(Records, "copied", short_of_memory)
+        elif where == "write":
+            patch.setattr(store.log, "write", short_of_memory)
+        elif where == "segment":
+            patch.setattr(store.log, "segment_end", short_of_memory)
+        else:
+            patch.setattr(store.log, "ensure_segment", short_of_memory)
+            patch.setattr(type(store.log), "allocated_end", 0)
+        with suppress(MemoryError):
+            if where == "copies":
+                records = Records(store.log.read_raw(0, first[1]), np.array([0]), np.array([first[1]]))
+                appender.add_copies(records, [queue], np.zeros(1, np.int64), np.zeros(1, np.int64))
+            else:
+                appender.add(queue, bytes(size), b"", 0, 1, HOST)
+        with pytest.raises(StoreFull, match="memory ran out"):
+            appender.commit()
+    if where == "tail":
+        queue.tail = tail
+    assert (queue.next_offset, other.next_offset) == (2, 0)
+    assert store.log.end == end
+    append(store, "t", 0, b"third")
+    append(store, "t", 1, b"fourth")
+    assert list(problems(store)) == []
+    files.after_kill()
+    again = make_store("/s", files, segment_size=32768)
+    again.open()
+    assert again.log.end == store.log.end
+    assert again.ensure_queue("t", 0).next_offset == 3
 
 
 def test_what_may_not_be_added(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from storage.check import problems
 from storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
 from storage.files import OsFiles
 from storage.health import Verdict
-from storage.store import MessageStore
+from storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Write
 from tests.support.store import OwnedStore
-from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
+from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store
 
 
 def filled(root: Path | str, files: SimulatedFiles | None = None, count: int = 60) -> MessageStore:
@@ -346,6 +346,22 @@ def test_a_store_is_open_once(tmp_path: Path) -> None:
         make_store("/s", files).open()
     stop(store)
     make_store("/s", files).open()
+
+
+def test_two_stores_cannot_have_one_commitlog(tmp_path: Path) -> None:
+    """They wrote over each other: 100 acknowledged messages were gone, and no log said so."""
+    for root in ("one", "other"):
+        (tmp_path / root).mkdir()
+    configs = [StoreConfig(str(tmp_path / root), str(tmp_path / "log")) for root in ("one", "other")]
+    one, other = (MessageStore(config, OsFiles(), ("127.0.0.1", 10911), LEVELS.deliver_time) for config in configs)
+    one.open()
+    with pytest.raises(StoreLocked, match=str(tmp_path / "log")):
+        other.open()
+    assert not list((tmp_path / "other").iterdir())
+    stop(one)
+    other.open()
+    assert not (tmp_path / "log" / "lock").exists(), "RocketMQ's broker takes each file there for one of its log"
+    stop(other)
 
 
 def test_the_abort_file_is_there_while_the_store_is_open(tmp_path: Path) -> None:
