@@ -320,3 +320,29 @@ def test_what_is_tried_again_is_not_done_twice(life: Callable[[ColdWorld], None]
         if number >= 0 and reads.is_over:
             assert number > 20, "a life in which nothing is read"
             return
+
+
+def test_one_second_is_handed_on_whatever_has_to_be_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = set()
+    for number in itertools.count(-1):
+        with monkeypatch.context() as patch:
+            world = ColdWorld()
+            world.send(START_MS + 500)
+            world.pass_time(100)
+            world.clock.set_wall(START_MS - 24 * HOUR_MS)
+            for n in range(4):
+                world.send(START_MS + HOUR_MS + n)
+            world.run()
+            world.checkpoint()
+            patch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 100)
+            patch.setattr("scheduler.timer_checkpoint._MAX_TURN_SECONDS", -1)
+            before = world.timers._slots.second
+            with NothingInMemory(world, number) as reads:
+                world.timers.begin_write()
+                while world._tried(lambda world=world: world.timers.write_some(look(world.clock))):  # type: ignore[misc]
+                    pass
+            seconds.add(world.timers._slots.second - before)
+        assert seconds == {1}, number
+        if number >= 0 and reads.is_over:
+            assert number > 0, "nothing is read"
+            return
