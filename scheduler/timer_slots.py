@@ -35,6 +35,7 @@ from scheduler.timer_log import (
     WITHDRAWN,
     TimerLog,
     seconds_of,
+    withdrawn,
 )
 from scheduler.timer_parking import Parking
 from scheduler.timer_places import UnitPlaces
@@ -143,11 +144,13 @@ class Slots:
         units["size"] = UNIT.itemsize
         units["previous"] = plan.previous
         units["magic"] = np.where(waits["again"], magic & ~NORMAL, magic)
+        units["due_ms"] = due_fields(waits)
         units["write_ms"] = write_second * PRECISION_MS
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        units["due_ms"] = np.where(magic & NO_MESSAGE == NO_MESSAGE, APPLIED, due_fields(waits))
+        if (magic & NO_MESSAGE).any():
+            self._put_no_messages(units, magic)
         self.log.append(units, positions)
         self.places.note(positions, units)
         self.wheel.put(plan)
@@ -156,6 +159,14 @@ class Slots:
             self.census.added(waits[magic & NO_MESSAGE == 0])
         if int(plan.seconds[0]) <= self.preloaded:
             self._add_resident(waits, magic, seconds)
+
+    @staticmethod
+    def _put_no_messages(units: Units, magic: NDArray[np.int32]) -> None:
+        """Change units to what they have to be that stand for no message that waits."""
+        kind = magic & NO_MESSAGE
+        units["magic"][kind == WITHDRAWN] = withdrawn(units["magic"][kind == WITHDRAWN].astype(np.int32))
+        units["due_ms"][kind == NO_MESSAGE] = APPLIED
+        units["due_ms"][kind == DELETE] = 0  # as RocketMQ's broker writes it
 
     def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
         """Seconds that are loaded already get their messages at once."""
@@ -208,7 +219,9 @@ class Slots:
         """Of units of a second's slot: which are still to be done, which recovery found delivered, and which of these
         are counted as waiting. Searches ask, too: nothing changes."""
         start = self.start
-        left = decided.left_of(waits["physical"], waits["position"], magic, second.number, start.second, start.found)
+        left = decided.left_of(
+            waits["physical"], waits["position"], magic, waits["due"], second.number, start.second, start.found
+        )
         uncounted = left.done
         if len(start.done):
             uncounted = left.done & (magic & DELETE == 0)
