@@ -292,10 +292,17 @@ class Slots:
         self._turn(following if following is not None else frontier)
         return True
 
-    def hand_on(self, now_ms: int) -> bool:
-        """Give some of what is left of the current second slots of the next one, which has its turn when nothing is
-        left; whether something is. From the first to the last, and until then nothing of it is delivered: so all stays
-        in its order. Raises OSError; then nothing changed by this step."""
+    def has_to_hand_on(self, beyond: int) -> bool:
+        """Whether slots from the current one on, before second `beyond`, may have units of messages that are delivered
+        or have others, of which Apache's broker, going by the units alone, would not know. Raises OSError."""
+        has_more = self.second < beyond and len(self.start.done) > 0
+        return has_more or self.loaded(self.second).is_touched
+
+    def hand_on(self, now_ms: int, beyond: int = 0) -> bool:
+        """Give some of what is left of the current second slots of the next one, or of second `beyond` if that is
+        later; when nothing is left the next second up to that one that has messages has its turn. Gives whether
+        something is left. From the first to the last, and until then nothing of it is delivered: so all stays in its
+        order. Raises OSError; then nothing changed by this step."""
         second = self.current
         if second.load_some():
             return True
@@ -305,15 +312,16 @@ class Slots:
         if second.again:
             self.put_again(second, now_ms)
             return True
-        waits = second.first(_ROLL_UNITS)
+        waits, target = second.first(_ROLL_UNITS), max(second.number + 1, beyond)
         if len(waits):
             self.on_moving(waits)
-            next_second = np.full(len(waits), second.number + 1)
+            next_second = np.full(len(waits), target)
             self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
             self.census.removed(waits)
             second.drop(len(waits))
             return True
-        self._turn(second.number + 1)
+        following = self.wheel.next_second(second.number + 1, target)
+        self._turn(following if following is not None else target)
         return False
 
     def _turn(self, number: int) -> None:
@@ -380,6 +388,7 @@ class Slots:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
         moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
+        second.is_touched = True
         self.on_moving(moving)
         self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
         self.census.removed(moving)
