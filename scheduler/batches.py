@@ -17,6 +17,7 @@ from scheduler.targets import Targets
 from storage.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from storage.copies import ORIGIN_ZERO, UNITS, Records
 from storage.errors import StoreError
+from storage.health import Verdict
 from storage.pull import ColdRead, Range
 from storage.store import MessageStore
 
@@ -116,6 +117,8 @@ class Batches:
             return Outcome(Kind.GONE, _leading(gone))
         count = min(_leading(~(skipped | gone)), max(1, int(np.searchsorted(np.cumsum(sizes), BATCH_BYTES, "right"))))
         physical, sizes = physical[:count], sizes[:count]
+        if self._store.health.verdict is not Verdict.HEALTHY:
+            raise self._store.health.error()  # before it is read, once a second for as long as the disk is full
         order = None
         if (physical[1:] < physical[:-1]).any():
             order = np.argsort(physical)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from protocol import properties
+from scheduler.batches import Batches
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
 from scheduler.level_queues import read_saved
@@ -216,12 +217,14 @@ def test_a_missing_record_is_counted_and_passed() -> None:
     assert world.levels.levels[1].skipped == 1
 
 
-def test_a_store_that_takes_nothing_delays_but_loses_nothing() -> None:
+def test_a_store_that_takes_nothing_delays_but_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.schedule(1)
     world.clock.advance(1000)
     world.store.health.fill("full")
-    assert world.step() == world.clock.now_ms() + 100
+    with monkeypatch.context() as patch:
+        patch.setattr(Batches, "_read_records", lambda *_, **__: pytest.fail("read what could not be written"))
+        assert world.step() == world.clock.now_ms() + 100
     assert world.levels.levels[1].offset == 0, "4.9.3 went on with the next one"
     world.store.health.has_room()
     world.clock.advance(100)
