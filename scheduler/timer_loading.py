@@ -72,6 +72,8 @@ class Loading:
         self._second.found_done.append(waits["physical"][done])
         delivered = waits[uncounted]
         if not kept.all():
+            # Apache's broker would take them, but for those that are marked.
+            self._second.is_touched |= bool((~kept & (magic & DELETE == 0)).any())
             waits, magic = picked(waits, kept), magic[kept]
         return _Part(waits, magic, delivered)
 

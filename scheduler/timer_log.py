@@ -7,11 +7,11 @@
 
     previous:     position of the unit before this one of the same second, -1 for the first
     magic:        1, and 2 when the message is due later than its slot (it gets another unit then), 4 for a mark that
-                  deletes another message, 8 (ours) for a unit whose message was withdrawn: cancelled or appended again.
-                  4 and 8 with a deliver time (ours): the message got another unit before this one's turn
-                  (`timer_superseded`). The 1 is missing (ours) where the record is of a message that was appended
-                  again. RocketMQ looks at 2 and 4; a start of its broker cuts the log at the first unit that has more
-                  than these four bits
+                  deletes another message. 8 and 4 without 2 (ours): the message was withdrawn, that is, cancelled or
+                  appended again. 4 alone with a deliver time (ours): the message got another unit before this one's
+                  turn (`timer_superseded`). The 1 is missing (ours) where the record is of a message that was appended
+                  again. RocketMQ looks at 2 and 4: it passes over a unit with 4 and without 2 whose record deletes
+                  nothing, and a start of its broker cuts the log at the first unit that has more than these four bits
     write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
     topic hash:   Java's hash of the topic that the message is for
     deliver time: RocketMQ leaves it 0; ours has the exact time in the lower 43 bits (up to the year 2248), and in the
@@ -28,7 +28,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import structlog
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     Positions = NDArray[np.int64]
 
 log = structlog.get_logger(__name__)
+
+M = TypeVar("M", int, "NDArray[np.int32]")
 
 UNIT: Final = np.dtype(
     [
@@ -71,8 +73,8 @@ WITHDRAWN: Final = 8
 NO_MESSAGE: Final = DELETE | WITHDRAWN
 """Units with one of these stand for no message that waits."""
 APPLIED: Final = -1
-"""The deliver time of units that stand for no message: of deleting ones, which have done what they are for, while
-RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
+"""The deliver time of units that stand for no message: of deleting ones of ours, which have done what they are for,
+while RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
 DUE_BITS: Final = 43
 MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
 ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
@@ -86,6 +88,12 @@ _FIRST_LOOK: Final = 64
 _MAX_LOOK: Final = 8192
 _DENSE: Final = 32
 """Blocks get longer where at least one unit of so many is of the second that is read."""
+
+
+def withdrawn(magic: M) -> M:
+    """The magic numbers that units get when their messages are withdrawn: RocketMQ takes them for marks that delete,
+    and finds nothing in their records that is to be deleted."""
+    return (magic & ~ROLL) | WITHDRAWN | DELETE
 
 
 def seconds_of(units: Units) -> NDArray[np.int64]:
@@ -266,8 +274,8 @@ class TimerLog:
         """Mark the unit at a position, which has a magic number: its message is no longer waiting here. The record that
         says so is in the commitlog, so this does not read, which might fail. From now on every reader sees it; the
         files have it when `plan_marks` says, see `storage.marks`."""
-        self._marks.set(position + _MAGIC_AT, (magic | WITHDRAWN).to_bytes(4, "big"))
-        self.sums.change(position, magic, magic | WITHDRAWN)
+        self._marks.set(position + _MAGIC_AT, withdrawn(magic).to_bytes(4, "big"))
+        self.sums.change(position, magic, withdrawn(magic))
 
     def begin_marks(self) -> None:
         """See `Marks.begin`, `Superseded.begin`."""

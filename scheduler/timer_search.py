@@ -67,7 +67,7 @@ class TimerSearch:
         of the time before the start."""
         start = self._slots.start
         return decided.left_of(
-            waits["physical"], waits["position"], waits["magic"], seconds, start.second, start.found
+            waits["physical"], waits["position"], waits["magic"], waits["due"], seconds, start.second, start.found
         ).kept
 
     def wait_at(self, position: int, number: int) -> Waits:

@@ -211,7 +211,7 @@ class Second:
         self.found_done: list[NDArray[np.int64]] = []
         """Physical offsets of all that recovery found delivered of it, as far as it is loaded."""
         self.is_touched = False
-        """Whether a message of this second has been delivered, or put off by its topic's policy."""
+        """Whether its slot has units of messages that were delivered or have other units since, and does not say so."""
         self._runs: list[_Run] = []
         """Of messages that are due in the same ms those of an earlier run are first."""
         self._fresh: list[Waits] = []

@@ -35,6 +35,7 @@ from scheduler.timer_log import (
     WITHDRAWN,
     TimerLog,
     seconds_of,
+    withdrawn,
 )
 from scheduler.timer_parking import Parking
 from scheduler.timer_places import UnitPlaces
@@ -135,11 +136,13 @@ class Slots:
         units["size"] = UNIT.itemsize
         units["previous"] = plan.previous
         units["magic"] = np.where(waits["again"], magic & ~NORMAL, magic)
+        units["due_ms"] = due_fields(waits)
         units["write_ms"] = write_second * PRECISION_MS
         units["delay_ms"] = (seconds - write_second) * PRECISION_MS
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        units["due_ms"] = np.where(magic & NO_MESSAGE == NO_MESSAGE, APPLIED, due_fields(waits))
+        if (magic & NO_MESSAGE).any():
+            self._put_no_messages(units, magic)
         self.log.append(units, positions)
         self.places.note(positions, units)
         self.wheel.put(plan)
@@ -170,6 +173,14 @@ class Slots:
             nearer = seconds - -(-excess // window) * window
             seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
         return seconds, is_far
+
+    @staticmethod
+    def _put_no_messages(units: Units, magic: NDArray[np.int32]) -> None:
+        """Change units to what they have to be that stand for no message that waits."""
+        kind = magic & NO_MESSAGE
+        units["magic"][kind == WITHDRAWN] = withdrawn(units["magic"][kind == WITHDRAWN].astype(np.int32))
+        units["due_ms"][kind == NO_MESSAGE] = APPLIED
+        units["due_ms"][kind == DELETE] = 0  # as RocketMQ's broker writes it
 
     def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
         """Seconds that are loaded already get their messages at once."""
@@ -222,7 +233,9 @@ class Slots:
         """Of units of a second's slot: which are still to be done, which recovery found delivered, and which of these
         are counted as waiting. Searches ask, too: nothing changes."""
         start = self.start
-        left = decided.left_of(waits["physical"], waits["position"], magic, second.number, start.second, start.found)
+        left = decided.left_of(
+            waits["physical"], waits["position"], magic, waits["due"], second.number, start.second, start.found
+        )
         uncounted = left.done
         if len(start.done):
             uncounted = left.done & (magic & DELETE == 0)
@@ -293,10 +306,17 @@ class Slots:
         self._turn(following if following is not None else frontier)
         return True
 
-    def hand_on(self, now_ms: int) -> bool:
-        """Give some of what is left of the current second slots of the next one, which has its turn when nothing is
-        left; whether something is. From the first to the last, and until then nothing of it is delivered: so all stays
-        in its order. Raises OSError; then nothing changed by this step."""
+    def has_to_hand_on(self, beyond: int) -> bool:
+        """Whether slots from the current one on, before second `beyond`, may have units of messages that are delivered
+        or have others, of which Apache's broker, going by the units alone, would not know. Raises OSError."""
+        has_more = self.second < beyond and len(self.start.done) > 0
+        return has_more or self.loaded(self.second).is_touched
+
+    def hand_on(self, now_ms: int, beyond: int = 0) -> bool:
+        """Give some of what is left of the current second slots of the next one, or of second `beyond` if that is
+        later; when nothing is left the next second up to that one that has messages has its turn. Gives whether
+        something is left. From the first to the last, and until then nothing of it is delivered: so all stays in its
+        order. Raises OSError; then nothing changed by this step."""
         second = self.current
         if second.load_some():
             return True
@@ -306,15 +326,16 @@ class Slots:
         if second.again:
             self.put_again(second, now_ms)
             return True
-        waits = second.first(_ROLL_UNITS)
+        waits, target = second.first(_ROLL_UNITS), max(second.number + 1, beyond)
         if len(waits):
             self.on_moving(waits)
-            next_second = np.full(len(waits), second.number + 1)
+            next_second = np.full(len(waits), target)
             self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
             self.census.removed(waits)
             second.drop(len(waits))
             return True
-        self._turn(second.number + 1)
+        following = self.wheel.next_second(second.number + 1, target)
+        self._turn(following if following is not None else target)
         return False
 
     def _turn(self, number: int) -> None:
@@ -381,6 +402,7 @@ class Slots:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
         waits, magic = second.again[-1]
         moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
+        second.is_touched = True
         self.on_moving(moving)
         self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
         self.census.removed(moving)

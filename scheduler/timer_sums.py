@@ -1,7 +1,8 @@
 """Checksums of the timer log, a file at a time: of its units but for their magic numbers, and of those.
 
 The magic numbers change when messages are withdrawn, in any order, and the files have that later. So theirs is a sum
-over all units of a hash of position and magic number: what changes is taken out and added again.
+over all units of a hash of position and magic number: what changes is taken out and added again. RocketMQ's 2 is not in
+it: a unit that is withdrawn loses it, and the deliver time tells the same.
 
 Most calls of numpy cost as much for one unit as for a thousand. So units wait until there are some, or a sum is asked
 for.
@@ -26,7 +27,9 @@ _SOME: Final = 4096
 _MASK: Final = 2**64 - 1
 _POSITION: Final = 0x9E3779B97F4A7C15
 _MAGIC: Final = 0xC2B2AE3D27D4EB4F
-_MOVED: Final = 4 | 8
+_ROLL: Final = 2
+_DELETE: Final = 4
+_NO_MESSAGE: Final = 4 | 8
 _MIX: Final = 0xD6E8FEB86659FD93
 
 
@@ -88,7 +91,7 @@ class LogSums:
         # numpy would join them field by field.
         plain = np.frombuffer(bytearray().join([units.data for units in self._waiting]), self._waiting[0].dtype)
         # The note tells of these, or they are marked: it comes to the same.
-        plain["magic"][is_superseded(plain)] &= ~_MOVED
+        plain["magic"][is_superseded(plain)] &= ~_DELETE
         self._waiting = []
         base = self._start - self._start % self._segment_size
         before = self._by_file.get(base, FileSum())
@@ -114,12 +117,13 @@ class LogSums:
 
 def is_superseded(units: Units) -> NDArray[np.bool_]:
     """Which units are marked as `timer_superseded` marks them."""
-    result: NDArray[np.bool_] = (units["magic"] & _MOVED == _MOVED) & (units["due_ms"] != -1)
+    result: NDArray[np.bool_] = (units["magic"] & _NO_MESSAGE == _DELETE) & (units["due_ms"] > 0)
     return result
 
 
 def mixed(positions: NDArray[np.int64], magic: NDArray[np.integer]) -> NDArray[np.uint64]:
     """A hash of each position and magic number."""
+    magic = magic & ~_ROLL
     both = positions.astype(np.uint64) * np.uint64(_POSITION) ^ magic.astype(np.uint64) * np.uint64(_MAGIC)
     both = (both ^ both >> np.uint64(29)) * np.uint64(_MIX)
     result: NDArray[np.uint64] = both ^ both >> np.uint64(32)

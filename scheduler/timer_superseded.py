@@ -4,8 +4,8 @@ held back, when it ended (`timer_parking`).
 Such a unit lies in a slot to come, and its message has another one by then, or is delivered: it stands for nothing any
 more. No record of the commitlog says so. That is told by the note of each checkpoint, with which the newer unit becomes
 durable, as runs of positions; and by the unit itself, as soon as that checkpoint is on the disk: its magic number gets
-RocketMQ's 4 and our 8 then, so that no broker of Apache's, which goes by the wheel, delivers the message once more, and
-the next note need not tell any more. A crash before loses the newer unit and what is known of the older one together.
+RocketMQ's 4 then, so that no broker of Apache's, which goes by the wheel, delivers the message once more, and the next
+note need not tell any more. A crash before loses the newer unit and what is known of the older one together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Units = NDArray[Any]
 
 _UNIT_SIZE: Final = 52
-_MARK: Final = 4 | 8
+_MARK: Final = 4
 _BLOCK: Final = 65_536
 _WRITTEN_AT_ONCE: Final = 1 << 22
 _MAGIC: Final = np.dtype({"names": ["magic"], "formats": [">i4"], "offsets": [12], "itemsize": _UNIT_SIZE})

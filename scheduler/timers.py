@@ -147,7 +147,6 @@ class Timers:
         self._on_counted: list[Callable[[], None]] = []
         self._trouble: str | None = None
         self._expiring: Iterator[list[str] | ColdRead] | None = None
-        self._is_handed_on = False
         self.dequeued = self.lost = self.dropped = 0
         """Messages delivered, found missing, and cancelled by their topic's policy, since start."""
         self._dropped_told = 0
@@ -570,8 +569,13 @@ class Timers:
         them; whether there is more. It reads a slot as a whole: what is left of one that is partly delivered goes into
         the next. Raises OSError: then the next start of ours knows all the same."""
         slots = self._slots
-        if not self._is_handed_on and slots.loaded(slots.second).is_touched:
-            self._is_handed_on = not slots.hand_on(now_ms)
+        # Of what was delivered or withdrawn before a crash it would not know either, and put it into the wheel itself.
+        if not slots.is_replayed and self._enqueuer.some(now_ms):
+            return True
+        # What is not due yet, where the clock was set back, would come late there.
+        beyond = min(slots.start.recovered_to, slot_second(now_ms) + 1)
+        if slots.has_to_hand_on(beyond):
+            slots.hand_on(now_ms, beyond)
             return True
         self._tell_dropped()
         self._slots.mark_newest(self._enqueuer.newest(), now_ms)

@@ -34,9 +34,9 @@ from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from scheduler.runs import Run
 from scheduler.sorted_offsets import distinct_of, is_among, joined, places_of
 from scheduler.timer_files import Found, TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, MAX_DUE_MS, NO_MESSAGE, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_second import slot_second_of
-from scheduler.timer_sums import FileSum, LogSums, is_superseded
+from scheduler.timer_sums import FileSum, LogSums
 from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def is_live(units: Units, seconds: Integers, second: int) -> Mask:
 
 
 def is_deletion(magic: NDArray[np.integer]) -> Mask:
-    """Which units delete others when the turn of their messages' slot comes, which is theirs unless they roll on."""
+    """Which units, of those that are still to be done, delete others when the turn of their messages' slot comes, which
+    is theirs unless they roll on."""
     deletes: Mask = magic & (DELETE | WITHDRAWN) == DELETE
     return deletes
 
@@ -99,7 +100,7 @@ def is_parked(units: Units, seconds: int | Integers) -> Mask:
     """Which units, in the slots of some seconds, are of messages that are due before those and wait there, as a pause
     lets them."""
     due = units["due_ms"].astype(np.int64)
-    is_one = (due > 0) & (units["magic"] & (NO_MESSAGE | ROLL) == 0)
+    is_one = (due > 0) & (units["magic"] & NO_MESSAGE == 0)
     parked: Mask = is_one & (slot_second_of(due & MAX_DUE_MS) < seconds)
     return parked
 
@@ -124,13 +125,16 @@ def left_of(
     physical: Integers,
     positions: Positions,
     magic: NDArray[np.integer],
+    due: Integers,
     seconds: int | Integers,
     noted: int,
     found: Found,
 ) -> Left:
     """Which units, in slots that are not past, are still to be done, after what is `found` of the time since the turn
-    of the `noted` second began. `seconds`: of their slots, or of the one in which all are."""
+    of the `noted` second began. `due`: their deliver times, 0 where they do not tell; `seconds`: of their slots, or of
+    the one in which all are."""
     kept = magic & WITHDRAWN == 0
+    kept &= (magic & DELETE == 0) | (due == 0)  # else superseded
     done = np.zeros(len(kept), bool)
     if len(found.moved) and np.any(is_noted := seconds == noted):
         # The newest unit counts, whatever became of it.
@@ -239,11 +243,10 @@ class LogCheck:
 def _without_marks(units: Units, physical_offsets: Integers) -> Units:
     """Units as they were before some messages were withdrawn."""
     is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets) & (units["magic"] & WITHDRAWN != 0)
-    is_one &= ~is_superseded(units)
     if not is_one.any():
         return units
     result = units.copy()
-    result["magic"][is_one] &= ~WITHDRAWN
+    result["magic"][is_one] &= ~NO_MESSAGE  # but for RocketMQ's 2, which is in no checksum
     return result
 
 

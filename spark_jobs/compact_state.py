@@ -162,7 +162,9 @@ def _timers(store: StoreFiles, books: progress.Books) -> Timers | None:
         seconds = seconds_of(units)
         positions = position + np.arange(len(units)) * UNIT_SIZE
         physical = units["physical_offset"].astype(np.int64)
-        live = (seconds >= second) & waits.left_of(physical, positions, units["magic"], seconds, second, found).kept
+        live = (seconds >= second) & waits.left_of(
+            physical, positions, units["magic"], units["due_ms"].astype(np.int64), seconds, second, found
+        ).kept
         if note is not None:
             live &= waits.is_live(units, seconds, second)  # marks of ours that delete have done their work
         parts.append(units[live])

@@ -23,6 +23,7 @@ from scheduler.sorted_offsets import is_among, joined
 from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import ANY_MAGIC, APPLIED, DELETE, MAX_DUE_MS, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_log import UNIT as TIMER_UNIT
+from scheduler.timer_sums import is_superseded
 from scheduler.timer_superseded import marked, positions_of
 from spark_jobs.ranges import at_offsets, plan, walks
 from spark_jobs.roles import CANCEL, DELIVERY, LEVEL, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
@@ -345,12 +346,13 @@ def _waiting_timers(store: StoreFiles, books: Books, said: _Said) -> list[Waitin
         at = np.flatnonzero(seconds >= second)
         units, positions = part[at], position + at * UNIT_SIZE
         physical, sizes = units["physical_offset"].astype(np.int64), units["record_size"].astype(np.int64)
-        kept = waits.left_of(physical, positions, units["magic"], seconds[at], second, found).kept
+        due = units["due_ms"].astype(np.int64)
+        kept = waits.left_of(physical, positions, units["magic"], due, seconds[at], second, found).kept
         kept &= ~is_among(physical, found.withdrawn)
         kept &= ~waits.is_brought_back(units, seconds[at], second, said.delivered)
         live = kept & waits.is_live(units, seconds[at], second)
         result.append(Waiting(physical[live], sizes[live]))
-        deletes = kept & waits.is_deletion(units["magic"]) & (units["due_ms"] != APPLIED)
+        deletes = kept & waits.is_deletion(units["magic"])
         deletions.append((physical[deletes], sizes[deletes]))
     queued, more = _behind(store, books, found)
     result += queued
@@ -419,17 +421,17 @@ def _cancelled(store: StoreFiles, found: list[Waiting], deletions: list[tuple[In
 
 def timer_columns(units: Any, position: int) -> dict[str, Any]:
     """The columns of the table `timers` for units that lie one after the other from a position on."""
-    magic = units["magic"]
+    magic, is_applied = units["magic"], units["due_ms"] == APPLIED
     return {
         "position": position + np.arange(len(units), dtype=np.int64) * UNIT_SIZE,
         "previous": units["previous"].astype(np.int64),
         "magic": magic.astype(np.int32),
         "is_rolled": magic & ROLL != 0,
-        "is_delete": magic & DELETE != 0,
-        "is_withdrawn": magic & WITHDRAWN != 0,
+        "is_delete": (magic & DELETE != 0) & (is_applied | (units["due_ms"] == 0) & (magic & WITHDRAWN == 0)),
+        "is_withdrawn": (magic & WITHDRAWN != 0) | is_superseded(units),
         "write_ms": units["write_ms"].astype(np.int64),
         "slot_ms": seconds_of(units) * 1000,
-        "due_ms": np.where(units["due_ms"] == APPLIED, 0, _due_ms(units)),
+        "due_ms": np.where(is_applied, 0, _due_ms(units)),
         "physical_offset": units["physical_offset"].astype(np.int64),
         "record_size": units["record_size"].astype(np.int32),
         "topic_hash": units["topic_hash"].astype(np.int32),

@@ -2,7 +2,9 @@
 
 Each hand-over fills a store with timers at random times: some are delivered before the first broker ends, some come due
 while no broker runs, some wait longer than timerRollWindowSlot, which RocketMQ keeps by writing them anew, and two of
-them are recalled. What was delivered is read from the queues of the topic, where a second copy could not hide.
+them are recalled. Where the broker under test has the store first and stops cleanly, some are given another time: once,
+twice, and in the slot that they have. What was delivered is read from the queues of the topic, where a second copy
+could not hide.
 
 The hand-overs are mostly waiting, so several of them run at the same time, from when the first test asks.
 """
@@ -20,6 +22,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from duemq import Admin, ChangeResult
 from tests.interop.environment import BrokerFactory, ClientPool, SharedBroker
 from tests.interop.support import eventually, not_on
 from tests.peers.broker import Broker
@@ -88,7 +91,7 @@ class Content:
         return self.due.keys() - self.recalled
 
 
-async def _fill(broker: Broker, java: JavaClient, span_ms: int) -> Content:
+async def _fill(broker: Broker, java: JavaClient, span_ms: int, *, is_rescheduled: bool) -> Content:
     content = Content()
     admin = java.admin(broker.nameserver)
     await admin.create_topic(broker.address, content.topic, QUEUES)
@@ -117,6 +120,18 @@ async def _fill(broker: Broker, java: JavaClient, span_ms: int) -> Content:
             assert handle is not None
             await producer.recall(content.topic, handle)
             content.recalled.add(body)
+    if is_rescheduled:
+        ids = {body: result.offset_msg_id for body, result in zip(content.due, results, strict=True)}
+        late = sorted((body for body in ids if body.isdigit()), key=lambda body: content.due[body])[COUNT // 2 :]
+        changed = chance.sample(late, COUNT // 10)
+        async with Admin(broker.nameserver) as changer:
+            for body in [*changed, *changed[::3], neighbours[0]]:
+                at = chance.randrange(start + span_ms // 2, last) if body.isdigit() else second + 150
+                message_id = ids[body]
+                assert message_id is not None
+                changes = await changer.reschedule([message_id], deliver_at=at / 1000)
+                assert changes.counts == {ChangeResult.RESCHEDULED: 1}
+                content.due[body] = at
     return content
 
 
@@ -173,7 +188,8 @@ async def _change_hands(brokers: BrokerFactory, java: JavaClient, chain: str, en
     kinds = [kind or brokers.target for kind in CHAINS[chain].kinds]
     first, *others = [brokers.make(kind, CHAINS[chain].properties) for kind in kinds]
     await first.start()
-    content = await _fill(first, java, CHAINS[chain].span_ms(end))
+    is_rescheduled = first.kind == "duemq" and end == "stop"
+    content = await _fill(first, java, CHAINS[chain].span_ms(end), is_rescheduled=is_rescheduled)
     broker, up = first, 0
     for follower in others:
         enough = await _stored(broker, java, content.topic) + COUNT // 10

@@ -36,6 +36,7 @@ from typing import Literal
 from tests.spark import oracle
 from tests.spark.oracle import COMMIT, SCHEDULE_TOPIC, TIMER_TOPIC, TRANSACTION, Contents, Record, Unit
 
+_DELETE = 4
 _WITHDRAWN = 8
 
 Verdict = Literal["delivered", "twice", "cancelled", "pending", "lost"]
@@ -240,7 +241,11 @@ def _progress(store: Path) -> _Progress:
         # | version 1 | second | since | log since | log end | log crc | queue offset | ... (scheduler/timer_files.py)
         _, second, _, _, _, _, timer_queue = struct.unpack_from(">BqqqqIq", notes["timers"])
     runs = _runs(notes["levels"]) if notes.get("levels") else None
-    units = [unit for unit in oracle.timer_units(store) if not unit.magic & _WITHDRAWN]
+    units = [
+        unit
+        for unit in oracle.timer_units(store)
+        if not unit.magic & _WITHDRAWN and not (unit.magic & _DELETE and unit.last_field)
+    ]
     in_wheel = {unit.physical_offset for unit in units if (unit.write_ms + unit.delay_ms) // 1000 >= second}
     return _Progress(runs, oracle.delay_offsets(store), second, timer_queue, in_wheel)
 

@@ -161,7 +161,8 @@ def test_timers(spark: SparkSession, written: WrittenStore) -> None:
         assert (row["previous"], row["magic"], row["write_ms"]) == (unit.previous, unit.magic, unit.write_ms)
         assert (row["physical_offset"], row["record_size"]) == (unit.physical_offset, unit.record_size)
         assert row["topic_hash"] == unit.topic_hash
-        assert (row["is_rolled"], row["is_delete"]) == (bool(unit.magic & 2), bool(unit.magic & 4))
+        is_delete = bool(unit.magic & 4) and (unit.last_field == -1 or (unit.last_field == 0 and not unit.magic & 8))
+        assert (row["is_rolled"], row["is_delete"]) == (bool(unit.magic & 2), is_delete)
     assert bool(units) == (written.kind != "apache-4.9.7")
 
 

@@ -18,7 +18,7 @@ from scheduler import waits
 from scheduler.runs import Run
 from scheduler.sorted_offsets import has, is_among, joined, places_of
 from scheduler.timer_files import Found, TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
 from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 from storage.copies import UNITS
 
@@ -224,7 +224,8 @@ class History:
         self.marked = seen
         physical = units["physical_offset"].astype(np.int64)
         positions, seconds = position + np.arange(len(units)) * UNIT_SIZE, seconds_of(units)
-        kept = waits.left_of(physical, positions, units["magic"], seconds, note.second, found).kept
+        due = units["due_ms"].astype(np.int64)
+        kept = waits.left_of(physical, positions, units["magic"], due, seconds, note.second, found).kept
         kept &= waits.is_live(units, seconds, note.second) & ~is_among(physical, found.withdrawn)
         queue = self.queue()[note.enqueued :]
         behind = queue["physical_offset"][waits.is_behind(queue, found)]
@@ -306,10 +307,11 @@ def test_units_that_delete() -> None:
     assert not waits.is_live(units, np.full(len(magic), 4), 5).any()
 
 
-def test_units_that_are_withdrawn_are_done_with() -> None:
+def test_units_that_are_withdrawn_or_superseded_are_done_with() -> None:
     """Also those that delete."""
-    magic, none = np.array([NORMAL | DELETE, NORMAL | DELETE | WITHDRAWN]), np.zeros(2, np.int64)
-    assert waits.left_of(none, none, magic, 5, 5, Found()).kept.tolist() == [True, False]
+    magic = np.array([NORMAL, NORMAL | DELETE, NORMAL | DELETE | WITHDRAWN, NORMAL | WITHDRAWN, NORMAL | DELETE])
+    none, due = np.zeros(5, np.int64), np.array([0, 0, 0, 5000, 5000])
+    assert waits.left_of(none, none, magic, due, 5, 5, Found()).kept.tolist() == [True, True, False, False, False]
 
 
 def test_what_the_commitlog_lost_is_no_more() -> None:
@@ -340,16 +342,17 @@ def test_whether_a_timer_log_is_the_one_that_was_noted() -> None:
     noted = waits.LogCheck(520, {}, np.array([], np.int64))
     noted.add(0, logged(NORMAL, NORMAL))
 
-    def trouble(units: Any, withdrawn: list[int]) -> str | None:
-        check = waits.LogCheck(520, noted.sums.by_file, np.array(withdrawn, np.int64))
+    def trouble(units: Any, gone: list[int]) -> str | None:
+        check = waits.LogCheck(520, noted.sums.by_file, np.array(gone, np.int64))
         if len(units):
             check.add(0, units)
         return check.trouble
 
     assert trouble(logged(NORMAL, NORMAL), []) is None
     assert trouble(logged(NORMAL, NORMAL), [100]) is None
-    assert trouble(logged(NORMAL, NORMAL | WITHDRAWN), [100]) is None
-    assert "checksum is another" in (trouble(logged(NORMAL, NORMAL | WITHDRAWN), [0]) or "")
+    assert trouble(logged(NORMAL, withdrawn(NORMAL)), [100]) is None
+    assert trouble(logged(NORMAL, withdrawn(NORMAL | ROLL)), [100]) is None
+    assert "checksum is another" in (trouble(logged(NORMAL, withdrawn(NORMAL)), [0]) or "")
     assert "checksum is another" in (trouble(logged(NORMAL), []) or "")
     assert "is missing" in (trouble(logged(), []) or "")
 
