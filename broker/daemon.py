@@ -501,8 +501,7 @@ class Broker:
         if self.registration is not None:
             await self.registration.stop()
         self.housekeeping.stop()
-        for connection in list(self.router.connections):
-            connection.stop_reading()
+        self.router.stop_taking()
         self._slices.stop()
         await self.router.finish(STOP_SECONDS)
         self._pulls.stop()

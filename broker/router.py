@@ -117,6 +117,7 @@ class Router:
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
+        self._takes_requests = True
         self._refused_sends = 0
         """Sends that no line of the log tells of yet."""
         self._complain_again_at = 0.0
@@ -153,6 +154,9 @@ class Router:
     def connection_made(self, connection: Connection) -> None:
         """A client connected."""
         self.connections.add(connection)
+        if not self._takes_requests:  # its connection was on its way when the stop began
+            connection.stop_reading()
+            connection.close()
 
     def connection_lost(self, connection: Connection) -> None:
         """A client is gone."""
@@ -406,6 +410,12 @@ class Router:
             self.fail(connection, request, error)
         finally:
             self._admission.end(connection, size)
+
+    def stop_taking(self) -> None:
+        """Take no more requests, also of those who connect yet; answers that are due still go out."""
+        self._takes_requests = False
+        for connection in list(self.connections):
+            connection.stop_reading()
 
     async def finish(self, timeout: float) -> None:
         """Wait for requests that are being handled."""

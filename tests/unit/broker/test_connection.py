@@ -400,6 +400,15 @@ async def test_the_broker_closes_its_connections_when_it_stops(tmp_path: Path) -
     assert all(peer.transport.is_closing() for peer in peers)
 
 
+async def test_who_connects_while_the_broker_stops_is_not_read_from(tmp_path: Path) -> None:
+    """The offsets were saved already: a commit that was answered then was lost."""
+    async with running(tmp_path) as broker:
+        broker.router.stop_taking()  # as the stop begins
+        late = broker.connect()
+        assert not late.transport.takes_data
+        assert late.transport.is_closing()
+
+
 # --- requests of the broker
 
 
