@@ -177,6 +177,8 @@ class Broker:
                 consume_queues_rebuilt=recovered.rebuilt,
             )
             self._assemble(recovered)
+            if recovered.is_foreign:
+                self.durability.take_over(look(self._clock))
             for bound in self._sockets:
                 self._servers.append(await loop.create_server(self._connect, sock=bound, backlog=BACKLOG))
         except BaseException:
@@ -527,16 +529,16 @@ class Broker:
             log.error("tables_not_saved", reason=str(error))
 
     async def _hand_over(self) -> None:
-        """Leave the timers' files so that Apache's broker can go on with them; ours knows without."""
+        """Leave the files of levels and timers so that Apache's broker can go on with them; ours knows without."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def step(now: Moment, budget: Budget) -> float | None:
             try:
-                while self.timers.hand_over_some(now.wall_ms):
+                while self.levels.hand_over_some() or self.timers.hand_over_some(now.wall_ms):
                     if budget.is_spent:
                         return 0.0
             except (StoreError, OSError) as error:
-                log.error("timers_not_handed_over", reason=str(error))
+                log.error("not_handed_over", reason=str(error))
             done.set_result(None)
             return None
 

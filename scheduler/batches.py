@@ -14,7 +14,7 @@ from protocol.command import Body
 from protocol.errors import RecordError
 from scheduler.sorted_offsets import has, is_among, joined
 from scheduler.targets import Targets
-from storage.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
+from storage.consume_queue import DELIVERED_SIZE, PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
 from storage.copies import ORIGIN_ZERO, UNITS, Records
 from storage.errors import StoreError
 from storage.health import Verdict
@@ -106,7 +106,7 @@ class Batches:
         disk, if need be, where otherwise the answer is COLD. They are appended in the order given. `source` tells in
         log lines where they waited."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-        skipped = (sizes == PADDING_SIZE) | (sizes == WITHDRAWN_SIZE)
+        skipped = (sizes == PADDING_SIZE) | ((sizes >= WITHDRAWN_SIZE) & (sizes <= DELIVERED_SIZE))
         if self._done_end and physical[0] < self._done_end:
             skipped |= self.is_delivered(units)
         if skipped[0]:
@@ -143,7 +143,7 @@ class Batches:
     def warm(self, units: Units) -> ColdRead:
         """A job that reads the records of units from the disk, for what comes next."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
-        usual = _leading((sizes > WITHDRAWN_SIZE) & (sizes != PADDING_SIZE) & (physical >= self._store.log.begin))
+        usual = _leading((sizes > DELIVERED_SIZE) & (sizes != PADDING_SIZE) & (physical >= self._store.log.begin))
         count = max(1, min(usual, int(np.searchsorted(np.cumsum(sizes[:usual]), WARM_BYTES, "right"))))
         return ColdRead(self._store.log, _ranges(physical[:count], sizes[:count]))
 

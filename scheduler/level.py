@@ -213,6 +213,13 @@ class Level:
             result.append(Run(start, max(start, run.cursor), run.shift_ms))
         return result
 
+    @property
+    def appended_offset(self) -> int:
+        """Up to here all is delivered once what has been appended is on the disk."""
+        runs = self.appended()
+        ends = [run.start for run in runs[1:]]
+        return next((run.cursor for run, end in zip(runs, ends, strict=False) if run.cursor < end), runs[-1].cursor)
+
     def split(self, offset: int) -> None:
         """Begin another run at an offset, for messages that follow other rules than those before: today's clock and
         table."""

@@ -41,7 +41,7 @@ from scheduler.waits import is_message, is_passed, runs_of_table
 from storage.budget import Budget
 from storage.clock import Moment
 from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
+from storage.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import NotInMemory, StoreFormatError
 from storage.pull import EXT_ADDRESS_MAX, ColdRead, ReadCold, patiently
 from storage.recovery import Recovered
@@ -57,6 +57,10 @@ NAME: Final = "levels"
 OFFSET_TABLE: Final = "offsetTable"
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
+_HAND_OVER_UNITS: Final = 4096
+MAX_HANDED_OVER: Final = 200_000
+"""Each takes memory until the store is closed."""
+_TOO_MANY: Final = "so many were delivered before others in front of them that Apache's broker would deliver some again"
 
 
 def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
@@ -122,6 +126,10 @@ class LevelQueues:
         self._turn = 0
         self._sampled_at = now.monotonic
         self._wants_checkpoint = False
+        self._handed_over: dict[int, int] | None = None
+        """By level, before which queue offset nothing is left to be handed over."""
+        self._marked = 0
+        """Messages that were marked for that."""
         self._trouble = ""
         """Why the last step could not read what it had to."""
         self._extra = {name: value for name, value in saved.items() if name != OFFSET_TABLE}
@@ -327,7 +335,7 @@ class LevelQueues:
             return False
         if unit[1] == WITHDRAWN_SIZE:
             return None
-        if self._batches.delivered(message.physical_offset):
+        if unit[1] == DELIVERED_SIZE or self._batches.delivered(message.physical_offset):
             return False
         return not is_passed(level.appended(), offset)
 
@@ -353,7 +361,7 @@ class LevelQueues:
                     if unit is None or unit[0] >= limit:
                         break
                     message = None
-                    if unit[1] != WITHDRAWN_SIZE:
+                    if unit[1] not in MARK_SIZES:
                         message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
                     is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
                     if message is not None and is_waiting:
@@ -392,7 +400,8 @@ class LevelQueues:
         """See `runs`."""
         delivered = self._batches.delivered_from(self._first_waiting())  # first of all, as it reads
         self._wants_checkpoint = False
-        self._noted_table = self.to_json()
+        offsets = {str(level.number): level.appended_offset for level in self.levels.values()}
+        self._noted_table = {**self._extra, OFFSET_TABLE: offsets}
         crc = runs.table_crc(self.table.text)
         levels = {level.number: level.appended() for level in self.levels.values()}
         return runs.encode(crc, levels, delivered)
@@ -405,7 +414,8 @@ class LevelQueues:
         return False
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
-        """What saves the progress of the last note, whose messages are durable when this runs, for RocketMQ."""
+        """What saves the progress of the last note, for RocketMQ. All that was appended by then is durable when this
+        runs."""
         table = self._noted_table
         is_due = is_last or now.monotonic - self._saved_at >= self.delivery.config.save_interval
         if table == self._saved_table or not is_due:
@@ -435,6 +445,33 @@ class LevelQueues:
     def to_json(self) -> dict[str, Any]:
         """The progress as delayOffset.json and GET_ALL_DELAY_OFFSET have it."""
         return {**self._extra, OFFSET_TABLE: {str(level.number): level.offset for level in self.levels.values()}}
+
+    # --- RocketMQ
+
+    def hand_over_some(self) -> bool:
+        """Before the store is closed for good: do a bit of what leaves the files so that Apache's broker can go on with
+        them; whether there is more. It knows one offset of each level, before which all is delivered. Raises
+        NotInMemory, OSError: then the next start of ours knows all the same."""
+        if self._handed_over is None:
+            self._handed_over = {level.number: level.appended_offset for level in self.levels.values()}
+        for number, offset in self._handed_over.items():
+            level = self.levels[number]
+            appended = level.appended()
+            if offset >= level.queue.next_offset or (len(appended) == 1 and not self._batches.delivered_end):
+                continue
+            units = self._batches.read(level.queue, offset, _HAND_OVER_UNITS)
+            offsets = offset + np.arange(len(units))
+            done = is_passed(appended, offsets) | self._batches.is_delivered(units)
+            found = offsets[done & is_message(units["size"])].tolist()
+            self._marked += len(found)
+            if self._marked > MAX_HANDED_OVER:
+                log.warning("levels_not_handed_over", delay_level=number, reason=_TOO_MANY)
+                return False
+            for each in found:
+                self._store.mark_delivered(level.queue, each)
+            self._handed_over[number] = offset + len(units) if len(units) else level.queue.next_offset
+            return True
+        return False
 
     # --- what an operator sees
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from scheduler.delay_levels import DelayLevels
 from scheduler.level import Level, OpenRun
-from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
+from storage.consume_queue import MARK_SIZES, PADDING_SIZE
 from storage.pull import EXT_ADDRESS_MAX
 from storage.store import MessageStore
 
@@ -41,7 +41,7 @@ class LevelTimes:
 
     def due_ms(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
         """When a unit's message is due; now, where there is none."""
-        if size in (PADDING_SIZE, WITHDRAWN_SIZE):
+        if size in (PADDING_SIZE, *MARK_SIZES):
             return now_ms if size == PADDING_SIZE or code <= EXT_ADDRESS_MAX else code + run.shift_ms
         if code <= EXT_ADDRESS_MAX:
             stored = self._store_timestamp(physical, size)
@@ -78,12 +78,12 @@ class LevelTimes:
         """The first message of a level that was stored after the clock was set: nearer to the new time than the old."""
         offset = level.queue.next_offset
         while (unit := level.queue.unit(offset - 1)) is not None:
-            stored = self._store_timestamp(unit[0], unit[1])
+            stored = self._store_timestamp(unit[0], unit[1]) if unit[1] != PADDING_SIZE else now_ms
             if stored is None or abs(stored - now_ms) > abs(stored - (now_ms - jump_ms)):
                 break
             offset -= 1
         return offset
 
     def _store_timestamp(self, physical: int, size: int) -> int | None:
-        message = self._store.message_at(physical, size)
+        message = self._store.message_at(physical, size if size not in MARK_SIZES else None)
         return message.store_timestamp if message is not None else None

@@ -9,6 +9,8 @@ import numpy as np
 
 from protocol import properties
 from storage.copies import Records
+from storage.errors import NotInMemory
+from storage.pull import ColdRead
 from storage.store import MessageStore
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 _MARK: Final = f"{properties.PROPERTY_END}{properties.REAL_TOPIC}{properties.NAME_END}".encode()
 _END: Final = properties.PROPERTY_END.encode()
+_AT_ONCE_BYTES: Final = 8 * 1024 * 1024
 
 
 class RealTopics:
@@ -25,11 +28,16 @@ class RealTopics:
         self._store = store
 
     def of(self, waits: Waits) -> list[str]:
-        """The topics that messages are for; an empty text for one whose record is gone. Raises OSError."""
+        """The topics that messages are for; an empty text for one whose record is gone. Raises NotInMemory, OSError."""
         if not len(waits):
             return []
         waits = waits[["physical", "size"]]
-        data = [self._store.log.read(*each) or b"" for each in waits.tolist()]
+        data = []
+        for each in waits.tolist():
+            try:
+                data.append(self._store.log.read(*each) or b"")
+            except NotInMemory as missing:
+                raise self._more_than(missing, waits[len(data) :]) from None
         sizes = np.array([len(each) for each in data], np.int64)
         if (sizes == waits["size"]).all():
             records = Records(b"".join(data), waits["physical"], sizes)
@@ -37,6 +45,13 @@ class RealTopics:
                 return [_real_topic(text) for text in records.properties()]
         messages = (self._store.message_at(*each) for each in waits.tolist())
         return [_real_topic(message.properties_text.encode()) if message is not None else "" for message in messages]
+
+    def _more_than(self, missing: NotInMemory, waits: Waits) -> NotInMemory:
+        """What is missing, read together with the records that are wanted next, which may be missing as well: read one
+        by one, the first would be forgotten before the last is known where memory is short."""
+        count = max(1, int(np.searchsorted(np.cumsum(waits["size"], dtype=np.int64), _AT_ONCE_BYTES, "right")))
+        ranges: list[tuple[int, int]] = sorted(waits[:count].tolist())
+        return NotInMemory("the commitlog", missing.place, ColdRead(self._store.log, ranges).run)
 
 
 def _real_topic(text: bytes) -> str:

@@ -37,7 +37,7 @@ from scheduler.timer_files import Found, TimerCheck, TimerNote
 from scheduler.timer_log import DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_second import slot_second_of
 from scheduler.timer_sums import FileSum, LogSums
-from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
+from storage.consume_queue import DELIVERED_SIZE, PADDING_SIZE
 
 if TYPE_CHECKING:
     from array import array
@@ -73,9 +73,9 @@ def is_passed(runs: Sequence[Run], queue_offsets: int | Integers) -> bool | Mask
 
 
 def is_message(sizes: Integers) -> Mask:
-    """Which units of a queue stand for messages, by the sizes that they say: the others were withdrawn, or fill the
-    queue up to its first message."""
-    stands: Mask = (sizes > WITHDRAWN_SIZE) & (sizes != PADDING_SIZE)
+    """Which units of a queue stand for messages that may wait, by the sizes that they say: the others were withdrawn,
+    or delivered, or fill the queue up to its first message."""
+    stands: Mask = (sizes > DELIVERED_SIZE) & (sizes != PADDING_SIZE)
     return stands
 
 

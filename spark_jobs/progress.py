@@ -176,6 +176,13 @@ def _held(store: StoreFiles, books: Books) -> Integers:
             due_second = (_due_ms(units) - 1) // PRECISION_MS
             late = (due_second < books.second) | (due_second <= books.note.held_to)
             found.append(units["physical_offset"][live & late].astype(np.int64))
+    elif books.has_log:
+        # RocketMQ puts none of its own into a later slot, but duemq may have had the store before.
+        for _, units in timer_units(store):
+            seconds = seconds_of(units)
+            is_later = waits.is_parked(units, seconds) | (units["due_ms"] < 0)
+            at = waits.is_live(units, seconds, books.second) & is_later
+            found.append(units["physical_offset"][at].astype(np.int64))
     return joined(found)
 
 

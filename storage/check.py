@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from protocol import properties
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
-from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
+from storage.consume_queue import DELIVERED_SIZE, PADDING_SIZE, WITHDRAWN_SIZE
 from storage.origins import Origins
 from storage.scan import Scanner
 from storage.store import MessageStore
@@ -22,6 +23,7 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
         yield f"commitlog positions out of order: {log.begin}, {log.flushed}, {log.end}, {log.allocated_end}"
     scanner = Scanner(log, log.begin)
     origins = Origins()
+    given_up: set[int] = set()
     expected: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
     for record in scanner:
         topic = record.topic.decode()
@@ -30,12 +32,10 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
             continue
         origins.look(record)
-        code = store.tags_code(
-            topic,
-            record.properties.decode("utf-8", "replace"),
-            record.store_timestamp,
-            record.prepared_transaction_offset,
-        )
+        text = record.properties.decode("utf-8", "replace")
+        if properties.get(text, properties.REAL_TOPIC) in deleted:
+            given_up.add(record.physical_offset)
+        code = store.tags_code(topic, text, record.store_timestamp, record.prepared_transaction_offset)
         units = expected.setdefault((topic, record.queue_id), {})
         if units and record.queue_offset <= next(reversed(units)):
             # The topic was deleted, and made again. Its first messages may have expired since.
@@ -45,7 +45,7 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
         units[record.queue_offset] = (record.physical_offset, record.size, code)
     if scanner.end.physical_offset != log.end:
         yield f"the commitlog's records end at {scanner.end.physical_offset} ({scanner.end.why}), not at {log.end}"
-    withdrawn = set(origins.withdrawn)
+    marked = {WITHDRAWN_SIZE: set(origins.withdrawn), DELIVERED_SIZE: given_up | set(origins.delivered)}
     queues = {(queue.topic, queue.queue_id): queue for queue in store.all_queues()}
     for key in sorted(queues.keys() | expected.keys()):
         queue, units = queues.get(key), expected.get(key, {})
@@ -60,7 +60,7 @@ def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]
             unit, right = queue.unit(offset), units.get(offset)
             if unit == right or (unit is not None and unit[1] == PADDING_SIZE):
                 continue
-            is_withdrawn = unit is not None and unit[1] == WITHDRAWN_SIZE and unit[0] in withdrawn
-            if is_withdrawn and right is not None and unit == (right[0], WITHDRAWN_SIZE, right[2]):
+            is_marked = unit is not None and unit[0] in marked.get(unit[1], ())
+            if unit is not None and is_marked and right is not None and unit == (right[0], unit[1], right[2]):
                 continue
             yield f"unit {offset} of {queue} is {unit}, but the commitlog says {right}"

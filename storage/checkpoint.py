@@ -96,13 +96,6 @@ def _load(files: Files, path: str) -> Checkpoint:
     return checkpoint
 
 
-def forget_ours(files: Files, path: str) -> None:
-    """Remove what is ours from the file: somebody else wrote the store since. May wait for the disk."""
-    data = files.read_whole(path)
-    if data is not None and data[_OURS_AT : _OURS_AT + len(_MAGIC)] == _MAGIC:
-        files.write_whole(path, data[:_OURS_AT].ljust(SIZE, b"\0"))
-
-
 def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
     """Have the file say that no consume queue is durable: all of them are made anew, by another start if this one does
     not come as far as the next checkpoint. Gives what it says then; the other notes stay true. May wait for the disk.

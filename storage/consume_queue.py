@@ -9,7 +9,8 @@
     all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last one.
 
 A message of a delay level that was withdrawn (cancelled, or appended once more to wait on) has the size 1 in its unit:
-RocketMQ, finding no record of that size, goes on to the next.
+RocketMQ, finding no record of that size, goes on to the next. So it does where the size is 2: in a store that was
+stopped that is a message which was delivered before others in front of it.
 
 A queue whose first message is not number 0 (what was before is deleted) has its first file filled up to there with
 units (0, 0x7fffffff, 0). That size with another offset is a message in the middle that an offline job took out.
@@ -38,7 +39,9 @@ assert UNIT.size == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 300_000 * UNIT_SIZE
 PADDING_SIZE: Final = 0x7FFFFFFF
 WITHDRAWN_SIZE: Final = 1
-_WITHDRAWN: Final = WITHDRAWN_SIZE.to_bytes(4, "big")
+DELIVERED_SIZE: Final = 2
+MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
+"""No record is that small."""
 _SIZE_AT: Final = 8
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
@@ -134,9 +137,16 @@ class ConsumeQueue:
     def withdraw(self, offset: int) -> None:
         """Mark the unit of a message as withdrawn. Every reader sees that at once, the files have it when `plan_marks`
         says (see `storage.marks`)."""
+        self._mark(offset, WITHDRAWN_SIZE)
+
+    def mark_delivered(self, offset: int) -> None:
+        """As `withdraw`, for RocketMQ: the message was delivered, and some before it were not."""
+        self._mark(offset, DELIVERED_SIZE)
+
+    def _mark(self, offset: int, size: int) -> None:
         if self._marks is None:
             self._marks = Marks(self._segments)
-        self._marks.set(offset * UNIT_SIZE + _SIZE_AT, _WITHDRAWN)
+        self._marks.set(offset * UNIT_SIZE + _SIZE_AT, size.to_bytes(4, "big"))
 
     @property
     def has_marks(self) -> bool:

@@ -6,6 +6,7 @@ and the clean stop are all planned here, run by workers, and judged by one verdi
     checkpoint   writing: the units and tables in memory are put into their files, a bit a step
                  flushing: until `released` is behind all that the checkpoint covers
                  syncing: a job syncs those files, then writes the checkpoint
+    taking over  the first checkpoint of a store that somebody else had, made before anything is delivered
     retention    what still waits is appended once more, a bit a step; then whole files are forgotten, and removed by a
     job stop         a last checkpoint, and the abort file goes
 
@@ -34,7 +35,7 @@ import structlog
 
 from storage import queue_check
 from storage.ahead import AllocateAhead
-from storage.budget import Budget
+from storage.budget import UNLIMITED, Budget
 from storage.checkpoint import Checkpoint
 from storage.clock import Moment
 from storage.consume_queue import UNIT, ConsumeQueue
@@ -419,7 +420,29 @@ class Durability:
         if sum(len(queue.tail) for queue in self._store.dirty) > MAX_TAIL_BYTES:
             self._note_room(_QUEUES, f"the consume queues cannot be written: {error}")
 
+    def take_over(self, now: Moment) -> None:
+        """Make the first checkpoint of a store that somebody else had last, here and now, before anything else is done
+        with it. What they had delivered only their files tell, which start to be ours: from here on the checkpoint
+        tells, and where that cannot be written theirs still do, at the next start. Waits for the disk. Raises
+        NotDurable, OSError; then the store is to be let go of."""
+        store = self._store
+        flush = FlushJob(store.files, store.log)
+        flush.run()
+        store.log.note_flushed(flush.target, flush.names)
+        self._begin(now)
+        self._writing.run(now, UNLIMITED)
+        if self._has_units_before(self._covered.end):
+            raise OSError(errno.ENOSPC, "no room for the units of the consume queues", store.queue_directory)
+        job, dirty = self._plan_sync(now)
+        job.run()
+        self._synced(job, dirty, None, is_last=False)
+
     def _sync(self, now: Moment) -> None:
+        is_last = self._is_stopping
+        job, dirty = self._plan_sync(now)
+        self._workers.start(Lane.FILES, job.run, lambda error: self._synced(job, dirty, error, is_last=is_last))
+
+    def _plan_sync(self, now: Moment) -> tuple[CheckpointJob, Mapping[ConsumeQueue, int]]:
         store, (end, covered, timestamp, notes, _) = self._store, self._covered
         timestamp = timestamp or store.checkpoint.physic_timestamp
         dirty, is_last = store.dirty, self._is_stopping
@@ -427,6 +450,7 @@ class Durability:
         after = [part.plan_after() for part in self._parts.values()]
 
         def finish() -> None:
+            store.claim()
             for each in after:
                 each()
             if is_last:
@@ -455,7 +479,7 @@ class Durability:
         self._checkpointed_at = now.monotonic
         self._checkpointed_end = end
         self._cadence = min(max(FIRST_CHECKPOINT_SECONDS, 2 * self._cadence), CHECKPOINT_SECONDS)
-        self._workers.start(Lane.FILES, job.run, lambda error: self._synced(job, dirty, error, is_last=is_last))
+        return job, dirty
 
     def _remove_abort(self) -> None:
         store = self._store

@@ -161,7 +161,7 @@ class Lock(Protocol):
         """Whether nobody else had it since."""
 
     def claim(self) -> None:
-        """Note in the file that we have the lock, durably."""
+        """Note in the file that we have the lock, and that the checkpoint is ours, durably. Raises OSError."""
 
     def release(self) -> None:
         """Give it up. What was made for a lock that was never claimed, file and directories, goes."""

@@ -15,7 +15,7 @@ from protocol.command import Body
 from protocol.errors import RecordError
 from protocol.record import StoredMessage, decode
 from storage.commitlog import Commitlog
-from storage.consume_queue import PADDING_SIZE, UNIT, WITHDRAWN_SIZE, ConsumeQueue
+from storage.consume_queue import MARK_SIZES, PADDING_SIZE, UNIT, ConsumeQueue
 from storage.errors import NotInMemory
 from storage.files import File
 
@@ -33,7 +33,7 @@ _AHEAD_GAP: Final = 16 << 10
 EXT_ADDRESS_MAX: Final = -(2**31) - 1
 """A tags code up to here is an address in RocketMQ's consumequeue_ext: the consumer will look at the tags itself."""
 
-_NO_RECORD: Final = (PADDING_SIZE, WITHDRAWN_SIZE)
+_NO_RECORD: Final = (PADDING_SIZE, *MARK_SIZES)
 _units = UNIT.iter_unpack
 _SIZE: Final = struct.Struct(">i")
 

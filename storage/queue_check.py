@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import structlog
 
-from storage.consume_queue import SCHEDULE_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
+from storage.consume_queue import MARK_SIZES, SCHEDULE_TOPIC, UNIT_SIZE, ConsumeQueue
 from storage.copies import UNITS
 from storage.files import File, Files
 
@@ -421,8 +421,8 @@ def _add(
 
 
 def _sum_of_sizes(units: NDArray[np.void], size_of: Callable[[int], int | None]) -> int:
-    """The sum of the sizes that units were made with; _UNKNOWN where that of a withdrawn one is not known."""
-    is_marked = units["size"] == WITHDRAWN_SIZE
+    """The sum of the sizes that units were made with; _UNKNOWN where that of a marked one is not known."""
+    is_marked = np.isin(units["size"], MARK_SIZES)
     sizes = [size_of(int(physical)) for physical in units["physical_offset"][is_marked]]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):

@@ -33,7 +33,7 @@ import structlog
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from storage.checkpoint import REBUILDING, Checkpoint, being_remade
 from storage.commitlog import Commitlog
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT, WITHDRAWN_SIZE, ConsumeQueue
+from storage.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC, UNIT, ConsumeQueue
 from storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
 from storage.files import Files
 from storage.jobs import has_no_room
@@ -382,7 +382,7 @@ class Recovery:
         record = read_record(self._log, physical, check_crc=False)
         return (
             record is not None
-            and size in (record.size, WITHDRAWN_SIZE)
+            and size in (record.size, *MARK_SIZES)
             and self._is_of(record, queue, queue.next_offset - 1)
         )
 
@@ -399,7 +399,7 @@ class Recovery:
             unit = queue.unit(queue.next_offset - 1)
             if unit is None or unit[1] == PADDING_SIZE:
                 continue
-            record = read_record(self._log, unit[0], check_crc=False) if unit[1] == WITHDRAWN_SIZE else None
+            record = read_record(self._log, unit[0], check_crc=False) if unit[1] in MARK_SIZES else None
             last = max(last, unit[0] + (record.size if record is not None else unit[1]))
         return last
 

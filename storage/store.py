@@ -182,9 +182,8 @@ class MessageStore:
         assert recovery is not None, "a store is recovered once"
         self._recovery = None
         clean = not files.exists(self.abort_path)
-        if lock.was_theirs:
-            checkpoint.forget_ours(files, self.checkpoint_path)
-        lock.claim()
+        if not self.checkpoint.is_foreign:
+            lock.claim()
         files.make_directories(self.log.directory, durable=True)
         self._hold_commitlog()
         files.make_directories(self.queue_directory, durable=True)
@@ -201,6 +200,13 @@ class MessageStore:
         self.appender.last_store_timestamp = recovered.last_store_timestamp
         self.health.opened()
         return recovered
+
+    def claim(self) -> None:
+        """The checkpoint that is on the disk is ours. Where somebody else had the store before, the lock says so from
+        now on, and not sooner: a start that is killed before leaves it theirs. May wait for the disk, and be called by
+        any thread. Raises OSError."""
+        assert self._lock is not None, "checkpoints are made of an open store"
+        self._lock.claim()
 
     def _hold_commitlog(self) -> None:
         """Two stores may be set to have one commitlog, and would write over each other. Raises StoreLocked, OSError."""
@@ -286,6 +292,11 @@ class MessageStore:
         """Mark a unit of the schedule topic as withdrawn, as the next checkpoint will cover. The record that says so is
         in the commitlog."""
         queue.withdraw(offset)
+        self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
+
+    def mark_delivered(self, queue: ConsumeQueue, offset: int) -> None:
+        """As `withdraw`, see `ConsumeQueue.mark_delivered`."""
+        queue.mark_delivered(offset)
         self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
 
     def limit_queues(self, topic: str, count: int | None) -> None:

@@ -118,6 +118,33 @@ async def test_levels_change_while_messages_wait(brokers: BrokerFactory, target:
     assert {body: ms for body, ms in waits.items() if not promised[body] <= ms < promised[body] + 900} == {}
 
 
+async def test_rocketmq_does_not_deliver_again_what_overtook_others(
+    brokers: BrokerFactory, target: str, java: JavaClient
+) -> None:
+    """Its progress is one offset of each level, which is that of the first message that waits."""
+    for kind in ("apache-4.9.7", "apache-5.3.3"):
+        not_on(target, kind, "nothing overtakes others there")
+    properties = {"messageDelayLevel": "1s 10s"}
+    writer = brokers.make(target, properties)
+    await writer.start()
+    topic = await _topic(writer, java)
+    slow, fast = ([f"{what} {number}".encode() for number in range(20)] for what in ("slow", "fast"))
+    async with await java.producer(writer.nameserver) as producer:
+        await producer.send(topic, [Outgoing(body, level=2) for body in slow])
+        await _set("4.9.7", writer, "messageDelayLevel", "1s 1s")
+        await producer.send(topic, [Outgoing(body, level=2) for body in fast])
+    await _stored_so_far(writer, java, topic, len(fast))
+    await writer.stop()
+    reader = brokers.make("apache-4.9.7", properties)
+    await reader.start()
+    await _stored_so_far(reader, java, topic, len(fast) + len(slow))
+    async with await java.producer(reader.nameserver) as producer:
+        await producer.send(topic, [Outgoing(b"behind them all", level=2)])
+    await _stored_so_far(reader, java, topic, len(fast) + len(slow) + 1)
+    counts = Counter(message.body for queue in await _stored(reader, java, topic) for message in queue)
+    assert counts == dict.fromkeys([*slow, *fast, b"behind them all"], 1)
+
+
 async def test_a_topic_has_levels_of_its_own(broker: Broker, target: str, java: JavaClient) -> None:
     for kind in ("apache-4.9.7", "apache-5.3.3"):
         not_on(target, kind, "there is no such attribute")

@@ -159,6 +159,8 @@ class Disk:
         """Of an operation: how long it takes, in seconds, in a job."""
         self.count = 0
         self.work = Work()
+        self.evicted = (-1e9, -1e9)
+        """When all that was in memory was taken, the last two times."""
         self.loop_must_not_wait = False
         self.loop_waits: Counter[str] = Counter()
         self.may_wait = True
@@ -185,6 +187,11 @@ class Disk:
         if error is not None:
             self.has_read_failed |= kind == "read"
             raise error
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether it is taken again and again: then a read may never come to its end unless somebody waits."""
+        return self._loop.time() - self.evicted[0] < 5.0
 
     @property
     def is_read_to_wait(self) -> bool:
@@ -335,10 +342,14 @@ class Disk:
             data[at] ^= 0x55
         elif how == "cut":
             del data[at:]
+        self.put(path, None if how.startswith("remove") else bytes(data))
+
+    def put(self, path: str, data: bytes | None) -> None:
+        """Have a file be of other bytes, durably, or (None) not be there. By nobody's operation."""
         node = None
-        if not how.startswith("remove"):
+        if data is not None:
             node = Node(len(data))
-            node.write(0, bytes(data))
+            node.write(0, data)
             node.sync()
         directory, name = os.path.split(path)
         self._name(path, node)
@@ -395,6 +406,7 @@ class Disk:
 
     def evict(self) -> None:
         """The system needs memory for something else."""
+        self.evicted = (self.evicted[1], self._loop.time())
         for node in self.names.values():
             node.cold.update(node.pages)
 
@@ -455,7 +467,8 @@ class DiskFile:
         if not self._disk.may_wait and not self._disk.is_in_memory(self._node, ranges):
             raise NotInMemory(self.path, (self.path, offset), lambda: self.read_apart(ranges))
         disk = self._disk
-        if disk.loop_must_not_wait and not disk.is_read_to_wait and not disk.is_in_memory(self._node, ranges):
+        may_wait = disk.is_read_to_wait or disk.is_short_of_memory
+        if disk.loop_must_not_wait and not may_wait and not disk.is_in_memory(self._node, ranges):
             disk.loop_waits[self.path] += 1
         return disk.read(self._node, self.path, ranges)
 
@@ -514,17 +527,20 @@ class DiskLock:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
         self._path = path
+        self._text = disk.read_whole(path) or b""
 
     @property
     def was_theirs(self) -> bool:
-        return False
+        return self._text.startswith(b"lock")
 
     @property
     def was_ours(self) -> bool:
-        return True
+        return self._text == b"duemq"
 
     def claim(self) -> None:
-        self._disk.operate("write", self._path)
+        if not self.was_ours:
+            self._disk.write_whole(self._path, b"duemq")
+            self._text = b"duemq"
 
     def release(self) -> None:
         self._disk.locked.pop(self._path, None)

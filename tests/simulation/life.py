@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from broker.daemon import Broker
 from protocol.codes import RequestCode
 from protocol.command import Command
 from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage, ResetOffset
@@ -75,14 +76,34 @@ class Life:
         self._slow = 1.0
         self._kept_kill = random.Random(f"{self.script.seed}/kept").choice((1, 1, 2, 3))
         self.world.on_killed.append(self._keep)
+        self._has_wrong_bytes = False
+        self.world.on_start.append(self._started)
+        self._visit: dict[str, Any] | None = None
+        """When the broker has stopped, RocketMQ's has the store."""
+        self.world.on_stopped.append(self._visited)
 
     def _keep(self) -> None:
-        """Keep what one of the kills left."""
-        if self.world.kills <= self._kept_kill:
+        """Keep what one of the kills left; not what has wrong bytes, which the next start finds, and no job does."""
+        if self.world.kills <= self._kept_kill and not self._has_wrong_bytes:
             world = self.world
             self.left = Left(
                 world.disk.image(), world.loop.time(), Moment(world.clock.now_ms(), world.clock.monotonic())
             )
+
+    def _started(self, _: Broker) -> None:
+        self._has_wrong_bytes = False
+
+    def _visited(self) -> None:
+        """RocketMQ's broker was started, and stopped before it did anything; ours, which takes the store over from it,
+        may be killed in the middle of that."""
+        if self._visit is None:
+            return
+        visit, self._visit, disk = self._visit, None, self.world.disk
+        disk.put(f"{ROOT}/lock", b"lock")
+        self.world.note("RocketMQ's broker had the store")
+        if visit["operations"] is not None:
+            disk.kill_at = disk.count + visit["operations"]
+            disk.on_kill = self.world.killed
 
     @property
     def has_disk_faults(self) -> bool:
@@ -143,6 +164,7 @@ class Life:
         world.note("calm")
         disk.fault = lambda kind, path: None
         disk.kill_at, disk.room, disk.used, self._slow = None, None, 0.1, 1.0
+        self._visit = None
         self._mend()
         world.restart_delay = lambda: 0.05
         while self.tasks:
@@ -215,6 +237,10 @@ class Life:
             case "stop":
                 if world.broker is not None:
                     world.want_stop()
+            case "visit":
+                self._visit = details
+                if world.broker is not None:
+                    world.want_stop()
             case "evict":
                 disk.evict()
             case "set clock":
@@ -274,6 +300,7 @@ class Life:
 
     def _spoil(self, details: dict[str, Any]) -> None:
         disk = self.world.disk
+        self._has_wrong_bytes = True
         paths = sorted(path for path in disk.names if "/consumequeue/" in path)
         if paths:
             path = paths[int(details["which"] * len(paths))]

@@ -105,6 +105,10 @@ def generate(seed: str) -> Script:
         if chance.random() < 0.2:
             far = {"ms": chance.choice((-200_000, 200_000))}
             actions.append(Action(round(chance.uniform(0.5, length), 3), "set clock", far))
+    chance = random.Random(f"{seed}/visits")
+    if chance.random() < 0.2:
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            actions += _visit(chance, round(chance.uniform(0.5, length), 3))
     actions.sort(key=lambda action: action.at)
     topics = TOPICS
     if random.Random(f"{seed}/twins").random() < 0.25:
@@ -229,6 +233,12 @@ def _power_cut(chance: random.Random, at: float) -> list[Action]:
 
 def _stop(chance: random.Random, at: float) -> list[Action]:
     return [Action(at, "stop")]
+
+
+def _visit(chance: random.Random, at: float) -> list[Action]:
+    """The broker is stopped, RocketMQ's has the store, and ours starts again; which may be killed at once."""
+    operations = chance.choice((None, 1, 20, chance.randint(1, 150), chance.randint(1, 150)))
+    return [Action(at, "visit", {"operations": operations})]
 
 
 def _evict(chance: random.Random, at: float) -> list[Action]:

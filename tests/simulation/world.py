@@ -154,6 +154,8 @@ class World:
         self.on_start: list[Callable[[SimulatedBroker], None]] = []
         self.on_killed: list[Callable[[], None]] = []
         """Called right after a kill that was no power cut."""
+        self.on_stopped: list[Callable[[], None]] = []
+        """Called right after a clean stop."""
         self.start_reads: list[tuple[int, int]] = []
         """Of each start: bytes read, and bytes that the commitlog had then."""
 
@@ -218,7 +220,9 @@ class World:
         self.broker = self.process = None
         self.disk.loop_must_not_wait = False
         self.poisons += broker.failed.done()
-        await broker.stop()
+        if await broker.stop() is None:
+            for tell in self.on_stopped:
+                tell()
         self._end(process, ended, "stopped")
 
     def want_stop(self) -> None:

@@ -605,7 +605,7 @@ async def test_the_broker_stops_cleanly_where_it_cannot_hand_over(tmp_path: Path
             raise StoreError("x")
 
         broker.timers.hand_over_some = fail  # type: ignore[method-assign]
-    assert [line["reason"] for line in logged if line["event"] == "timers_not_handed_over"] == ["x"]
+    assert [line["reason"] for line in logged if line["event"] == "not_handed_over"] == ["x"]
     assert not (tmp_path / "abort").exists()
 
 

@@ -623,6 +623,32 @@ def test_a_store_without_timers_is_taken_over() -> None:
     assert world.bodies() == [b"m1"]
 
 
+@pytest.mark.parametrize("style", ["nothing", "everything", "some"])
+def test_kills_do_not_undo_taking_over(style: str) -> None:
+    """Only timercheck tells that RocketMQ delivered a message."""
+    world = TimerWorld()
+    world.send(START_MS + 5000, b"delivered by RocketMQ")
+    world.send(START_MS + 60_000, b"waits")
+    world.run()
+    world.close()
+    check = bytearray(world.files.read_whole("/s/config/timercheck") or b"")
+    check[:8] = (START_MS + 10_000).to_bytes(8, "big")
+    world.files.write_whole("/s/config/timercheck", bytes(check))
+    world.files.write_whole("/s/lock", b"lock")
+    world.clock.advance(10_000)
+    before = len(world.files.operations)
+    world.open()
+    files, ms = world.files, world.now_ms
+    for when in range(before, len(files.operations) + 1):
+        world.files = files.after_crash(when, random.Random(when), style)
+        world.clock.set_wall(ms)
+        world.open()
+        world.open()
+        assert not world.recovered.is_foreign, "the start before has taken it over"
+        world.pass_time(60_000)
+        assert world.bodies() == [b"waits"]
+
+
 def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
     """Its mark is in a file of the timer log that was synced before."""
     places = [world.send(START_MS + 500_000) for _ in range(250)]

@@ -48,6 +48,23 @@ def test_setting_the_clock_makes_nothing_early_and_nothing_stall(jump: int) -> N
     ]
 
 
+@pytest.mark.parametrize("jump", [HOUR_MS, -HOUR_MS])
+def test_a_message_that_was_withdrawn_does_not_hide_when_the_clock_was_set(jump: int) -> None:
+    world = World()
+    world.clock.advance(2 * HOUR_MS)
+    world.schedule(2, b"before 5")
+    world.run()
+    world.clock.set_wall(world.clock.now_ms() + jump)
+    for body in (b"after 5", b"cancelled"):
+        world.schedule(2, body)
+    queue = world.levels.levels[2].queue
+    physical, size, _ = queue.unit(2) or (0, 0, 0)
+    message = world.store.message_at(physical, size)
+    assert message is not None
+    world.levels.withdraw(message)
+    assert delivery_times(world, 6000) == {b"before 5": 5000, b"after 5": 5000}
+
+
 def test_the_clock_set_back_and_forward_again_with_restarts_between() -> None:
     world = World()
     world.clock.advance(2 * HOUR_MS)

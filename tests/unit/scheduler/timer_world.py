@@ -69,6 +69,8 @@ class TimerWorld:
         self.pending = Pending(self.store, self.timers, self.levels)
         parts: dict[str, Part] = {level_queues.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, self.clock, parts, retention=self.retention)
+        if recovered.is_foreign:
+            self.owned.durability.take_over(look(self.clock))
 
     def close(self) -> None:
         """Stop cleanly."""
@@ -78,7 +80,7 @@ class TimerWorld:
 
     def hand_over(self) -> None:
         """Leave the timers' files so that Apache's broker can go on with them."""
-        while self.timers.hand_over_some(self.now_ms):
+        while self.levels.hand_over_some() or self.timers.hand_over_some(self.now_ms):
             pass
 
     def wake(self) -> None:

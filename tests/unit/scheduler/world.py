@@ -59,6 +59,8 @@ class World:
             wake=self.wake,
         )
         self.owned = OwnedStore(self.store, self.clock, {NAME: self.levels}, on_released=self.levels.note_flushed)
+        if recovered.is_foreign:
+            self.owned.durability.take_over(look(self.clock))
 
     def flush(self) -> None:
         """What is awaited of the disk happens."""
@@ -72,6 +74,9 @@ class World:
         self.file.write(self.levels.to_json())
 
     def stop(self) -> None:
+        """Stop cleanly."""
+        while self.levels.hand_over_some():
+            pass
         self.owned.stop()
 
     def wake(self) -> None:

@@ -167,6 +167,25 @@ def test_rocketmq_deletes_in_one_slot_only(tmp_path: Path) -> None:
     assert after.bodies() == [b"there"]
 
 
+@pytest.mark.parametrize("policy", [TimerPolicy(is_paused=True), TimerPolicy(spread_ms=60_000)])
+def test_what_a_policy_holds_is_not_lost_in_a_store_that_rocketmq_had_since(
+    tmp_path: Path, policy: TimerPolicy
+) -> None:
+    """Its units tell still, though no note does."""
+    broker = new_broker(tmp_path / "old")
+    held = [broker.timer(START_MS + 1500 + number, b"held") for number in range(3)]
+    broker.timers.set_policy("orders", policy)
+    broker.pass_time(9000)
+    broker.close()
+    delivered = len(broker.bodies())
+    as_apache(broker.root)
+    known, slot = read_progress(StoreFiles.open(str(broker.root))), np.full(3, (START_MS + 1500) // 1000)
+    assert slot[0] < known.timer_second
+    done = known.is_timer_done(slot, np.arange(3), np.array(held)).tolist()
+    assert done == [True] * delivered + [False] * (3 - delivered)
+    assert jobs_say(broker.root) == set(held[delivered:])
+
+
 def test_what_a_paused_topic_holds_is_not_lost(tmp_path: Path) -> None:
     """It waits for a time that its record does not tell, in slots that come later than that of the record."""
     broker = new_broker(tmp_path / "old")

@@ -1,0 +1,135 @@
+"""Goal: after a clean stop RocketMQ's broker delivers what waits in levels, and nothing that was delivered; and so does
+ours, when it has taken the store over from one that did nothing.
+
+Method: the files are read as RocketMQ's broker (4.9.7) reads them, by their bytes: each level from its offset in
+delayOffset.json on, passing over units whose sizes are of no record."""
+
+from __future__ import annotations
+
+import errno
+import json
+import struct
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol.errors import RecordError
+from protocol.record import decode
+from scheduler import level_queues
+from scheduler.delay_levels import DelayLevels
+from scheduler.level_delivery import DeliveryConfig
+from storage.consume_queue import SCHEDULE_TOPIC
+from storage.errors import NotDurable
+from tests.unit.scheduler.world import World
+
+PROGRESS = "/s/config/delayOffset.json"
+SHORT = DelayLevels("1s 5s 5s")
+
+
+def rocketmq_delivers(world: World) -> list[bytes]:
+    """The bodies that RocketMQ's broker would deliver sooner or later, given the closed store of a world."""
+    offsets = json.loads(world.files.read_whole(PROGRESS) or b"{}")["offsetTable"]
+    log = world.files.read_whole(f"/s/commitlog/{0:020}") or b""
+    bodies = []
+    for level, offset in offsets.items():
+        directory = f"/s/consumequeue/{SCHEDULE_TOPIC}/{int(level) - 1}"
+        files = [world.files.read_whole(f"{directory}/{name}") or b"" for name in sorted(world.files.list(directory))]
+        units = list(struct.iter_unpack(">qiq", b"".join(files)))
+        for physical, size, _ in units[offset:]:
+            if size:
+                try:
+                    bodies.append(decode(log[physical : physical + size]).body)
+                except RecordError:
+                    continue
+    return sorted(bodies)
+
+
+def overtaken(world: World) -> None:
+    """Messages of a level that was shortened go before those that were promised more."""
+    for number in range(3):
+        world.schedule(3, b"30 s %d" % number)
+    world.set_table(SHORT.text)
+    for number in range(3):
+        world.schedule(3, b"5 s %d" % number)
+        world.pass_time(1000)
+    world.schedule(3, b"waits as well")
+    world.pass_time(4500)
+    assert world.bodies() == [b"5 s 0", b"5 s 1", b"5 s 2"]
+
+
+LEFT = [b"30 s 0", b"30 s 1", b"30 s 2", b"waits as well"]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_what_was_delivered_before_others_is_not_delivered_again(*, kill: bool) -> None:
+    world = World()
+    overtaken(world)
+    if kill:
+        world.open(SHORT)
+    world.stop()
+    assert rocketmq_delivers(world) == LEFT
+    world.files.write_whole("/s/lock", b"lock")
+    world.open(SHORT)
+    world.pass_time(30_000)
+    assert sorted(world.bodies()) == sorted([b"5 s 0", b"5 s 1", b"5 s 2", *LEFT])
+    assert world.twice() == []
+
+
+def test_it_is_known_to_have_been_delivered_and_not_withdrawn() -> None:
+    world = World()
+    overtaken(world)
+    world.stop()
+    world.open(SHORT)
+    queue = world.levels.levels[3].queue
+    known = {}
+    for offset in range(7):
+        unit = queue.unit(offset)
+        assert unit is not None
+        message = world.store.message_at(unit[0])
+        assert message is not None
+        known[message.body] = world.levels.is_waiting(message)
+    assert known == {b"30 s 0": True, b"30 s 1": True, b"30 s 2": True, b"waits as well": True} | {
+        b"5 s %d" % number: False for number in range(3)
+    }
+
+
+def test_too_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level_queues, "MAX_HANDED_OVER", 2)
+    world = World()
+    overtaken(world)
+    with capture_logs() as logs:
+        world.stop()
+    assert [line["delay_level"] for line in logs if line["event"] == "levels_not_handed_over"] == [3]
+    world.open(SHORT)
+    world.pass_time(30_000)
+    assert world.twice() == []
+
+
+def test_what_is_not_known_to_be_on_the_disk_when_the_stop_begins_counts_as_delivered() -> None:
+    """The stop waits for it."""
+    world = World(delivery=DeliveryConfig(is_async=True), sync_flush=True)
+    for number in range(3):
+        world.schedule(1, b"%d" % number)
+    world.clock.advance(1000)
+    world.run()
+    assert world.levels.levels[1].offset == 0, "nothing is flushed"
+    world.stop()
+    assert rocketmq_delivers(world) == []
+
+
+def test_a_store_is_taken_over_once_that_is_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that cannot say so leaves the store RocketMQ's."""
+    world = World()
+    world.schedule(1, b"x")
+    world.stop()
+    world.files.write_whole("/s/lock", b"lock")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.files, "heal", lambda: None)
+        world.files.faults["sync", "/s/checkpoint"] = errno.EIO
+        with pytest.raises(NotDurable, match="checkpoint"):
+            world.open()
+    assert world.files.read_whole("/s/lock") == b"lock"
+    world.open()
+    assert world.files.read_whole("/s/lock") == b"duemq"
+    world.pass_time(1000)
+    assert world.bodies() == [b"x"]
