@@ -90,6 +90,8 @@ class TimerWheel:
         """CRC-32 of each hour as it is in the file."""
         self._is_used = np.zeros(HOURS, bool)
         """The wheel of hours: whether an hour may have slots in use."""
+        self._next_hour = 0
+        """The last one in which `next_second` found something, which each step asks."""
 
     # --- the file
 
@@ -176,7 +178,8 @@ class TimerWheel:
 
     def write_some(self, second: int) -> bool:
         """Put the next of those hours into the file; whether there was one. After the last one only the hour of a
-        second and the next one stay in memory. Raises OSError; then that hour is the next one still."""
+        second, the next one, and that of the next second with units stay in memory. Raises OSError; then that hour is
+        the next one still."""
         assert self._file is not None
         if self._to_write:
             hour = self._to_write[-1]
@@ -189,7 +192,7 @@ class TimerWheel:
             self._is_dirty[hour] = False
             self._to_write.pop()
             return True
-        kept = {second // HOUR % HOURS, (second // HOUR + 1) % HOURS}
+        kept = {second // HOUR % HOURS, (second // HOUR + 1) % HOURS, self._next_hour}
         for hour in np.flatnonzero(self._is_resident & ~self._is_dirty).tolist():
             if hour not in kept:
                 self._release(hour)
@@ -315,6 +318,7 @@ class TimerWheel:
             low, high = max(0, start - begin), min(HOUR, end - begin)
             found = np.flatnonzero(is_used[low:high])
             if len(found):
+                self._next_hour = number
                 return begin + low + int(found[0])
             if (low, high) == (0, HOUR):
                 self._is_used[number] = False

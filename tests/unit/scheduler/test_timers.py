@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
 from protocol import properties, timer_properties
@@ -25,6 +26,7 @@ from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_sums import FileSum
 from scheduler.timer_superseded import RUN
+from scheduler.timer_wheel import TimerWheel
 from storage.budget import Pieces
 from storage.clock import look
 from storage.commitlog import Commitlog
@@ -935,6 +937,26 @@ def test_what_was_cancelled_after_it_moved_on_stays_cancelled() -> None:
     assert world.timers.metrics() == {}
     world.pass_time(120_000)
     assert world.bodies() == []
+
+
+def test_the_hour_of_the_next_message_is_read_once(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step asks when that is due, and each checkpoint gives back the memory of other hours."""
+    world.send(START_MS + 7_200_000)
+    world.run()
+    world.checkpoint()
+    reads: list[int] = []
+    read = TimerWheel._read
+
+    def counted(wheel: TimerWheel, hour: int) -> NDArray[Any]:
+        reads.append(hour)
+        return read(wheel, hour)
+
+    monkeypatch.setattr(TimerWheel, "_read", counted)
+    for _ in range(5):
+        world.send(START_MS + 100)
+        world.pass_time(200)
+        world.checkpoint()
+    assert len(reads) <= 1
 
 
 def test_what_is_put_into_the_wheel_after_a_start_is_read_in_ranges() -> None:
