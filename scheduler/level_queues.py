@@ -57,6 +57,8 @@ NAME: Final = "levels"
 OFFSET_TABLE: Final = "offsetTable"
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
+_MOST_RUNS: Final = 1000
+"""Each step looks at each of them."""
 _HAND_OVER_UNITS: Final = 4096
 MAX_HANDED_OVER: Final = 200_000
 """Each takes memory until the store is closed."""
@@ -151,7 +153,10 @@ class LevelQueues:
         known = [queue_id + 1 for queue_id in self._store.queues.get(SCHEDULE_TOPIC, {})]
         for number in sorted({*range(1, self.table.maximum + 1), *known}):
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
-            self.levels[number] = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
+            level = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
+            self.levels[number] = level
+            if note is None:
+                self._find_runs(level)
         self._pass_delivered(recovered.origins.delivered + (note.delivered if note is not None else array("q")))
         shift = self._set_back_meanwhile(now_ms)
         is_new_table = note is None or note.table_crc != runs.table_crc(self.table.text)
@@ -187,6 +192,20 @@ class LevelQueues:
                 log.warning("level_offset_corrected", delay_level=number, offset=run.cursor, corrected=cursor)
             result.append(OpenRun(start, cursor, run.shift_ms))
         return result
+
+    def _find_runs(self, level: Level) -> None:
+        """Where nobody noted the runs of a level, another one begins where the deliver times of its messages fall."""
+        offset, latest = level.runs[0].cursor, 0
+        while len(units := self._batches.read(level.queue, offset, _SETTLE_UNITS)):
+            codes = units["tags_code"].astype(np.int64)
+            known = np.flatnonzero(codes > EXT_ADDRESS_MAX)
+            times = np.concatenate(([latest], codes[known]))
+            for at in known[times[1:] < times[:-1]].tolist():
+                if len(level.runs) == _MOST_RUNS:
+                    log.warning("level_not_in_order", delay_level=level.number, runs=_MOST_RUNS, offset=offset + at)
+                    return
+                level.split(offset + at)
+            offset, latest = offset + len(units), int(times[-1])
 
     def _pass_delivered(self, origins: array[int]) -> None:
         """Move the cursors over what recovery found delivered; what lies further ahead is passed over later."""

@@ -20,6 +20,7 @@ from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import NotDurable
+from tests.unit.scheduler.test_times import delivery_times
 from tests.unit.scheduler.world import World
 
 PROGRESS = "/s/config/delayOffset.json"
@@ -133,3 +134,42 @@ def test_a_store_is_taken_over_once_that_is_on_the_disk(monkeypatch: pytest.Monk
     assert world.files.read_whole("/s/lock") == b"duemq"
     world.pass_time(1000)
     assert world.bodies() == [b"x"]
+
+
+@pytest.mark.parametrize("loss", ["RocketMQ had the store", "the checkpoint is gone"])
+def test_messages_keep_their_times_where_nobody_noted_how_the_table_changed(
+    loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their queue is not in the order of their times."""
+    monkeypatch.setattr(level_queues, "_SETTLE_UNITS", 3)
+    world = World()
+    for seconds in (15, 60, 20, 50, 5, 60):
+        table = world.set_table(f"1s 5s {seconds}s")
+        for number in range(4):
+            world.schedule(3, b"%d s, %d" % (seconds, number))
+    world.stop()
+    if loss == "RocketMQ had the store":
+        world.files.write_whole("/s/lock", b"lock")
+    else:
+        world.files.remove("/s/checkpoint")
+    world.open(table)
+    times = delivery_times(world, 62_000)
+    assert {body: ms for body, ms in times.items() if ms != int(body.split()[0]) * 1000} == {}
+    assert len(times) == 20, "those of 60 s have the same bodies"
+    assert len(world.bodies()) == 24
+
+
+def test_a_level_of_many_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level_queues, "_MOST_RUNS", 3)
+    world = World()
+    for seconds in (30, 25, 20, 15):
+        world.set_table(f"1s 5s {seconds}s")
+        world.schedule(3, b"%d" % seconds)
+    world.stop()
+    world.files.write_whole("/s/lock", b"lock")
+    with capture_logs() as logs:
+        world.open(SHORT)
+    (line,) = (line for line in logs if line["event"] == "level_not_in_order")
+    assert (line["delay_level"], line["offset"]) == (3, 3)
+    world.pass_time(30_000)
+    assert sorted(world.bodies()) == [b"15", b"20", b"25", b"30"], "late, if need be"
