@@ -41,8 +41,9 @@ class LevelTimes:
 
     def due_ms(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
         """When a unit's message is due; now, where there is none."""
-        if size in (PADDING_SIZE, *MARK_SIZES):
-            return now_ms if size == PADDING_SIZE or code <= EXT_ADDRESS_MAX else code + run.shift_ms
+        if size == PADDING_SIZE:
+            return now_ms
+        # One that was withdrawn has its time as well: a search by halves looks at it.
         if code <= EXT_ADDRESS_MAX:
             stored = self._store_timestamp(physical, size)
             return self.table.deliver_time(level.number, stored) + run.shift_ms if stored is not None else now_ms

@@ -193,6 +193,10 @@ class Recovery:
                 path = os.path.join(self._queue_directory, topic, str(queue_id), f"{base:020}")
                 unfinished = Wrong(path, base, "was being made again by an earlier start, which did not end")
                 self._wrong[topic, queue_id] = [unfinished, *wrong]
+        for key in check.unknown if check.is_whole else ():
+            # Nobody can tell what it has to have but the commitlog.
+            path = os.path.join(self._queue_directory, key[0], str(key[1]))
+            self._wrong[key] = [Wrong(path, 0, "could not be read when its units were to be noted")]
         for key, error in failed.items():
             if key in self._wrong:
                 continue
@@ -244,7 +248,7 @@ class Recovery:
             for queue in self._queues.values():
                 queue.remove()
             recovered = self._read_from(self._log.begin, rebuild=True)
-        for key in self._check.segments:
+        for key in self._check.segments.keys() | self._wrong.keys():
             found = self._queues.get(key)
             if found is None or key in self._wrong or found.next_offset < self._check.next_offset(key):
                 self._check.outdate(key)
@@ -299,6 +303,9 @@ class Recovery:
             noted = check.segments.get(key)
             if noted is None:
                 queue.keep_before(0, 0)
+                if key in check.unknown:
+                    wanted[key[0].encode(), key[1]] = -1
+                    position = self._log.begin
                 continue
             kept = {base: segment for base, segment in noted.items() if base < first}
             newest = max(kept, default=0)

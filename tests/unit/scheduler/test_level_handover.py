@@ -173,3 +173,18 @@ def test_a_level_of_many_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (line["delay_level"], line["offset"]) == (3, 3)
     world.pass_time(30_000)
     assert sorted(world.bodies()) == [b"15", b"20", b"25", b"30"], "late, if need be"
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_message_that_was_cancelled_holds_up_none_of_a_level_that_was_shortened_between_two_runs(which: int) -> None:
+    world = World()
+    for number in range(5):
+        world.schedule(3, b"%d" % number)
+    unit = world.levels.levels[3].queue.unit(which)
+    assert unit is not None
+    message = world.store.message_at(unit[0])
+    assert message is not None
+    world.levels.withdraw(message)
+    world.stop()
+    world.open(SHORT)
+    assert delivery_times(world, 31_000) == {b"%d" % number: 5000 for number in range(5) if number != which}

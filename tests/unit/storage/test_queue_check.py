@@ -416,11 +416,34 @@ def test_units_that_cannot_be_read_when_they_are_noted_poison_nothing() -> None:
     world.send("a", 0, 30)
     unreadable(world, "a", 2)
     image = world.copy()
-    assert image.reopen() == []
+    (warning,) = image.reopen()
+    assert warning["queues"] == 1
     image.look()
     world.checkpoint()
     world.files.remove(f"{QUEUES}/a/0/{0:020}")
     assert len(world.reopen()) == 1
+    world.look()
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "topic's directory", "zeros"])
+def test_a_queue_that_is_lost_before_it_could_be_noted_is_made_again(what: str) -> None:
+    world = World()
+    world.send("b", 0, 5)
+    world.send("a", 0, 30)
+    unreadable(world, "a", 2)
+    directory = f"{QUEUES}/a/0"
+    if what == "zeros":
+        node = world.files.names[f"{directory}/{0:020}"]
+        node.data[:] = bytes(len(node.data))
+    elif what == "file":
+        world.files.remove(f"{directory}/{0:020}")
+    else:
+        world.files.remove_tree(directory if what == "directory" else f"{QUEUES}/a")
+    (warning,) = world.reopen()
+    assert "could not be read" in warning["reason"]
+    world.look()
+    world.checkpoint()
+    assert world.reopen() == []
     world.look()
 
 
@@ -433,11 +456,13 @@ def test_a_queue_of_which_nothing_could_be_noted_is_not_taken_for_a_removed_one(
     world.send("b", 0)
     unreadable(world, "a", 2)
     image = world.copy()
+    told = []
     for _ in range(checkpoints):  # of a start, which begins the note anew
-        assert image.reopen() == []
+        told += image.reopen()
         image.send("b", 0)
         image.owned.checkpoint()
-    assert image.reopen() == []
+    told += image.reopen()
+    assert [line["queues"] for line in told] == [1], "that one is made again, once"
     image.look()
 
 
