@@ -37,6 +37,7 @@ from protocol.frame import JSON, Frame, FrameReader
 from protocol.headers import Header, Request, RequestDecoder, response
 from storage.clock import Clock
 from storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull
+from storage.jobs import has_no_room
 from storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -323,6 +324,8 @@ class Router:
         """The answer to a request whose handler raised."""
         if isinstance(error, ProtocolError):
             self.complain("request_refused", connection, str(error), code=request.code)
+        elif isinstance(error, OSError):
+            self.complain("file_not_read_or_written", connection, str(error), code=request.code)
         elif not isinstance(error, Refused | StoreError):
             log.exception("request_failed", peer=connection.peer, code=request.code)
         code, remark = outcome_of(error)
@@ -451,6 +454,8 @@ def outcome_of(error: Exception) -> tuple[int, str]:
         return ResponseCode.MESSAGE_ILLEGAL, remark
     if isinstance(error, StoreFull | StoreClosed):
         return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}"
+    if has_no_room(error):
+        return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: the disk is full: {error}"
     if isinstance(error, StoreError):
         return ResponseCode.SERVICE_NOT_AVAILABLE, f"the message store is broken: {error}"
     if isinstance(error, ProtocolError):

@@ -83,6 +83,7 @@ class Level:
         "skipped",
         "trouble",
         "warned_at",
+        "withdrawn",
     )
 
     def __init__(self, number: int, queue: ConsumeQueue, runs: list[OpenRun]) -> None:
@@ -113,6 +114,8 @@ class Level:
         """Messages delivered a second."""
         self.sampled = 0
         self.warned_at: float | None = None
+        self.withdrawn = 0
+        """Units behind the cursors of messages that were withdrawn, or that recovery found delivered."""
 
     @property
     def offset(self) -> int:
@@ -125,7 +128,7 @@ class Level:
         """Messages that are not delivered."""
         low = self.queue.min_offset
         count = sum(max(0, self.end_of(run) - max(low, run.cursor)) for run in self.runs)
-        return count + sum(put.end - put.start for put in self.failed)
+        return max(0, count + sum(put.end - put.start for put in self.failed) - self.withdrawn)
 
     @property
     def due_ms(self) -> int | None:

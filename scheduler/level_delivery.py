@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import structlog
 
 from scheduler.batches import Batches, Kind, Outcome
 from scheduler.level import Level, OpenRun, Put, Status
 from scheduler.level_times import LevelTimes
+from scheduler.waits import is_message
 from storage.errors import NotInMemory, StoreError
 from storage.pull import ReadCold
 from storage.store import MessageStore
@@ -28,6 +30,7 @@ log = structlog.get_logger(__name__)
 REFUSED_RETRY_MS: Final = 100
 """When the store takes nothing, the sync path tries again after this."""
 _WARM_UNITS: Final = 8192
+_COUNT_UNITS: Final = 65_536
 
 
 @dataclass
@@ -172,8 +175,26 @@ class LevelDelivery:
     @staticmethod
     def _count(level: Level, outcome: Outcome) -> None:
         level.delivered += outcome.delivered
-        if outcome.kind is not Kind.PASSED:
+        if outcome.kind is Kind.PASSED:
+            level.withdrawn = max(0, level.withdrawn - outcome.units)
+        else:
             level.skipped += outcome.units - outcome.delivered
+
+    def count_withdrawn(self, level: Level) -> None:
+        """Find out how many units behind a level's cursors are of messages that do not wait. Raises OSError."""
+        found = 0
+        for run in level.runs:
+            offset, end = run.cursor, level.end_of(run)
+            while offset < end:
+                units = self._batches.read(level.queue, offset, min(_COUNT_UNITS, end - offset))
+                if not len(units):
+                    break
+                waits = is_message(units["size"])
+                if self._batches.delivered_end:
+                    waits &= ~self._batches.is_delivered(units)
+                found += len(units) - int(np.count_nonzero(waits))
+                offset += len(units)
+        level.withdrawn = found
 
     def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
         """The store took nothing of a put."""
@@ -208,6 +229,7 @@ class LevelDelivery:
         for other in level.runs:
             other.start = min(max(other.start, low), high)
             other.cursor = min(max(other.cursor, other.start), high)
+        self.count_withdrawn(level)
         level.settle()
         return True
 

@@ -180,6 +180,8 @@ class LevelQueues:
             message = self._store.message_at(physical)
             if message is not None and message.topic == SCHEDULE_TOPIC and self.is_waiting(message) is not False:
                 self.withdraw(message)
+        for level in self.levels.values():
+            self.delivery.count_withdrawn(level)
 
     @staticmethod
     def _runs_of(number: int, queue: ConsumeQueue, note: Note | None, saved: int) -> list[OpenRun]:
@@ -360,7 +362,9 @@ class LevelQueues:
 
     def withdraw(self, message: StoredMessage) -> None:
         """A message that waits is not to be delivered any more. Raises OSError."""
-        self._store.withdraw(self.levels[message.queue_id + 1].queue, message.queue_offset)
+        level = self.levels[message.queue_id + 1]
+        self._store.withdraw(level.queue, message.queue_offset)
+        level.withdrawn += 1
 
     def waiting_before(
         self, limit: int, now_ms: int, after: tuple[int, int] = (0, -1)

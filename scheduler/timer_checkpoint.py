@@ -51,6 +51,8 @@ class TimerCheckpoint:
         """The timer log is durable up to here, but for marks of withdrawn units."""
         self._turn_seen = (0, 0.0)
         """Whose turn it is, and when that was first seen."""
+        self._numbers: dict[str, int] = {}
+        """As of the last note: what came since is counted again by a start that goes by it."""
         self._is_bound = False
         """Whether `_bound_since` is done for the checkpoint that is being made."""
 
@@ -77,6 +79,7 @@ class TimerCheckpoint:
     def note(self) -> bytes:
         """See `storage.durability.Part`."""
         slots = self._slots
+        self._numbers = self._topics.numbers()
         return TimerNote(
             slots.second,
             slots.since,
@@ -167,7 +170,7 @@ class TimerCheckpoint:
             self._check.state_version, self._check.version_ms = 0, now.wall_ms
             self._check.counter += 1
         check = self._check
-        metrics = timer_files.metrics_json(self._topics.numbers(), check.version_ms, check.counter)
+        metrics = timer_files.metrics_json(self._numbers, check.version_ms, check.counter)
         root = self._store.config.root
 
         def sync() -> None:

@@ -49,6 +49,9 @@ class TimerTopics:
         for key, counts in self._shared.items():
             counts.clear()
             counts.update({name: names[name] for name in self._names[key]})
+            # A crash may have left names of another checkpoint than the numbers.
+            most = max(counts, key=lambda name: counts[name])
+            counts[most] += self._waiting[key] - counts.total()
 
     def hash_of(self, topic: str) -> int:
         """The hash of a topic, whose name is known from now on."""

@@ -4,6 +4,7 @@ request harms another."""
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -351,6 +352,27 @@ async def test_a_handlers_exception_is_answered_logged_and_harms_nobody(
     assert answers[1].remark == "ZeroDivisionError: by zero"
     assert [line["event"] for line in logged] == ["request_failed"]
     assert not peer.transport.is_closing()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, ResponseCode.SERVICE_NOT_AVAILABLE), (errno.EIO, ResponseCode.SYSTEM_ERROR)],
+)
+async def test_a_file_that_cannot_be_read_or_written_is_told_without_a_traceback(
+    broker: UnboundBroker, peer: Peer, number: int, code: int, logged: list[Any]
+) -> None:
+    """Each refused send would log one otherwise."""
+
+    def fail(_: object, request: Request[NoFields]) -> None:
+        raise OSError(number, "no", "/s/timerlog")
+
+    broker.router.add(UNKNOWN, NoFields, fail)
+    answers = [await peer.ask(request(UNKNOWN)) for _ in range(100)]
+    assert {answer.code for answer in answers} == {code}
+    assert all("/s/timerlog" in (answer.remark or "") for answer in answers)
+    told = [line for line in logged if line["event"] == "file_not_read_or_written"]
+    assert 0 < len(told) < 100
+    assert all("exc_info" not in line for line in logged)
 
 
 @pytest.mark.parametrize("is_async", [False, True])

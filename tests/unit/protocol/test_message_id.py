@@ -37,7 +37,20 @@ def test_ipv4_in_ipv6_counts_as_ipv4_and_zones_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "7F", "7F000002000074D700000000000004A", "Z" * 32, "é" * 32, "0" * 57, "0" * 56000]
+    "text",
+    [
+        "",
+        "x",
+        "7F",
+        "7F000002000074D700000000000004A",
+        "Z" * 32,
+        "é" * 32,
+        "0" * 57,
+        "0" * 56000,
+        " 7F000002000074D700000000000004A2",
+        "7F000002 000074D700000000000004A2",
+        "7F000002000074D700000000000004A2\n",
+    ],
 )
 def test_a_text_that_is_no_id_is_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError):

@@ -310,3 +310,31 @@ def test_what_is_damaged_stops_the_start_only_where_it_is_needed() -> None:
         assert [line["event"] for line in logs] == ["delay_offsets_passed_over"]
     files.write_whole("/t.json", b'{"offsetTable":null,"dataVersion":7}')
     assert read_saved(file, is_needed=True) == {"offsetTable": {}, "dataVersion": 7}
+
+
+@pytest.mark.parametrize("restart", ["none", "kill", "stop"])
+def test_what_was_withdrawn_is_not_counted_as_waiting(restart: str) -> None:
+    world = World()
+    for number in range(10):
+        world.schedule(2 if number % 2 else 3, b"%d" % number)
+    for level, which in ((2, 0), (2, 4), (3, 2)):
+        unit = world.levels.levels[level].queue.unit(which)
+        assert unit is not None
+        message = world.store.message_at(unit[0])
+        assert message is not None
+        world.levels.withdraw(message)
+    # Only a mark tells of it here, and no record, as a cancel appends one.
+    if restart != "none":
+        world.checkpoint()
+    if restart == "stop":
+        world.stop()
+    if restart != "none":
+        world.open()
+    assert [world.levels.levels[level].waiting for level in (2, 3)] == [3, 4]
+    assert "pending=3 " in world.levels.describe(world.levels.levels[2], world.clock.now_ms())
+    world.pass_time(5000)
+    assert [world.levels.levels[level].waiting for level in (2, 3)] == [0, 4]
+    world.pass_time(25_000)
+    assert [world.levels.levels[level].waiting for level in (2, 3)] == [0, 0]
+    world.schedule(2)
+    assert world.levels.levels[2].waiting == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -288,6 +289,27 @@ def test_messages_are_counted_by_their_topics_name(is_restarted: bool) -> None:
         assert sum(world.curve(START_MS, 1000, 100, topic)) == count
     world.pass_time(60_000)
     assert world.timers.metrics() == {TWINS[1]: 4}
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_counts_by_name_are_right_after_a_kill(*, is_torn: bool) -> None:
+    """Also of what came in the middle of the last checkpoint; or, where that was cut off, at least all together."""
+    world = twins(10, START_MS + 60_000)
+    for step, _ in enumerate(world.owned.writing()):
+        if step < 3:
+            for _ in range(step + 1):
+                world.send(START_MS + 60_000, topic=TWINS[step % 2])
+            world.run()
+    before = world.timers.metrics()
+    if is_torn:
+        world.files.faults["open", "/s/checkpoint"] = errno.EIO
+    with pytest.raises(OSError, match="checkpoint") if is_torn else contextlib.nullcontext():
+        world.owned.sync()
+    world.open()
+    world.run()
+    assert sum(before.values()) == sum(world.timers.metrics().values()) == 26
+    if not is_torn:
+        assert world.timers.metrics() == before
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), NotInMemory("a file", 0, lambda: None)])
