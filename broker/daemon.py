@@ -81,6 +81,8 @@ log = structlog.get_logger(__name__)
 
 VIP_PORT_OFFSET: Final = 2
 BACKLOG: Final = 4096
+_OTHER_DESCRIPTORS: Final = 64
+"""What is open beside connections and files of the store, at most."""
 STOP_SECONDS: Final = 5.0
 MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set: look at it at least this often while a message waits."""
@@ -126,7 +128,9 @@ class Broker:
         """What clients, connections and files live by..."""
         self._clock: Clock = MovableClock(self._real_clock) if config.test_clock else self._real_clock
         """...and what messages do: two hours for those must not throw clients out or delete files."""
-        self._files = files or OsFiles(_descriptor_limit() // 4)
+        descriptors = _descriptor_limit()
+        self._files = files or OsFiles(descriptors // 4)
+        self._max_connections = max(4, descriptors // 4 * 3 - min(_OTHER_DESCRIPTORS, descriptors // 4))
         self._make_workers = workers
         self._make_budget = budget
         self._levels_table = DelayLevels(config.delay_levels)
@@ -321,7 +325,16 @@ class Broker:
         stats = Stats(store.appender, real_clock)
         reads = ColdReads(self._files, self._workers, self._turns.share)
         admission = Admission(loop, config.max_waiting_request_bytes)
-        self.router = router = Router(store, clock, held, stats, admission, reads, sync_flush=config.sync_flush)
+        self.router = router = Router(
+            store,
+            clock,
+            held,
+            stats,
+            admission,
+            reads,
+            sync_flush=config.sync_flush,
+            max_connections=self._max_connections,
+        )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(config.max_unread_response_bytes)
         self._pulls = PullHandlers(

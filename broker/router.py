@@ -98,8 +98,10 @@ class Router:
         reads: ColdReads,
         *,
         sync_flush: bool,
+        max_connections: int,
     ) -> None:
-        """`clock`: the messages' clock. `sync_flush`: whether the answers to sends are held until the disk has them."""
+        """`clock`: the messages' clock. `sync_flush`: whether the answers to sends are held until the disk has them.
+        `max_connections`: more are refused, so that there are descriptors left for files."""
         self._log = store.log
         self._appender = store.appender
         self._clock = clock
@@ -118,6 +120,7 @@ class Router:
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
+        self._max_connections = max_connections
         self._takes_requests = True
         self._refused_sends = 0
         """Sends that no line of the log tells of yet."""
@@ -155,7 +158,11 @@ class Router:
     def connection_made(self, connection: Connection) -> None:
         """A client connected."""
         self.connections.add(connection)
-        if not self._takes_requests:  # its connection was on its way when the stop began
+        has_room = len(self.connections) <= self._max_connections
+        if not has_room:
+            reason = f"there are {self._max_connections} connections; more descriptors make room (ulimit -n)"
+            self.complain("connection_refused", connection, reason)
+        if not has_room or not self._takes_requests:  # its connection was on its way when the stop began
             connection.stop_reading()
             connection.close()
 

@@ -37,7 +37,7 @@ def moment(text: str) -> datetime:
     """A time on the command line, by this machine's clock unless it names another zone."""
     try:
         return datetime.fromisoformat(text).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is no time; write it as 2030-01-31T08:30 or 2030-01-31T08:30:00.250+02:00"
         ) from None

@@ -174,7 +174,10 @@ def message_as_json(message: ReceivedMessage) -> str:
 
 def local_time(time_ms: int) -> str:
     """A time in ms since the epoch, to the millisecond, in this machine's zone."""
-    return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        return f"{time_ms} ms since the epoch"
 
 
 def printable(text: str) -> str:

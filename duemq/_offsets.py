@@ -99,7 +99,7 @@ class LocalOffsets:
 def _parse_offsets(path: Path) -> dict[MessageQueue, int]:
     try:
         tables = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, int]])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is no file of offsets: {error}") from None
     offsets = {}
     for topic, table in tables.items():

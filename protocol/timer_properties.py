@@ -61,8 +61,10 @@ def deliver_time(text: str, now_ms: int) -> int | None:
 
 def _number(name: str, value: str) -> int:
     digits = value[1:] if value[:1] in ("-", "+") else value
-    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 19 or abs(int(value)) > _MAX_MS:
+    if not (digits.isascii() and digits.isdecimal()):
         raise TimerIllegal(f"the property {name}={value[:40]} is no number of milliseconds or seconds")
+    if len(digits) > 19 or abs(int(value)) > _MAX_MS:
+        raise TimerIllegal(f"the property {name}={value[:40]} is beyond all time; it is in milliseconds or seconds")
     return int(value)
 
 

@@ -137,7 +137,7 @@ def load_topics(files: Files, path: str) -> dict[str, int]:
     data = files.read_whole(path)
     try:
         counts = msgspec.json.decode(data, type=_Metrics).timingCount if data else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return {topic: metric.count for topic, metric in counts.items()}
 

@@ -80,6 +80,8 @@ MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
 ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
 _MAGIC_AT: Final = 12
 _BLANK: Final = struct.Struct(">iqI")
+BLANK_SIZE: Final = _BLANK.size
+"""In bytes, of what ends a file."""
 _BLANK_MAGIC: Final = 0xCBD43194
 _SLOT_MS: Final = 1000
 _SCAN_UNITS: Final = 16_384

@@ -121,7 +121,7 @@ class TimerRecovery:
         start = None
         if note is not None:
             start = self._by_note(note, has_wheel=has_wheel, has_log=has_log)
-        elif self._recovered.is_foreign and (has_log or check is not None):
+        elif self._recovered.is_foreign:
             start = self._by_check(check)
         if start is None:
             start = self._by_queue()
@@ -323,17 +323,23 @@ class TimerRecovery:
 
     # --- RocketMQ's
 
-    def _by_check(self, check: TimerCheck | None) -> Start:
-        position = check.log_position if check is not None else 0
+    def _by_check(self, check: TimerCheck | None) -> Start | None:
+        if check is None:
+            self._reason = "RocketMQ had the store, and config/timercheck, which tells how far it was, cannot be read"
+            return None
         size = self._log.segment_size
-        self._log.recover(max(self._log.begin, min(position, self._log.end) // size * size - size))
-        oldest = self._now_second - SLOTS // 2
-        second = max(waits.second_of(check), oldest) if check is not None else oldest
+        self._log.recover(max(self._log.begin, min(check.log_position, self._log.end) // size * size - size))
+        second = max(waits.second_of(check), self._now_second - SLOTS // 2)
+        begin, end = self._log.begin, self._log.end
+        links = (waits.first_link(units, seconds_of(units), second) for _, units in self._log.scan(begin, end))
+        if not waits.is_covering(check, begin, end, size, links):
+            self._reason = f"the timer log has positions {begin} to {end}, and not all that config/timercheck tells of"
+            return None
         waiting = self._rebuild_wheel(second)
         self._sum_up()
         offset = waits.enqueued_to(check, self._offset_behind_last())
         low, high = self._queue.min_offset, self._queue.next_offset
-        offset = min(max(offset if offset is not None else low, low), high)
+        offset = min(max(offset, low), high)
         log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
         return Start(
             second,

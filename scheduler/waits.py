@@ -34,7 +34,7 @@ from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from scheduler.runs import Run
 from scheduler.sorted_offsets import distinct_of, is_among, joined, places_of
 from scheduler.timer_files import Found, TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import BLANK_SIZE, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_second import slot_second_of
 from scheduler.timer_sums import FileSum, LogSums
 from storage.consume_queue import DELIVERED_SIZE, PADDING_SIZE
@@ -205,6 +205,22 @@ def with_moved(found: Found, second: int, before: Found, parts: Iterable[tuple[i
     return found._replace(moved=moved, moved_by=np.concatenate(positions)[::-1][at])
 
 
+def first_link(units: Units, seconds: Integers, second: int) -> int:
+    """The lowest position to which units of slots that are not past link, which are those of the same slots before
+    them; a high number where none does. `seconds`: of their slots; `second`: all slots before it are past."""
+    links = units["previous"][(seconds >= second) & (units["previous"] >= 0)]
+    return int(links.min(initial=2**62))
+
+
+def is_covering(check: TimerCheck, begin: int, end: int, segment_size: int, links: Iterable[int]) -> bool:
+    """Whether a timer log that has units from position `begin` to `end` has all that RocketMQ's broker had put into it.
+    `segment_size`: of its files, in bytes; `links`: of its units (`first_link`)."""
+    left = segment_size - end % segment_size
+    if left < UNIT_SIZE + BLANK_SIZE:  # the file is full, and RocketMQ counts its rest
+        end += left
+    return check.log_position <= end and all(link >= begin for link in links)
+
+
 def is_covered(note: TimerNote, begin: int, end: int) -> bool:
     """Whether a timer log that has the positions from `begin` to `end` has what the note is of."""
     return begin <= note.log_since and note.log_end <= end
@@ -263,9 +279,7 @@ def second_of(check: TimerCheck) -> int:
     return check.read_ms // PRECISION_MS
 
 
-def enqueued_to(check: TimerCheck | None, behind_last: int | None) -> int | None:
-    """The next queue offset of the timer topic to be put into the wheel; None where nothing tells. `behind_last`: the
-    one behind the message of the timer log's last unit, None where that has none."""
-    if check is None:
-        return behind_last
+def enqueued_to(check: TimerCheck, behind_last: int | None) -> int:
+    """The next queue offset of the timer topic to be put into the wheel. `behind_last`: the one behind the message of
+    the timer log's last unit, None where that has none."""
     return min(behind_last, check.master_queue_offset) if behind_last is not None else check.queue_offset

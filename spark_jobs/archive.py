@@ -245,7 +245,7 @@ def read_manifest(archive_path: str) -> Manifest:
         raise JobError(
             f"{archive_path}: has no manifest.json, so it is no archive; give the archive's directory"
         ) from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: {error}") from None
     if manifest.version != VERSION:
         raise JobError(f"{path}: is of version {manifest.version}; this program reads version {VERSION}")

@@ -316,7 +316,7 @@ def verify(text: bytes, public_key: bytes | None = None) -> Summary:
     is given. Raises JobError where something does not fit."""
     try:
         summary = msgspec.json.decode(text, type=Summary)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise JobError(f"this is no audit.json: {error}") from None
     digest = hashlib.sha256(_text(summary)).digest()
     if digest.hex() != summary.digest:

@@ -87,7 +87,7 @@ def read_history(path: str) -> list[Run]:
     for line in lines:
         try:
             runs.append(msgspec.json.decode(line, type=Run))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
     return runs
 

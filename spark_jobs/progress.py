@@ -21,7 +21,17 @@ from scheduler.delay_levels import DelayLevels
 from scheduler.runs import Run
 from scheduler.sorted_offsets import is_among, joined
 from scheduler.timer_files import Found, TimerCheck, TimerNote
-from scheduler.timer_log import ANY_MAGIC, APPLIED, DELETE, MAX_DUE_MS, ROLL, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import (
+    ANY_MAGIC,
+    APPLIED,
+    BLANK_SIZE,
+    DELETE,
+    MAX_DUE_MS,
+    ROLL,
+    UNIT_SIZE,
+    WITHDRAWN,
+    seconds_of,
+)
 from scheduler.timer_log import UNIT as TIMER_UNIT
 from scheduler.timer_sums import is_superseded
 from scheduler.timer_superseded import marked, positions_of
@@ -41,7 +51,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
-_TIMER_BLANK_SIZE: Final = 16
 _SCAN_UNITS: Final = 1 << 18
 _NONE: Final = np.empty(0, np.int64)
 EVERYTHING: Final = 2**62
@@ -109,12 +118,12 @@ def read_books(store: StoreFiles) -> Books:
     since = end = store.readable_end
     if store.written_by != "duemq":
         known.is_foreign, known.notes = True, {}
-        has_log = bool(_timer_files(store)) or check is not None
-        if not has_log and any(file.topic == TIMER_TOPIC for file in store.queue_files()):
+        second = queue_offset = 0
+        has_log = check is not None and _is_covering(store, check)
+        if check is not None and has_log:
+            second, queue_offset = waits.second_of(check), waits.enqueued_to(check, _behind_last(store))
+        elif any(file.topic == TIMER_TOPIC for file in store.queue_files()):
             since = begin  # then only records that name their origins tell
-        second, queue_offset = (waits.second_of(check) if check is not None else 0), 0
-        if has_log:
-            queue_offset = waits.enqueued_to(check, _behind_last(store)) or 0
         levels = waits.runs_of_table(_offset_table(store))
         return Books(known, levels, _NONE, None, check, has_log, second, queue_offset, EVERYTHING, since)
     level_note = runs.decode(known.notes.get("levels", b""))
@@ -140,6 +149,16 @@ def read_books(store: StoreFiles) -> Books:
         )
     since = min(note.since, queues_to)
     return Books(known, levels, delivered, note, check, True, note.second, note.queue_offset, queues_to, since)
+
+
+def _is_covering(store: StoreFiles, check: TimerCheck) -> bool:
+    """Whether the timer log has all that RocketMQ's broker had put into it."""
+    end, second, links = 0, waits.second_of(check), []
+    for position, units in timer_units(store):
+        end = position + len(units) * UNIT_SIZE
+        links.append(waits.first_link(units, seconds_of(units), second))
+    begin, size = next(iter(_timer_files(store)), (0, 1))
+    return waits.is_covering(check, begin, end, size, links)
 
 
 def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
@@ -460,7 +479,7 @@ def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Ite
     for base, size in _timer_files(store):
         if base + size <= start:
             continue
-        room = (size - UNIT_SIZE - _TIMER_BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
+        room = (size - UNIT_SIZE - BLANK_SIZE) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
         stop = min(room, end - base)
         for at in range(max(0, start - base), stop, _SCAN_UNITS * UNIT_SIZE):
             data = store.read(f"timerlog/{base:020}", at, min(_SCAN_UNITS * UNIT_SIZE, stop - at))

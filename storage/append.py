@@ -317,5 +317,7 @@ class Appender:
             return StoreFull(f"the disk is full: {error}")
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
             return StoreFull("memory ran out: send again, and give the broker more memory")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return StoreFull(f"too many files are open: {error}. Let the broker have more of them (ulimit -n)")
         self._health.poison(f"writing the commitlog failed: {error}")
         return self._health.error()

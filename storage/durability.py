@@ -39,7 +39,7 @@ from storage.budget import UNLIMITED, Budget
 from storage.checkpoint import Checkpoint
 from storage.clock import Moment
 from storage.consume_queue import UNIT, ConsumeQueue
-from storage.errors import NotDurable, NotInMemory, StoreError
+from storage.errors import NotDurable, NotInMemory, StoreError, StoreFull
 from storage.health import Verdict
 from storage.jobs import CheckpointJob, FlushJob, Lane, RemoveJob, Workers, has_no_room
 from storage.retention import Retention
@@ -273,12 +273,13 @@ class Durability:
 
     def _failed(self, what: str, error: Exception) -> None:
         """Something failed: passing trouble is told once, and it is tried again; everything else poisons the store."""
+        reason = str(error) or repr(error)
         if not is_passing(error):
-            log.error("store_poisoned", what=what, reason=str(error))
-            self._store.health.poison(f"{what} failed: {error}")
-        elif self._trouble != (trouble := f"{what}: {error}"):
+            log.error("store_poisoned", what=what, reason=reason)
+            self._store.health.poison(f"{what} failed: {reason}")
+        elif self._trouble != (trouble := f"{what}: {reason}"):
             self._trouble = trouble
-            log.warning("tried_again_later", what=what, reason=str(error))
+            log.warning("tried_again_later", what=what, reason=reason)
 
     def _note_failures(self, now: Moment) -> None:
         """Take up what the ends of jobs left: they do not know what time it is."""
@@ -424,7 +425,16 @@ class Durability:
         """Make the first checkpoint of a store that somebody else had last, here and now, before anything else is done
         with it. What they had delivered only their files tell, which start to be ours: from here on the checkpoint
         tells, and where that cannot be written theirs still do, at the next start. Waits for the disk. Raises
-        NotDurable, OSError; then the store is to be let go of."""
+        StoreFull, NotDurable, OSError; then the store is theirs still, and to be let go of."""
+        try:
+            self._take_over(now)
+        except BaseException as error:
+            self._store.unmark()
+            if has_no_room(error):
+                raise StoreFull(f"no room to take over what RocketMQ's broker had last: {error}. Make room") from error
+            raise
+
+    def _take_over(self, now: Moment) -> None:
         store = self._store
         flush = FlushJob(store.files, store.log)
         flush.run()
@@ -668,8 +678,9 @@ class Durability:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether an error says nothing of what the disk holds: there was no room, or this process has too much open."""
-    if has_no_room(error):
+    """Whether an error says nothing of what the disk holds: there was no room, no memory, or this process has too much
+    open."""
+    if has_no_room(error) or isinstance(error, MemoryError):
         return True
     return isinstance(error, OSError) and not isinstance(error, NotDurable) and error.errno in _PASSING
 

@@ -327,7 +327,7 @@ class OsFile:
 
     def _descriptor(self) -> int:
         if self._fd < 0:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = self._owner.open_descriptor(self.path, os.O_RDWR)
             self._owner.opened(self)
         return self._fd
 
@@ -351,12 +351,24 @@ class OsFiles:
         """A file gave its descriptor back."""
         self._open.pop(file, None)
 
+    def open_descriptor(self, path: str, flags: int, mode: int = 0o644) -> int:
+        """A new descriptor. Where there is none left, the files that have one and are not in use just now give theirs
+        back first. For the thread that owns the files. Raises OSError."""
+        try:
+            return os.open(path, flags | os.O_CLOEXEC, mode)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+                raise
+        for file in list(self._open):
+            file.close()
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+
     def create(self, path: str, size: int) -> OsFile:
         """See Files. An unnamed file gets its size first; where the file system has none (O_TMPFILE), a file beside
         the directory is renamed into it."""
         directory = os.path.dirname(path)
         try:
-            fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            fd = self.open_descriptor(directory, os.O_TMPFILE | os.O_RDWR)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 raise
@@ -544,6 +556,8 @@ def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> Non
         sync(fd)
     except OSError as error:
         raise NotDurable(error.errno, error.strerror, path) from error
+    except BaseException as error:  # for want of memory, say: what the system said is not known
+        raise NotDurable(errno.EIO, f"a sync ended with {error!r}", path) from error
 
 
 _NO_LOCKS: Final = frozenset((errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))

@@ -11,6 +11,7 @@ The store belongs to one thread, the broker's event loop. What waits for the dis
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -83,6 +84,8 @@ class MessageStore:
         self.checkpoint_path = os.path.join(root, "checkpoint")
         self._lock: Lock | None = None
         self._let_go_of_commitlog: Callable[[], None] | None = None
+        self._was_clean = False
+        """Whether the run before ended cleanly."""
         self._recovery: Recovery | None = None
         self.health = Health(on_work)
         self.log = Commitlog(
@@ -181,7 +184,7 @@ class MessageStore:
         assert lock is not None, "a store is inspected before it is recovered"
         assert recovery is not None, "a store is recovered once"
         self._recovery = None
-        clean = not files.exists(self.abort_path)
+        clean = self._was_clean = not files.exists(self.abort_path)
         if not self.checkpoint.is_foreign:
             lock.claim()
         files.make_directories(self.log.directory, durable=True)
@@ -225,6 +228,12 @@ class MessageStore:
             if not files.exists(self.abort_path):
                 files.create(self.abort_path, 0)
                 files.sync_directory(self.config.root)
+
+    def unmark(self) -> None:
+        """Nothing was appended, and nothing will be: where the last run ended cleanly, that is how it ended still."""
+        if self._was_clean:
+            with contextlib.suppress(OSError):
+                self.files.remove(self.abort_path)
 
     def _not_durable(self) -> Iterator[tuple[ConsumeQueue, int]]:
         """After recovery: the queues with units that may not be durable, and the queue offset where those start."""

@@ -375,6 +375,20 @@ async def test_a_file_that_cannot_be_read_or_written_is_told_without_a_traceback
     assert all("exc_info" not in line for line in logged)
 
 
+async def test_connections_for_which_there_is_no_room_are_refused_and_harm_nobody(
+    broker: UnboundBroker, peer: Peer, topic: str, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
+) -> None:
+    monkeypatch.setattr(broker.router, "_max_connections", 3)
+    others = [broker.connect() for _ in range(200)]
+    assert [other.transport.is_closing() for other in others] == [False] * 2 + [True] * 198
+    assert offset_of(await peer.ask(send(topic))) == 1
+    told = [line for line in logged if line["event"] == "connection_refused"]
+    assert told
+    assert "there are 3 connections" in told[0]["reason"]
+    others[0].connection.connection_lost(None)
+    assert offset_of(await broker.connect().ask(send(topic))) == 2
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_an_answer_that_cannot_be_encoded_becomes_an_error(
     broker: UnboundBroker, peer: Peer, is_async: bool, logged: list[Any]

@@ -91,9 +91,11 @@ async def test_offsets_in_a_file_outlive_the_consumer(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["offsets.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"t":{"b:x":1}}', '{"t":{"3":1}}', '{"t":{"b:3":"1"}}'])
-def test_another_file_is_not_taken_for_offsets(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b'{"t":{"b:x":1}}', b'{"t":{"3":1}}', b'{"t":{"b:3":"1"}}', b'{"t\xc2":{"b:3":1}}']
+)
+def test_another_file_is_not_taken_for_offsets(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "offsets.json"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(ArgumentError, match="is no file of offsets"):
         LocalOffsets(path)

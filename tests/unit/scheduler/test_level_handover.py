@@ -19,7 +19,7 @@ from scheduler import level_queues
 from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
 from storage.consume_queue import SCHEDULE_TOPIC
-from storage.errors import NotDurable
+from storage.errors import NotDurable, StoreFull
 from tests.unit.scheduler.test_times import delivery_times
 from tests.unit.scheduler.world import World
 
@@ -130,10 +130,25 @@ def test_a_store_is_taken_over_once_that_is_on_the_disk(monkeypatch: pytest.Monk
         with pytest.raises(NotDurable, match="checkpoint"):
             world.open()
     assert world.files.read_whole("/s/lock") == b"lock"
+    assert not world.files.exists("/s/abort"), "it was stopped cleanly"
     world.open()
     assert world.files.read_whole("/s/lock") == b"duemq"
+    assert world.files.exists("/s/abort")
     world.pass_time(1000)
     assert world.bodies() == [b"x"]
+
+
+def test_a_store_is_not_taken_over_where_there_is_no_room_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.schedule(1, b"x")
+    world.stop()
+    world.files.write_whole("/s/lock", b"lock")
+    with monkeypatch.context() as patch:
+        patch.setattr(world.files, "heal", lambda: None)
+        world.files.faults["name", "/s/checkpoint"] = errno.ENOSPC
+        with pytest.raises(StoreFull, match="take over"):
+            world.open()
+    assert not world.files.exists("/s/abort")
 
 
 @pytest.mark.parametrize("loss", ["RocketMQ had the store", "the checkpoint is gone"])

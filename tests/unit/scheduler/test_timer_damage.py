@@ -281,3 +281,14 @@ def test_first_files_of_the_timer_log_that_are_missing_are_made_again(count: int
     world.open()
     world.pass_time(60_000)
     assert sorted(world.bodies()) == sorted(bodies)
+
+
+@pytest.mark.parametrize("data", [b'{"timingCount":{"t\xc2":{"count":1,"timeStamp":0}}}', b"{", b"\xff\xfe", b"[]"])
+def test_timermetrics_that_are_damaged_stop_nothing(data: bytes) -> None:
+    world = TimerWorld()
+    world.send(START_MS + 5000)
+    world.close()
+    world.files.write_whole("/s/config/timermetrics", data)
+    world.open()
+    world.pass_time(5000)
+    assert world.bodies() == [b"m1"]

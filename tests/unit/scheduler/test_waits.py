@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 
 from scheduler import waits
@@ -326,8 +327,35 @@ def test_where_rocketmq_goes_on() -> None:
     check = TimerCheck(read_ms=12_345, queue_offset=7, master_queue_offset=9)
     assert waits.second_of(check) == 12
     assert [waits.enqueued_to(check, last) for last in (None, 8, 20)] == [7, 8, 9]
-    assert [waits.enqueued_to(None, last) for last in (None, 8)] == [None, 8]
     assert waits.runs_of_table({2: 5}) == {2: [Run(0, 5)]}
+
+
+@pytest.mark.parametrize(
+    ("position", "begin", "end", "link", "is_whole"),
+    [
+        (0, 0, 0, 2**62, True),
+        (5200, 0, 0, 2**62, False),
+        (104, 0, 104, 0, True),
+        (104, 0, 52, 0, False),
+        (104, 0, 208, 52, True),
+        (5200, 0, 5148, 0, True),  # the file is full
+        (5200, 0, 5096, 0, False),
+        (10_400, 5200, 10_400, 5200, True),
+        (10_400, 5200, 10_400, 52, False),  # the slot had units in a file that is gone
+    ],
+)
+def test_a_timer_log_that_has_not_what_rocketmq_put_into_it_is_not_gone_by(
+    position: int, begin: int, end: int, link: int, *, is_whole: bool
+) -> None:
+    check = TimerCheck(log_position=position)
+    assert waits.is_covering(check, begin, end, 5200, [2**62, link]) is is_whole
+
+
+def test_what_units_of_slots_to_come_link_to() -> None:
+    units = np.zeros(4, UNIT)
+    units["previous"] = [-1, 104, 52, 0]
+    seconds = np.array([5, 6, 5, 4])
+    assert [waits.first_link(units, seconds, second) for second in (4, 5, 6, 7)] == [0, 52, 104, 2**62]
 
 
 def logged(*magic: int) -> Any:

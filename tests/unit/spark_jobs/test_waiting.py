@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.timer_properties import out_ms
 from scheduler.pending import Pending, Selection, Waiting
@@ -231,3 +232,34 @@ def test_what_came_back_from_a_pause_just_before_a_kill(tmp_path: Path) -> None:
     broker.pass_time(3000)
     assert len(broker.bodies()) == 20
     assert broker_says(killed(broker, "back")) == set()
+
+
+@pytest.mark.parametrize("loss", ["timerlog", "cut", "timercheck", "empty timercheck"])
+def test_timers_of_a_store_that_rocketmq_had_are_not_lost_with_its_files(tmp_path: Path, loss: str) -> None:
+    """At least once: what RocketMQ delivered nobody can tell, but what we delivered or cancelled our records do."""
+    broker = new_broker(tmp_path / "old")
+    far = {broker.timer(START_MS + 60_000 + number, b"far %d" % number) for number in range(150)}
+    for number in range(10):
+        broker.timer(START_MS + 1500 + number, b"soon")
+    broker.pass_time(3000)
+    broker.close()
+    assert len(broker.bodies()) == 10
+    as_apache(broker.root)
+    log, check = broker.root / "timerlog", broker.root / "config" / "timercheck"
+    if loss == "timerlog":
+        shutil.rmtree(log)
+    elif loss == "cut":
+        last = max(log.iterdir())
+        data = last.read_bytes().rstrip(b"\0")
+        last.write_bytes(data[: len(data) // 2].ljust(last.stat().st_size, b"\0"))
+    elif loss == "timercheck":
+        check.unlink()
+    else:
+        check.write_bytes(b"")
+    assert jobs_say(broker.root) == far
+    with capture_logs() as logs:
+        after = Broker(broker.root, broker.clock)
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["timers_rebuilt"]
+    assert broker_says(after) == far
+    after.pass_time(70_000)
+    assert len(after.bodies()) == 160, "each once"

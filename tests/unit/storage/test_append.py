@@ -145,6 +145,22 @@ def test_a_full_disk_undoes_the_batch_and_the_store_goes_on() -> None:
     assert list(problems(store)) == []
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_file_that_cannot_be_made_for_want_of_descriptors_refuses_the_batch(number: int) -> None:
+    files = SimulatedFiles()
+    store = make_store("/s", files, segment_size=4096)
+    store.open()
+    append(store, "t", 0, b"x" * 3500)
+    end = store.log.end
+    files.faults["name", "/s/commitlog"] = number
+    with pytest.raises(StoreFull, match="ulimit"):
+        append(store, "t", 0, b"y" * 1500)
+    assert store.log.end == end
+    files.heal()
+    append(store, "t", 0, b"y" * 1500)
+    assert list(problems(store)) == []
+
+
 def test_a_full_disk_in_the_second_file_of_a_batch_undoes_all_of_it() -> None:
     files = SimulatedFiles()
     store = make_store("/s", files, segment_size=4096)

@@ -421,6 +421,25 @@ def test_a_checkpoint_that_fails_in_passing_is_made_later_with_all_that_it_had(
     assert is_clean(store, recovered), "the queues of the checkpoint that failed are durable with the next one"
 
 
+def test_memory_that_runs_out_in_a_checkpoint_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    owned = owned_store()
+    append(owned.store, "t", 0, b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(files_of(owned), "write_whole", lambda *_, **__: no_memory())
+        owned.urgent.wants_checkpoint = True
+        with capture_logs() as logs:
+            owned.settle()
+    assert [(line["event"], line["reason"]) for line in logs] == [("tried_again_later", "MemoryError()")]
+    assert owned.store.health.verdict is Verdict.HEALTHY
+    owned.clock.advance(RETRY_MS)
+    owned.checkpoint()
+    assert owned.store.checkpoint.recovery_offset == owned.store.log.end
+
+
+def no_memory() -> None:
+    raise MemoryError
+
+
 def test_what_a_failed_checkpoint_did_not_sync_the_next_one_does() -> None:
     """The first file of a queue that has gone on in the second since, and the names of new directories."""
     owned = owned_store()

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from storage.errors import NotDurable, StoreFormatError, StoreLocked
-from storage.files import OsFiles
+from storage.files import OsFile, OsFiles, _sync
 
 
 def test_a_new_file_is_sparse_and_has_its_size_from_the_start(tmp_path: Path) -> None:
@@ -140,6 +141,20 @@ def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         file.sync()
 
 
+def test_a_sync_of_which_nobody_knows_what_it_did_is_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would succeed, whatever was lost."""
+
+    def fail(fd: int) -> None:
+        raise MemoryError
+
+    file = OsFiles().create(str(tmp_path / "f"), 10)
+    monkeypatch.setattr("storage.files._sync", partial(_sync, sync=fail))
+    with pytest.raises(NotDurable, match="MemoryError"):
+        file.sync()
+
+
 def test_a_tree_goes_as_a_whole_or_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, root = OsFiles(), tmp_path / "tree"
     (root / "a/b").mkdir(parents=True)
@@ -155,6 +170,38 @@ def test_a_tree_goes_as_a_whole_or_says_why_not(tmp_path: Path, monkeypatch: pyt
 
 def fail_busy() -> None:
     raise OSError(errno.EBUSY, "Device or resource busy")
+
+
+def test_files_that_are_not_in_use_give_their_descriptors_to_one_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients may have taken all others."""
+    files = OsFiles()
+    idle = [files.create(str(tmp_path / str(number)), 10) for number in range(3)]
+    for file in idle:
+        file.read(0, 1)
+    real, free = os.open, [0]
+
+    def opened(path: str, *arguments: int, **options: int) -> int:
+        if not free[0]:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        free[0] -= 1
+        return real(path, *arguments, **options)
+
+    def closed(file: OsFile) -> None:
+        files._open.pop(file, None)
+        free[0] += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        patch.setattr(files, "closed", closed)
+        files.create(str(tmp_path / "new"), 10)
+        assert free == [2]
+        files.open(str(tmp_path / "new")).read(0, 1)
+        free[0] = 0
+        with pytest.raises(OSError, match="Too many"):
+            OsFiles().open(str(tmp_path / "new")).read(0, 1)
+    assert [file.read(0, 1) for file in idle] == [b"\0"] * 3
 
 
 def test_used_ratio_is_a_ratio(tmp_path: Path) -> None:
