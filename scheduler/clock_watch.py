@@ -23,6 +23,10 @@ class ClockWatch:
         self._difference = difference
         return jump if abs(jump) >= TOLERANCE_MS else 0
 
+    def has_jumped(self, now: Moment) -> bool:
+        """Whether `jump_ms` would tell of something."""
+        return abs(_difference(now) - self._difference) >= TOLERANCE_MS
+
 
 def _difference(now: Moment) -> int:
     """Wall time less monotonic time, ms."""

@@ -55,11 +55,11 @@ class OpenRun:
 
     __slots__ = ("cursor", "delay_limit_ms", "due_ms", "shift_ms", "start")
 
-    def __init__(self, start: int, cursor: int, shift_ms: int = 0) -> None:
+    def __init__(self, start: int, cursor: int, shift_ms: int = 0, delay_limit_ms: int | None = None) -> None:
         self.start = start
         self.cursor = cursor
         self.shift_ms = shift_ms
-        self.delay_limit_ms: int | None = None
+        self.delay_limit_ms = delay_limit_ms
         self.due_ms: int | None = None
 
 
@@ -204,16 +204,16 @@ class Level:
         """The runs as the checkpoint keeps them: what has been appended counts, and what failed starts a run that goes
         no further."""
         if not self.failed:
-            return [Run(run.start, max(run.start, run.cursor), run.shift_ms) for run in self.runs]
+            return [Run(run.start, max(run.start, run.cursor), run.shift_ms, run.delay_limit_ms) for run in self.runs]
         failed = sorted((put.start, put.end) for put in self.failed)
         result = []
         for run in self.runs:
             start, end = run.start, self.end_of(run)
             for put_start, put_end in failed:
                 if run.start <= put_start < end:
-                    result.append(Run(start, put_start, run.shift_ms))
+                    result.append(Run(start, put_start, run.shift_ms, run.delay_limit_ms))
                     start = put_end
-            result.append(Run(start, max(start, run.cursor), run.shift_ms))
+            result.append(Run(start, max(start, run.cursor), run.shift_ms, run.delay_limit_ms))
         return result
 
     @property

@@ -57,6 +57,8 @@ NAME: Final = "levels"
 OFFSET_TABLE: Final = "offsetTable"
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
+_LIMITED_UNITS: Final = 64
+"""Of each of them the record may have to be read."""
 _MOST_RUNS: Final = 1000
 """Each step looks at each of them."""
 _HAND_OVER_UNITS: Final = 4096
@@ -111,6 +113,8 @@ class LevelQueues:
         self._watch = ClockWatch(now)
         self._jump_ms = 0
         """By how much the wall clock was set, as far as nothing follows it yet."""
+        self._seen_end = store.log.end
+        """What lies before was stored before the wall clock was set."""
         self._is_awaited = is_awaited
         self._wake = wake
         self._batches = Batches(store)
@@ -164,7 +168,8 @@ class LevelQueues:
             for run in level.runs:
                 run.shift_ms += shift
                 if is_new_table and level.number <= self.table.maximum:
-                    run.delay_limit_ms = self.table.delay_ms(level.number)
+                    limit = self.table.delay_ms(level.number)
+                    run.delay_limit_ms = min(limit, run.delay_limit_ms or limit)
             if is_new_table or level.runs[-1].shift_ms:
                 level.split(level.queue.next_offset)
             level.settle()
@@ -192,7 +197,7 @@ class LevelQueues:
             start, cursor = (min(max(offset, low), high) for offset in (run.start, run.cursor))
             if cursor != run.cursor:
                 log.warning("level_offset_corrected", delay_level=number, offset=run.cursor, corrected=cursor)
-            result.append(OpenRun(start, cursor, run.shift_ms))
+            result.append(OpenRun(start, cursor, run.shift_ms, run.limit_ms))
         return result
 
     def _find_runs(self, level: Level) -> None:
@@ -280,11 +285,14 @@ class LevelQueues:
     def _watch_clock(self, now: Moment) -> None:
         self._jump_ms += self._watch.jump_ms(now)
         if not self._jump_ms:
+            self._seen_end = self._store.log.end
             return
         # All that is read for it comes first: where that fails, the next step begins anew.
         jump = self._jump_ms
-        boundaries = [(level, self._times.first_after(level, now.wall_ms, jump)) for level in self.levels.values()]
-        self._jump_ms = 0
+        boundaries = [
+            (level, self._times.first_after(level, now.wall_ms, jump, self._seen_end)) for level in self.levels.values()
+        ]
+        self._jump_ms, self._seen_end = 0, self._store.log.end
         log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)
         for level, boundary in boundaries:
             last_shift = 0
@@ -393,16 +401,17 @@ class LevelQueues:
                         yield None
                     offset += 1
 
-    def due_times(self) -> Iterator[NDArray[np.int64] | ColdRead]:
-        """When the messages that wait are due, ms since the epoch, in parts of bounded size; and reads that have to be
-        made before the next step (`patiently`)."""
+    def due_times(self, now_ms: int) -> Iterator[NDArray[np.int64] | ColdRead]:
+        """When the messages that wait are due as of now (ms), ms since the epoch, in parts of bounded size; and reads
+        that have to be made before the next step (`patiently`)."""
         for level in list(self.levels.values()):
             for run in list(level.runs):
                 if run not in level.runs:
                     continue
                 offset, end = level.first_of(run), level.end_of(run)
                 while offset < end:
-                    look = partial(self._batches.read, level.queue, offset, min(_SETTLE_UNITS, end - offset))
+                    most = _SETTLE_UNITS if run.delay_limit_ms is None else _LIMITED_UNITS
+                    look = partial(self._batches.read, level.queue, offset, min(most, end - offset))
                     units = yield from patiently(look)
                     if not len(units):
                         break
@@ -410,7 +419,13 @@ class LevelQueues:
                     waits &= ~is_passed(level.appended(), offset + np.arange(len(units)))
                     offset += len(units)
                     kept = units[waits & (units["tags_code"] > EXT_ADDRESS_MAX)]
-                    yield kept["tags_code"].astype(np.int64) + run.shift_ms
+                    due = kept["tags_code"].astype(np.int64) + run.shift_ms
+                    if run.delay_limit_ms is not None:
+                        for at in np.flatnonzero(due > now_ms + run.delay_limit_ms).tolist():
+                            physical, size, code = kept[at].item()
+                            ask = partial(self._times.due_ms, level, run, physical, size, code, now_ms)
+                            due[at] = yield from patiently(ask)
+                    yield due
 
     # --- progress: see `storage.durability.Part`
 
@@ -501,6 +516,8 @@ class LevelQueues:
     def report(self, now: Moment) -> None:
         """Once a second or so: take rates, and log levels that are late, with the reason."""
         now_ms, monotonic = now
+        if not self._jump_ms and not self._watch.has_jumped(now):
+            self._seen_end = self._store.log.end  # a step may be long to come
         seconds = max(monotonic - self._sampled_at, 0.001)
         self._sampled_at = monotonic
         for level in self.levels.values():

@@ -75,10 +75,11 @@ class LevelTimes:
                 high = middle
         return low
 
-    def first_after(self, level: Level, now_ms: int, jump_ms: int) -> int:
-        """The first message of a level that was stored after the clock was set: nearer to the new time than the old."""
+    def first_after(self, level: Level, now_ms: int, jump_ms: int, seen_end: int) -> int:
+        """The first message of a level that was stored after the clock was set: behind what was there when it was last
+        looked at (`seen_end`, a physical offset), and nearer to the new time than the old."""
         offset = level.queue.next_offset
-        while (unit := level.queue.unit(offset - 1)) is not None:
+        while (unit := level.queue.unit(offset - 1)) is not None and unit[0] >= seen_end:
             stored = self._store_timestamp(unit[0], unit[1]) if unit[1] != PADDING_SIZE else now_ms
             if stored is None or abs(stored - now_ms) > abs(stored - (now_ms - jump_ms)):
                 break

@@ -287,7 +287,7 @@ class Pending:
             for waits in self._of_wheel(ours):
                 yield waits if isinstance(waits, ColdRead) else waits["due"]
         if topic is None:
-            yield from self._levels.due_times()
+            yield from self._levels.due_times(now_ms)
         else:
             for found in self._levels.waiting_before(self._store.log.end, now_ms):
                 if isinstance(found, ColdRead):

@@ -12,8 +12,11 @@ finds behind it that tells exactly what was delivered.
     | uint32                    | uint16           | uint16 | uint16         | int64 | int64  | int64    |
     | number of delivered ones | physical offset | ...
     | uint32                   | int64           |
+    | number of limits | level  | run    | limit ms | ...
+    | uint32           | uint16 | uint16 | int64    |
     a level follows the other, in it a run the other; then the scheduled records behind the cursors that an earlier
-    recovery found delivered: their deliveries may lie before the recovery offset. All integers big-endian
+    recovery found delivered: their deliveries may lie before the recovery offset; then, where there are any, the
+    limits of runs, by their numbers in their levels. All integers big-endian
 """
 
 from __future__ import annotations
@@ -28,15 +31,19 @@ _START: Final = struct.Struct(">IH")
 _LEVEL: Final = struct.Struct(">HH")
 _RUN: Final = struct.Struct(">qqq")
 _COUNT: Final = struct.Struct(">I")
+_LIMIT: Final = struct.Struct(">HHq")
 
 
 class Run(NamedTuple):
     """Queue offsets of a part of a level's queue, which ends where the next run starts. `cursor`: the next to deliver.
-    `shift_ms`: by how much the clock was set since these messages were stored; their deliver times move with it."""
+    `shift_ms`: by how much the clock was set since these messages were stored; their deliver times move with it.
+    `limit_ms`: none is due later than this after it was stored, since the table was shortened between two runs of the
+    broker; None for no limit."""
 
     start: int
     cursor: int
     shift_ms: int = 0
+    limit_ms: int | None = None
 
 
 class Note(NamedTuple):
@@ -58,9 +65,17 @@ def encode(crc: int, levels: Mapping[int, Iterable[Run]], delivered: Sequence[in
     """The note's bytes."""
     parts = [_START.pack(crc, len(levels))]
     for level, runs in levels.items():
-        packed = [_RUN.pack(*run) for run in runs]
+        packed = [_RUN.pack(*run[:3]) for run in runs]
         parts += (_LEVEL.pack(level, len(packed)), *packed)
     parts.append(struct.pack(f">I{len(delivered)}q", len(delivered), *delivered))
+    limits = [
+        _LIMIT.pack(level, number, run.limit_ms)
+        for level, runs in levels.items()
+        for number, run in enumerate(runs)
+        if run.limit_ms is not None
+    ]
+    if limits:
+        parts += (_COUNT.pack(len(limits)), *limits)
     return b"".join(parts)
 
 
@@ -81,7 +96,16 @@ def decode(note: bytes) -> Note | None:
         if at == len(note):
             return Note(crc, levels, array("q"))  # as earlier versions wrote it
         (count,) = _COUNT.unpack_from(note, at)
-        delivered = array("q", struct.unpack(f">{count}q", note[at + _COUNT.size :]))
-    except struct.error:
+        at += _COUNT.size
+        delivered = array("q", struct.unpack_from(f">{count}q", note, at))
+        at += 8 * count
+        if at < len(note):
+            (count,) = _COUNT.unpack_from(note, at)
+            limits = list(_LIMIT.iter_unpack(note[at + _COUNT.size :]))
+            if len(limits) != count:
+                return None
+            for level, number, limit in limits:
+                levels[level][number] = levels[level][number]._replace(limit_ms=limit)
+    except (struct.error, LookupError):
         return None
     return Note(crc, levels, delivered)

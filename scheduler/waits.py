@@ -66,7 +66,7 @@ def is_passed(runs: Sequence[Run], queue_offsets: int | Integers) -> bool | Mask
     everything, since a run goes when all of it is done. A level of which nothing is known has one run, at 0."""
     if len(runs) <= 1:
         return queue_offsets < (runs[0].cursor if runs else 0)
-    starts, cursors, _ = zip(*runs, strict=True)
+    starts, cursors, *_ = zip(*runs, strict=True)
     at = np.maximum(np.searchsorted(starts, queue_offsets, "right") - 1, 0)
     passed: Mask = queue_offsets < np.array(cursors)[at]
     return passed

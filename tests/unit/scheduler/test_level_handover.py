@@ -203,3 +203,27 @@ def test_a_message_that_was_cancelled_holds_up_none_of_a_level_that_was_shortene
     world.stop()
     world.open(SHORT)
     assert delivery_times(world, 31_000) == {b"%d" % number: 5000 for number in range(5) if number != which}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_table_that_was_shortened_between_two_runs_stays_so(end: str) -> None:
+    """Also for the start after the next, whose table is the same; and one that is longer again makes nothing later."""
+    world = World()
+    for number in range(3):
+        world.schedule(3, b"%d" % number)
+    world.stop()
+    for table in (SHORT, SHORT, DelayLevels("1s 5s 20s")):
+        world.open(table)
+        world.run()
+        world.checkpoint()
+        now = world.clock.now_ms()
+        due = [time for times in world.levels.due_times(now) for time in times]  # type: ignore[union-attr]
+        assert due == [now + 5000] * 3
+        told = [each for each in world.levels.waiting_before(world.store.log.end, now) if each is not None]
+        assert [each[1] for each in told if isinstance(each, tuple)] == due
+        if end == "stop":
+            world.stop()
+    world.open(DelayLevels("1s 5s 20s"))
+    world.schedule(3, b"new")
+    times = delivery_times(world, 21_000)
+    assert times == {b"0": 5000, b"1": 5000, b"2": 5000, b"new": 20_000}

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from scheduler.clock_watch import ClockWatch
 from scheduler.delay_levels import DelayLevels
 from storage.clock import ManualClock, look
+from storage.clock import look as observe
 from storage.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World
 
@@ -63,6 +64,22 @@ def test_a_message_that_was_withdrawn_does_not_hide_when_the_clock_was_set(jump:
     assert message is not None
     world.levels.withdraw(message)
     assert delivery_times(world, 6000) == {b"before 5": 5000, b"after 5": 5000}
+
+
+@pytest.mark.parametrize("jump", [-20_000, -5000, -600, 600, 5000, 20_000, 40_000])
+@pytest.mark.parametrize("look", ["step", "report"])
+def test_a_message_that_has_waited_is_not_taken_for_one_that_came_after_the_clock_was_set(jump: int, look: str) -> None:
+    """Its store time may be as near to the new time as that of a new one."""
+    world = World()
+    world.clock.advance(2 * HOUR_MS)
+    world.schedule(3, b"x")
+    if look == "step":
+        world.run()
+    world.clock.advance(20_000)
+    if look == "report":
+        world.levels.report(observe(world.clock))
+    world.clock.set_wall(world.clock.now_ms() + jump)
+    assert delivery_times(world, 40_000) == {b"x": 10_000}
 
 
 def test_the_clock_set_back_and_forward_again_with_restarts_between() -> None:
