@@ -6,6 +6,7 @@ requests, finish what is being handled, answer who waits, save the tables, flush
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import os
@@ -137,6 +138,7 @@ class Broker:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._stopped_store: asyncio.Future[Exception | None] | None = None
+        self._waiting_for_checkpoint: list[asyncio.Future[None]] = []
 
     # --- start
 
@@ -385,7 +387,7 @@ class Broker:
             admin,
             timer_handlers,
             pending_handlers,
-            SettingsHandlers(self.settings, self._workers),
+            SettingsHandlers(self.settings, self._workers, self._levels_noted),
             self.nameserver,
             ClockHandlers(clock, self._clock_moved),
         ):
@@ -457,6 +459,23 @@ class Broker:
         """Answers and deliveries up to a position may go out, and count."""
         self.held.released(position)
         self.levels.note_flushed(position)
+
+    def noted(self) -> None:
+        """Who waits for a checkpoint looks whether this was the one."""
+        waiting, self._waiting_for_checkpoint = self._waiting_for_checkpoint, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _levels_noted(self) -> bool:
+        """Wait until a checkpoint has the table of levels as it is now; whether one had it in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.sync_flush_timeout_ms / 1000):
+                while not self.levels.is_noted(self.store.checkpoint):
+                    waiter: asyncio.Future[None] = self._loop.create_future()
+                    self._waiting_for_checkpoint.append(waiter)
+                    await waiter
+        return self.levels.is_noted(self.store.checkpoint)
 
     def poisoned(self, reason: str) -> None:
         """Whoever waits is told that he waits in vain, and the process that it has to end."""

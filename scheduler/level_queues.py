@@ -39,6 +39,7 @@ from scheduler.level_times import LevelTimes
 from scheduler.runs import Note, Run
 from scheduler.waits import is_message, is_passed, runs_of_table
 from storage.budget import Budget
+from storage.checkpoint import Checkpoint
 from storage.clock import Moment
 from storage.config_file import ConfigFile
 from storage.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
@@ -443,6 +444,11 @@ class LevelQueues:
         crc = runs.table_crc(self.table.text)
         levels = {level.number: level.appended() for level in self.levels.values()}
         return runs.encode(crc, levels, delivered)
+
+    def is_noted(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint has the table as it is now: then a crash does not have messages go by another one."""
+        note = runs.decode(checkpoint.notes.get(NAME, b""))
+        return not self._wants_checkpoint and note is not None and note.table_crc == runs.table_crc(self.table.text)
 
     def begin_write(self) -> None:
         """There is nothing to write: units are in their files already."""

@@ -122,6 +122,9 @@ class Watcher(Protocol):
     def released(self, position: int) -> None:
         """Everything in the commitlog before a physical offset is durable."""
 
+    def noted(self) -> None:
+        """Another checkpoint is on the disk."""
+
     def poisoned(self, reason: str) -> None:
         """The store takes nothing any more, and releases nothing: whoever waits waits in vain."""
 
@@ -517,6 +520,7 @@ class Durability:
         self._trouble = ""
         self._covered = self._covered._replace(is_wanted=False)
         store.checkpoint = job.checkpoint
+        self._watcher.noted()
         for queue, names in job.names:
             queue.note_names_synced(names)
         if is_last:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import structlog
 
 from broker import config_text
@@ -21,9 +23,12 @@ log = structlog.get_logger(__name__)
 class SettingsHandlers:
     """Tells the settings and changes them."""
 
-    def __init__(self, settings: LiveSettings, workers: Workers) -> None:
+    def __init__(self, settings: LiveSettings, workers: Workers, levels_noted: Callable[[], Awaitable[bool]]) -> None:
+        """`levels_noted` waits until a crash does not undo a change of the table of levels; whether it came to that in
+        time."""
         self._settings = settings
         self._workers = workers
+        self._levels_noted = levels_noted
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -41,7 +46,7 @@ class SettingsHandlers:
 
     async def update(self, connection: Connection, request: Request[NoFields]) -> Answer:
         """Change settings, all or none. They have effect when this is answered, and are in the configuration file if
-        there is one that can be written."""
+        there is one that can be written; of the table of levels the checkpoint knows then."""
         bodies.check_size(request.body, "settings")
         try:
             values = config_text.parse(bytes(request.body).decode(), "the request")
@@ -65,6 +70,12 @@ class SettingsHandlers:
                     kept_in=self._settings.origin.file if not why else None,
                     until_restart_because=why or None,
                 )
+        if any(change.name == "messageDelayLevel" for change in changes) and not await self._levels_noted():
+            raise Refused(
+                ResponseCode.FLUSH_DISK_TIMEOUT,
+                "messageDelayLevel is changed, but the disk did not confirm that in time: after a crash now messages "
+                "that wait might go by the new one",
+            )
         return response(ResponseCode.SUCCESS)
 
     async def _save(self, changes: list[Change]) -> str:

@@ -131,6 +131,9 @@ class OwnedStore:
         self.releases.append(position)
         self._on_released(position)
 
+    def noted(self) -> None:
+        """What the checkpoint has can be looked at."""
+
     def poisoned(self, reason: str) -> None:
         assert self.poison is None, "it is told once"
         self.poison = reason

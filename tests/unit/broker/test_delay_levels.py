@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
 from protocol.fastjson import loads
@@ -13,6 +15,7 @@ from protocol.record import StoredMessage
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.copies import origin_of
 from tests.support.broker import Peer, UnboundBroker
+from tests.support.loop import SteppedLoop
 from tests.support.wire import request, send
 
 START_MS = 1_700_000_000_000
@@ -95,6 +98,21 @@ async def test_levels_change_while_running(broker: UnboundBroker, peer: Peer, lo
     answer = await change(peer, "messageDelayLevel=1s 2 minutes")
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert broker.levels.table.text == "1s 2s 1d"
+
+
+async def test_a_change_of_the_levels_is_answered_when_a_crash_does_not_undo_it(
+    broker: UnboundBroker, peer: Peer, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await change(peer, "messageDelayLevel=1s 3s")).code == ResponseCode.SUCCESS
+    assert broker.levels.is_noted(broker.store.checkpoint)
+    monkeypatch.setattr(broker.levels, "is_noted", lambda checkpoint: False)
+    answer = asyncio.ensure_future(change(peer, "messageDelayLevel=1s 4s"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not answer.done()
+    loop.advance(broker.config.sync_flush_timeout_ms / 1000)
+    assert (await answer).code == ResponseCode.FLUSH_DISK_TIMEOUT
+    assert broker.levels.table.text == "1s 4s"
 
 
 async def test_a_level_message_promises_its_time_and_its_delivery_names_it(
