@@ -58,7 +58,7 @@ from broker.workers import Background, ThreadWorkers, Workers
 from protocol.headers import BrokerIdentity
 from scheduler import level_queues, timer_files, timer_inspection
 from scheduler import timers as timers_module
-from scheduler.delay_levels import DelayLevels
+from scheduler.delay_levels import DelayLevels, queue_id_of
 from scheduler.level_delivery import DeliveryConfig
 from scheduler.level_queues import LevelQueues
 from scheduler.pending import Pending
@@ -68,6 +68,7 @@ from scheduler.timers import Timers
 from storage.budget import Budget
 from storage.clock import Clock, Moment, MovableClock, SystemClock, look
 from storage.config_file import ConfigFile
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.durability import Durability
 from storage.errors import StoreError
 from storage.files import Files, OsFiles
@@ -173,6 +174,7 @@ class Broker:
             log_end = timer_files.log_end_of(checkpoint.notes) if not checkpoint.is_foreign else None
             timer_inspection.inspect(self._files, self.config.store_root, log_end)
             self._read_tables()
+            self._expect_queues()
             recovered = self.store.recover()
             log.info(
                 "store_opened",
@@ -265,6 +267,14 @@ class Broker:
         self._delay_offsets.require_files()
         is_needed = store.checkpoint.is_foreign or level_queues.NAME not in store.checkpoint.notes
         self._saved_levels = level_queues.read_saved(self._delay_offsets, is_needed=is_needed)
+
+    def _expect_queues(self) -> None:
+        """Tell the store how far levels and timers were with their queues."""
+        store = self.store
+        for level, offset in level_queues.reached(store.checkpoint, self._saved_levels).items():
+            store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
+        offset = timer_files.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
+        store.expect(TIMER_TOPIC, 0, offset)
 
     def _assemble(self, recovered: Recovered) -> None:
         config, store, clock, real_clock, loop = self.config, self.store, self._clock, self._real_clock, self._loop

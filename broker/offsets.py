@@ -92,6 +92,10 @@ class ConsumerOffsets:
         if not self._is_saved:
             self._saved.save()
 
+    async def save(self) -> None:
+        """Make the table durable. Raises OSError."""
+        await self._saved.saved()
+
     def save_now(self) -> None:
         """Write the table and wait for it."""
         self._saved.save_now()

@@ -44,6 +44,7 @@ from storage.clock import Moment
 from storage.config_file import ConfigFile
 from storage.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import NotInMemory, StoreFormatError
+from storage.origins import Origins
 from storage.pull import EXT_ADDRESS_MAX, ColdRead, ReadCold, patiently
 from storage.recovery import Recovered
 from storage.store import MessageStore
@@ -83,6 +84,15 @@ def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
             raise
         log.warning("delay_offsets_passed_over", reason=str(error))
         return {}
+
+
+def reached(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> dict[int, int]:
+    """The queue offset up to which each level was read, by the checkpoint, or by what delayOffset.json had (`saved`)
+    where RocketMQ had the store last."""
+    note = runs.decode(checkpoint.notes.get(NAME, b"")) if not checkpoint.is_foreign else None
+    if note is not None:
+        return {level: max(run.cursor for run in found) for level, found in note.runs.items()}
+    return dict(saved.get(OFFSET_TABLE, {})) if checkpoint.is_foreign else {}
 
 
 class LevelQueues:
@@ -162,7 +172,17 @@ class LevelQueues:
             self.levels[number] = level
             if note is None:
                 self._find_runs(level)
-        self._pass_delivered(recovered.origins.delivered + (note.delivered if note is not None else array("q")))
+        delivered = recovered.origins.delivered + (note.delivered if note is not None else array("q"))
+        has_more = recovered.start > self._store.log.begin and any(
+            each.queue.next_offset for each in self.levels.values()
+        )
+        if note is None and not saved and has_more:
+            # Neither file tells. What we delivered our records do, and what RocketMQ did comes again.
+            log.warning("delay_offsets_missing", reason=f"{self._file.path} has no offsets: the commitlog was read")
+            origins = Origins()
+            origins.read(self._store.log, self._store.log.begin, recovered.start)
+            delivered += origins.delivered
+        self._pass_delivered(delivered)
         shift = self._set_back_meanwhile(now_ms)
         is_new_table = note is None or note.table_crc != runs.table_crc(self.table.text)
         for level in self.levels.values():

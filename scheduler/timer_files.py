@@ -62,6 +62,7 @@ import numpy as np
 from scheduler.sorted_offsets import is_among
 from scheduler.timer_sums import FileSum
 from scheduler.timer_superseded import RUN
+from storage.checkpoint import Checkpoint
 from storage.files import Files
 
 if TYPE_CHECKING:
@@ -287,6 +288,16 @@ def log_end_of(notes: Mapping[str, bytes]) -> int | None:
     """The timer log's end by the notes of a checkpoint; None where they say nothing of timers."""
     note = decode_note(notes.get("timers", b""))
     return note.log_end if note is not None else None
+
+
+def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
+    """The queue offset up to which the timer topic was read, by the checkpoint, or by timercheck in a directory where
+    RocketMQ had the store last. Raises OSError."""
+    if checkpoint.is_foreign:
+        check = load_check(files, f"{directory}/timercheck")
+        return check.queue_offset if check is not None else 0
+    note = decode_note(checkpoint.notes.get("timers", b""))
+    return note.queue_offset if note is not None else 0
 
 
 def needed_from(notes: Mapping[str, bytes]) -> int | None:

@@ -23,7 +23,7 @@ are made anew from the whole commitlog.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
@@ -91,6 +91,13 @@ class _UnfinishedQueues(Exception):
 
 class _LostEnd(Exception):
     """Files of consume queues are wrong, and the commitlog does not reach up to the checkpoint."""
+
+
+class _LostUnits(Exception):
+    """A queue does not reach up to where somebody was with it."""
+
+    def __init__(self, key: Key, end: int, offset: int) -> None:
+        super().__init__(f"queue {key[1]} of {key[0]} has units up to {end}, and was read up to {offset}")
 
 
 class _MissingUnits(Exception):
@@ -213,9 +220,10 @@ class Recovery:
         data = self._log.read_raw(physical, 4)
         return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
 
-    def run(self, checkpoint: Checkpoint, *, clean: bool) -> Recovered:
-        """Recover, after `inspect`. `clean`: the last run removed its abort file. Where it raises, what it has done is
-        done again by the next one, which finds the same. Raises StoreFormatError, OSError."""
+    def run(self, checkpoint: Checkpoint, expected: Mapping[Key, int], *, clean: bool) -> Recovered:
+        """Recover, after `inspect`. `expected`: queue offsets that queues have to reach, as others know; `clean`: the
+        last run removed its abort file. Where it raises, what it has done is done again by the next one, which finds
+        the same. Raises StoreFormatError, OSError."""
         if self._check.damage:
             log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
         for path in self._to_go:
@@ -240,7 +248,8 @@ class Recovery:
             if not is_noted or self._check.unknown:
                 start = min(start, self._end_of_queues())
             recovered = self._read_from(max(self._log.begin, start), rebuild=False)
-        except (_MissingUnits, _UnfinishedQueues, _LostEnd, StoreFileMissing) as error:
+            self._check_reach(expected)
+        except (_MissingUnits, _UnfinishedQueues, _LostEnd, _LostUnits, StoreFileMissing) as error:
             log.warning("consume_queues_made_again", queues="all", reason=str(error))
             self._is_ours = not checkpoint.is_foreign and checkpoint.recovery_offset is None
             self._notes.start_over()
@@ -256,6 +265,13 @@ class Recovery:
         if not clean:
             self._write_again(self._durable_before(checkpoint, recovered), recovered.end)
         return recovered
+
+    def _check_reach(self, expected: Mapping[Key, int]) -> None:
+        for key, offset in expected.items():
+            queue = self._queues.get(key)
+            end = queue.next_offset if queue is not None else 0
+            if end < offset:
+                raise _LostUnits(key, end, offset)
 
     def _durable_before(self, checkpoint: Checkpoint, recovered: Recovered) -> int:
         """The physical offset before which no sync can have failed, after an unclean end.

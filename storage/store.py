@@ -84,6 +84,7 @@ class MessageStore:
         self.checkpoint_path = os.path.join(root, "checkpoint")
         self._lock: Lock | None = None
         self._let_go_of_commitlog: Callable[[], None] | None = None
+        self._expected: dict[tuple[str, int], int] = {}
         self._was_clean = False
         """Whether the run before ended cleanly."""
         self._recovery: Recovery | None = None
@@ -168,6 +169,11 @@ class MessageStore:
             f"has it. To go on without its messages, which may deliver others twice, remove {self.checkpoint_path}",
         )
 
+    def expect(self, topic: str, queue_id: int, offset: int) -> None:
+        """A queue has units up to a queue offset, as somebody knows who read them: `recover` makes all queues again
+        where it has not."""
+        self._expected[topic, queue_id] = offset
+
     def _read_on(self, position: int) -> None:
         """Read the commitlog from a position on, up to what was read already, for the errors only: what cannot be read
         has to stop a start before it has changed anything."""
@@ -191,7 +197,7 @@ class MessageStore:
         self._hold_commitlog()
         files.make_directories(self.queue_directory, durable=True)
         self._mark()
-        recovered = recovery.run(self.checkpoint, clean=clean)
+        recovered = recovery.run(self.checkpoint, self._expected, clean=clean)
         for topic in self.queue_check.removed:
             if not any(queue.next_offset for queue in self.queues.get(topic, {}).values()):
                 self.queues.pop(topic, None)

@@ -161,6 +161,7 @@ class AdminHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         error = await self._remove_topic(name)
         await self._topics.save()
+        await self._offsets.save()  # or they would be of a topic that has the name later
         await self._told_name_servers()
         if error is not None:
             raise Refused(
@@ -243,6 +244,8 @@ class AdminHandlers:
         if header.remove_offset or header.clean_offset:
             self._offsets.remove_group(header.group_name)
         await self._groups.save()
+        if header.remove_offset or header.clean_offset:
+            await self._offsets.save()
         return response(ResponseCode.SUCCESS)
 
     def all_groups(self, _: Connection, __: Request[NoFields]) -> Answer:

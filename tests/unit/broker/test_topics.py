@@ -11,7 +11,7 @@ from broker.errors import Refused
 from broker.topics import check_name
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import CreateTopic, Topic
+from protocol.headers import CreateTopic, DeleteSubscriptionGroup, Topic
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from storage.errors import StoreFormatError
 from tests.support.broker import Peer, UnboundBroker, running
@@ -166,6 +166,20 @@ async def test_attributes_are_added_and_taken_away(broker: UnboundBroker, peer: 
     assert broker.topics.table["T"].config.attributes == {"message.type": "DELAY"}
     await peer.ask(create("T", attributes="-message.type"))
     assert not broker.topics.table["T"].config.attributes
+
+
+async def test_what_is_deleted_has_no_offsets_after_a_kill_either(broker: UnboundBroker, peer: Peer) -> None:
+    """Or a topic that gets the name later would be read from there."""
+    await peer.ask(send("T"))
+    for topic, group in (("T", "g"), ("U", "h"), ("U", "stays")):
+        broker.offsets.commit(group, topic, 0, 1)
+    await broker.offsets.save()
+    path = Path(broker.config.store_root) / "config" / "consumerOffset.json"
+    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("T")))).code == ResponseCode.SUCCESS
+    assert set(json.loads(path.read_text())["offsetTable"]) == {"U@h", "U@stays"}
+    delete = DeleteSubscriptionGroup("h", remove_offset=True)
+    assert (await peer.ask(request(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete))).code == ResponseCode.SUCCESS
+    assert set(json.loads(path.read_text())["offsetTable"]) == {"U@stays"}
 
 
 async def test_a_deleted_topic_is_gone_with_its_messages_and_offsets(broker: UnboundBroker, peer: Peer) -> None:

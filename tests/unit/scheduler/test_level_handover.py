@@ -227,3 +227,19 @@ def test_a_table_that_was_shortened_between_two_runs_stays_so(end: str) -> None:
     world.schedule(3, b"new")
     times = delivery_times(world, 21_000)
     assert times == {b"0": 5000, b"1": 5000, b"2": 5000, b"new": 20_000}
+
+
+def test_without_delay_offsets_of_rocketmq_what_we_delivered_is_known() -> None:
+    world = World()
+    for number in range(3):
+        world.schedule(1, b"%d" % number)
+    world.schedule(3, b"waits")
+    world.pass_time(1000)
+    world.stop()
+    world.files.write_whole("/s/lock", b"lock")
+    world.files.remove(PROGRESS)
+    with capture_logs() as logs:
+        world.open()
+    assert "delay_offsets_missing" in [line["event"] for line in logs]
+    world.pass_time(30_000)
+    assert world.bodies() == [b"0", b"1", b"2", b"waits"]

@@ -49,6 +49,26 @@ def reopened(files: SimulatedFiles) -> MessageStore:
     return store
 
 
+@pytest.mark.parametrize(("reached", "is_made_again"), [(0, False), (5, True), (99, True)])
+def test_a_queue_that_does_not_reach_where_somebody_was_is_made_again(reached: int, *, is_made_again: bool) -> None:
+    """Of a store that RocketMQ had last nothing is noted, so nobody else misses it."""
+    files = SimulatedFiles()
+    store = make_store("/s", files, segment_size=8192)
+    store.open()
+    append(store, "t", 0, *[b"x"] * 5)
+    append(store, "u", 0, b"its queue reaches the end")
+    OwnedStore(store).stop()
+    files.write_whole("/s/lock", b"lock")
+    files.remove_tree("/s/consumequeue/t")
+    files.after_kill()
+    store = make_store("/s", files, segment_size=8192)
+    store.inspect()
+    store.expect("t", 0, reached)
+    recovered = store.recover()
+    assert recovered.rebuilt is is_made_again
+    assert store.ensure_queue("t", 0).next_offset == (5 if is_made_again else 0)
+
+
 # --- Apache's stores
 
 
