@@ -78,6 +78,8 @@ class Life:
         self.world.on_killed.append(self._keep)
         self._has_wrong_bytes = False
         self.world.on_start.append(self._started)
+        self._has_fault = False
+        """Whether operations of the disk fail now."""
         self._visit: dict[str, Any] | None = None
         """When the broker has stopped, RocketMQ's has the store."""
         self.world.on_stopped.append(self._visited)
@@ -95,10 +97,11 @@ class Life:
 
     def _visited(self) -> None:
         """RocketMQ's broker was started, and stopped before it did anything; ours, which takes the store over from it,
-        may be killed in the middle of that."""
-        if self._visit is None:
+        may be killed in the middle of that. Not where files could not be written for it: the log of the stop tells."""
+        disk = self.world.disk
+        if self._visit is None or self._has_fault or disk.room is not None:
             return
-        visit, self._visit, disk = self._visit, None, self.world.disk
+        visit, self._visit = self._visit, None
         disk.put(f"{ROOT}/lock", b"lock")
         self.world.note("RocketMQ's broker had the store")
         if visit["operations"] is not None:
@@ -164,7 +167,7 @@ class Life:
         world.note("calm")
         disk.fault = lambda kind, path: None
         disk.kill_at, disk.room, disk.used, self._slow = None, None, 0.1, 1.0
-        self._visit = None
+        self._visit, self._has_fault = None, False
         self._mend()
         world.restart_delay = lambda: 0.05
         while self.tasks:
@@ -264,8 +267,10 @@ class Life:
                     self._spoil(details)
             case "fail":
                 disk.fault = self._fault(details, chance)
+                self._has_fault = True
             case "fail no more":
                 disk.fault = lambda kind, path: None
+                self._has_fault = False
             case _:
                 raise AssertionError(f"nobody knows how to {action.kind}")
 
