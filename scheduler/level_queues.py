@@ -442,8 +442,7 @@ class LevelQueues:
                     kept = units[waits & (units["tags_code"] > EXT_ADDRESS_MAX)]
                     due = kept["tags_code"].astype(np.int64) + run.shift_ms
                     if run.delay_limit_ms is not None:
-                        for at in np.flatnonzero(due > now_ms + run.delay_limit_ms).tolist():
-                            physical, size, code = kept[at].item()
+                        for at, (physical, size, code) in enumerate(kept.tolist()):
                             ask = partial(self._times.due_ms, level, run, physical, size, code, now_ms)
                             due[at] = yield from patiently(ask)
                     yield due
@@ -530,6 +529,7 @@ class LevelQueues:
             self._marked += len(found)
             if self._marked > MAX_HANDED_OVER:
                 log.warning("levels_not_handed_over", delay_level=number, reason=_TOO_MANY)
+                self._handed_over = {}
                 return False
             for each in found:
                 self._store.mark_delivered(level.queue, each)

@@ -49,7 +49,7 @@ class LevelTimes:
             return self.table.deliver_time(level.number, stored) + run.shift_ms if stored is not None else now_ms
         due = code + run.shift_ms
         limit = run.delay_limit_ms
-        if limit is not None and due > now_ms + limit:
+        if limit is not None:
             # RocketMQ's correctDeliverTimestamp: the table was shortened. RocketMQ delivers such a message at once.
             stored = self._store_timestamp(physical, size)
             return min(due, stored + run.shift_ms + limit) if stored is not None else now_ms

@@ -23,8 +23,10 @@ from scheduler.sorted_offsets import joined
 from scheduler.timer_log import UNIT, UNIT_SIZE, seconds_of
 from spark_jobs import progress
 from spark_jobs.errors import JobError
+from spark_jobs.ranges import at_offsets
+from spark_jobs.records import MIN_SIZE
 from spark_jobs.writers.spill import save
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
+from storage.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,9 +129,29 @@ def _last_unit(store: StoreFiles, files: list[QueueFile]) -> int:
     """The physical offset in a queue's last unit; -1 where that stands for no record."""
     for file in reversed(files):
         units = store.units(file)
-        if len(units):
-            return int(units["physical_offset"][-1]) if waits.is_message(units["size"][-1:])[0] else -1
+        if not len(units):
+            continue
+        physical, size = int(units["physical_offset"][-1]), int(units["size"][-1])
+        if size in MARK_SIZES:
+            size = _size_at(store, physical)
+        if size == PADDING_SIZE or not size:
+            return -1
+        place = np.array([physical], np.int64), np.array([size], np.int64)
+        for records in at_offsets(store, *place):
+            queue = records.topics()[1][0], int(records.queue_id[0]), int(records.queue_offset[0])
+            if queue == (file.topic, file.queue_id, file.first_unit + len(units) - 1):
+                return physical
+        return -1
     return -1
+
+
+def _size_at(store: StoreFiles, physical: int) -> int:
+    """The size of the record at a physical offset, as it says itself; 0 where there is none. A marked unit does not
+    tell it."""
+    segment = store.segment_of(physical)
+    data = store.read(segment.path, physical - segment.first_offset, 4) if segment is not None else b""
+    size = int.from_bytes(data, "big", signed=True)
+    return size if segment is not None and MIN_SIZE <= size <= segment.end - physical else 0
 
 
 def _transactions(store: StoreFiles) -> tuple[int, int]:

@@ -70,7 +70,7 @@ class Broker:
     def schedule(self, level: int, body: bytes, key: str = "k", topic: str = "orders") -> int:
         """Store a message with a delay level."""
         appender = self.store.appender
-        due = TABLE.deliver_time(level, appender.begin(self.clock.now_ms()))
+        due = self.levels.table.deliver_time(level, appender.begin(self.clock.now_ms()))
         text = f"DELAY\x01{level}\x02UNIQ_KEY\x01{key}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
         queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
         appender.add(queue, body, text.encode(), due, 7, HOST, 8, 0, 0, due)

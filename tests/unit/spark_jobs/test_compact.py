@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from protocol.record import StoredMessage
+from scheduler.delay_levels import DelayLevels
 from scheduler.timer_log import TimerLog
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_superseded import Superseded
@@ -406,6 +407,33 @@ def test_with_holes_superseded_messages_go_from_the_middle(tmp_path: Path) -> No
         got += [message.queue_offset for message in decode_all(bytes(data or b""))]
         offset = found.next_offset
     assert got == sorted(expected)
+    after.close()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "delivered before others"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_level_whose_last_message_is_marked_goes_on_where_it_was(tmp_path: Path, end: str, times: int) -> None:
+    broker = new_broker(tmp_path / "old")
+    waiting = [broker.schedule(4, b"waits %d" % number) for number in range(5)]
+    queue = broker.levels.levels[4].queue
+    if end == "cancelled":
+        for place in waiting[-2:]:
+            broker.cancel(place)
+    else:
+        broker.levels.set_table(DelayLevels("1s 1s 1s 1s"), broker.clock.now_ms())
+        broker.schedule(4, b"soon")
+        broker.pass_time(2000)
+        assert broker.bodies() == [b"soon"]
+    expected = queue.next_offset
+    while broker.levels.hand_over_some():
+        pass
+    broker.close()
+    root = broker.root
+    for number in range(times):
+        run(root, tmp_path / f"new {number}")
+        root = tmp_path / f"new {number}"
+    after = Broker(root, broker.clock)
+    assert after.levels.levels[4].queue.next_offset == expected
     after.close()
 
 
