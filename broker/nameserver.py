@@ -8,11 +8,13 @@ Codes: 105, 106, 206, 224, 304, 216 for clients and tools; 100, 101, 102, 219 ke
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 import structlog
 
+from broker.config import MAX_QUEUES
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.limits import Limits
@@ -64,6 +66,16 @@ class _Broker(msgspec.Struct):
     last_update: float
     """Seconds of the monotonic clock."""
     connection: Connection
+
+
+def _check_queues(topics: Mapping[str, TopicConfig]) -> None:
+    """Refuse topics of so many queues that clients would not survive their routes."""
+    for topic, config in topics.items():
+        for count in (config.read_queue_nums, config.write_queue_nums):
+            if not 0 <= count <= MAX_QUEUES:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR, f"the topic {topic} has {count} queues: allowed are 0 to {MAX_QUEUES}"
+                )
 
 
 class NameServer:
@@ -283,6 +295,7 @@ class NameServer:
                 ResponseCode.SYSTEM_ERROR, f"the broker name {header.broker_name} is that of this name server's broker"
             )
         version, topics, size = decode_registration(request.body, compressed=header.compressed)
+        _check_queues(topics)
         key = (header.broker_name, header.broker_id)
         old = self._brokers.get(key)
         size += _BROKER_BYTES + _size(header.broker_name, header.cluster_name, header.broker_addr)

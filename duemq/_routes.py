@@ -32,6 +32,8 @@ from protocol.headers import GetRouteInfo, Header
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """The topic that brokers have which create topics by themselves: a send names it as the model of the new one."""
 
+_MAX_QUEUES: Final = 65_536
+"""Of a topic at one broker: each is an object of a route."""
 AUTO_CREATE_QUEUES: Final = 4
 """How many queues a topic made by a send gets, at most."""
 
@@ -232,9 +234,14 @@ class Routes:
         if answer.code != ResponseCode.SUCCESS:
             raise error_of(answer, address)
         try:
-            return bodies.decode(answer.body, TopicRoute)
+            route = bodies.decode(answer.body, TopicRoute)
         except BodyError as error:
             raise PeerError(address, str(error)) from None
+        for queues in route.queue_datas:
+            count = max(queues.read_queue_nums, queues.write_queue_nums)
+            if count > _MAX_QUEUES:
+                raise PeerError(address, f"the topic {topic} has {count} queues, more than {_MAX_QUEUES}")
+        return route
 
 
 class RoundRobin:

@@ -222,6 +222,17 @@ async def test_a_damaged_registration_is_refused(broker: UnboundBroker, peer: Pe
     assert (await peer.ask(registration(crc=0))).code == 0
 
 
+@pytest.mark.parametrize("count", [-1, 65_537, 2**31 - 1])
+async def test_a_topic_of_more_queues_than_clients_survive_is_refused(
+    broker: UnboundBroker, peer: Peer, count: int
+) -> None:
+    for topic in (TopicConfig("T", read_queue_nums=count), TopicConfig("T", write_queue_nums=count)):
+        answer = await peer.ask(registration(topics=[topic]))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"the topic T has {count} queues" in (answer.remark or "")
+    assert broker.nameserver._brokers == {}
+
+
 async def test_a_broker_that_leaves_is_forgotten(broker: UnboundBroker, peer: Peer) -> None:
     identity = BrokerIdentity("broker-b", "10.0.0.2:10911", "DefaultCluster", 0)
     await register(peer, topics=[TopicConfig("Theirs")])

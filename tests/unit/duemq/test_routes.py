@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -137,6 +138,16 @@ async def test_other_answers_of_a_name_server_are_errors(broker: FakeBroker, poo
         await routes.find("demo")
     with pytest.raises(PeerError):
         await routes.find("demo")
+
+
+@pytest.mark.parametrize("side", ["readQueueNums", "writeQueueNums"])
+async def test_a_route_of_more_queues_than_there_can_be_is_an_error(broker: FakeBroker, pool: Pool, side: str) -> None:
+    """Each queue is an object: the client would not survive a few thousand million of them."""
+    queues = {"brokerName": "b", "perm": 6, "readQueueNums": 1, "writeQueueNums": 1, side: 2**31 - 1}
+    route = {"brokerDatas": [{"brokerName": "b", "brokerAddrs": {"0": "b:1"}}], "queueDatas": [queues]}
+    broker.on(ROUTE, success(body=json.dumps(route).encode()))
+    with pytest.raises(PeerError, match="2147483647 queues"):
+        await Routes(NameServers(broker.address, pool), 5).find("demo")
 
 
 async def test_the_next_name_server_is_asked_when_one_is_gone(broker: FakeBroker, pool: Pool) -> None:
