@@ -13,6 +13,7 @@ import os
 import resource
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -573,14 +574,19 @@ class Broker:
     async def _hand_over(self) -> None:
         """Leave the files of levels and timers so that Apache's broker can go on with them; ours knows without."""
         done: asyncio.Future[None] = self._loop.create_future()
+        parts = deque((self.levels.hand_over_some, self.timers.hand_over_some))
 
         def step(now: Moment, budget: Budget) -> float | None:
-            try:
-                while self.levels.hand_over_some() or self.timers.hand_over_some(now.wall_ms):
-                    if budget.is_spent:
-                        return 0.0
-            except (StoreError, OSError) as error:
-                log.error("not_handed_over", reason=str(error))
+            while parts:
+                try:
+                    has_more = parts[0](now.wall_ms)
+                except (StoreError, OSError) as error:  # the other part knows nothing of that
+                    log.error("not_handed_over", reason=str(error))
+                    has_more = False
+                if not has_more:
+                    parts.popleft()
+                if parts and budget.is_spent:
+                    return 0.0
             done.set_result(None)
             return None
 

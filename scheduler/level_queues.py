@@ -392,7 +392,7 @@ class LevelQueues:
     def withdraw(self, message: StoredMessage) -> None:
         """A message that waits is not to be delivered any more. Raises OSError."""
         level = self.levels[message.queue_id + 1]
-        self._store.withdraw(level.queue, message.queue_offset)
+        self._store.mark(level.queue, message.queue_offset, WITHDRAWN_SIZE)
         level.withdrawn += 1
 
     def waiting_before(
@@ -511,7 +511,7 @@ class LevelQueues:
 
     # --- RocketMQ
 
-    def hand_over_some(self) -> bool:
+    def hand_over_some(self, now_ms: int) -> bool:
         """Before the store is closed for good: do a bit of what leaves the files so that Apache's broker can go on with
         them; whether there is more. It knows one offset of each level, before which all is delivered. Raises
         NotInMemory, OSError: then the next start of ours knows all the same."""
@@ -529,10 +529,9 @@ class LevelQueues:
             self._marked += len(found)
             if self._marked > MAX_HANDED_OVER:
                 log.warning("levels_not_handed_over", delay_level=number, reason=_TOO_MANY)
-                self._handed_over = {}
                 return False
             for each in found:
-                self._store.mark_delivered(level.queue, each)
+                self._store.mark(level.queue, each, DELIVERED_SIZE)
             self._handed_over[number] = offset + len(units) if len(units) else level.queue.next_offset
             return True
         return False

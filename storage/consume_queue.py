@@ -134,16 +134,10 @@ class ConsumeQueue:
         units = self.read(offset, 1)
         return UNIT.unpack(units) if units else None
 
-    def withdraw(self, offset: int) -> None:
-        """Mark the unit of a message as withdrawn. Every reader sees that at once, the files have it when `plan_marks`
-        says (see `storage.marks`)."""
-        self._mark(offset, WITHDRAWN_SIZE)
-
-    def mark_delivered(self, offset: int) -> None:
-        """As `withdraw`, for RocketMQ: the message was delivered, and some before it were not."""
-        self._mark(offset, DELIVERED_SIZE)
-
-    def _mark(self, offset: int, size: int) -> None:
+    def mark(self, offset: int, size: int) -> None:
+        """Mark the unit of a message as withdrawn (WITHDRAWN_SIZE), or, for RocketMQ, as delivered before others in
+        front of it (DELIVERED_SIZE). Every reader sees that at once, the files have it when `plan_marks` says (see
+        `storage.marks`)."""
         if self._marks is None:
             self._marks = Marks(self._segments)
         self._marks.set(offset * UNIT_SIZE + _SIZE_AT, size.to_bytes(4, "big"))

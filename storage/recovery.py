@@ -33,7 +33,7 @@ import structlog
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from storage.checkpoint import REBUILDING, Checkpoint, being_remade
 from storage.commitlog import Commitlog
-from storage.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC, UNIT, ConsumeQueue
+from storage.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC, UNIT, WITHDRAWN_SIZE, ConsumeQueue
 from storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
 from storage.files import Files
 from storage.jobs import has_no_room
@@ -368,7 +368,7 @@ class Recovery:
             offset = queue.first_where(queue.min_offset, queue.next_offset, partial(_is_from, physical))
             unit = queue.unit(offset)
             if unit is not None and unit[0] == physical:
-                queue.withdraw(offset)
+                queue.mark(offset, WITHDRAWN_SIZE)
 
     # --- where to start
 

@@ -303,15 +303,10 @@ class MessageStore:
         """Every queue."""
         return [queue for queues in self.queues.values() for queue in queues.values()]
 
-    def withdraw(self, queue: ConsumeQueue, offset: int) -> None:
-        """Mark a unit of the schedule topic as withdrawn, as the next checkpoint will cover. The record that says so is
-        in the commitlog."""
-        queue.withdraw(offset)
-        self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
-
-    def mark_delivered(self, queue: ConsumeQueue, offset: int) -> None:
-        """As `withdraw`, see `ConsumeQueue.mark_delivered`."""
-        queue.mark_delivered(offset)
+    def mark(self, queue: ConsumeQueue, offset: int, size: int) -> None:
+        """Mark a unit of the schedule topic, see `ConsumeQueue.mark`, as the next checkpoint will cover. The record
+        that says so is in the commitlog."""
+        queue.mark(offset, size)
         self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
 
     def limit_queues(self, topic: str, count: int | None) -> None:

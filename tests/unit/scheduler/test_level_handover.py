@@ -9,6 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 from structlog.testing import capture_logs
@@ -20,6 +23,7 @@ from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.errors import NotDurable, StoreFull
+from tests.crash.simulated_files import Call
 from tests.unit.scheduler.test_times import delivery_times
 from tests.unit.scheduler.world import World
 
@@ -118,19 +122,24 @@ def test_what_is_not_known_to_be_on_the_disk_when_the_stop_begins_counts_as_deli
     assert rocketmq_delivers(world) == []
 
 
-def test_a_store_is_taken_over_once_that_is_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start that cannot say so leaves the store RocketMQ's."""
-    world = World()
+@contextmanager
+def rocketmqs_store(world: World, call: Call, number: int) -> Iterator[None]:
+    """A store that RocketMQ had last, with a message, where a call fails when the checkpoint is to be written."""
     world.schedule(1, b"x")
     world.stop()
     world.files.write_whole("/s/lock", b"lock")
-    with monkeypatch.context() as patch:
-        patch.setattr(world.files, "heal", lambda: None)
-        world.files.faults["sync", "/s/checkpoint"] = errno.EIO
-        with pytest.raises(NotDurable, match="checkpoint"):
-            world.open()
+    with patch.object(world.files, "heal"):
+        world.files.faults[call, "/s/checkpoint"] = number
+        yield
     assert world.files.read_whole("/s/lock") == b"lock"
     assert not world.files.exists("/s/abort"), "it was stopped cleanly"
+
+
+def test_a_store_is_taken_over_once_that_is_on_the_disk() -> None:
+    """A start that cannot say so leaves the store RocketMQ's."""
+    world = World()
+    with rocketmqs_store(world, "sync", errno.EIO), pytest.raises(NotDurable, match="checkpoint"):
+        world.open()
     world.open()
     assert world.files.read_whole("/s/lock") == b"duemq"
     assert world.files.exists("/s/abort")
@@ -138,17 +147,10 @@ def test_a_store_is_taken_over_once_that_is_on_the_disk(monkeypatch: pytest.Monk
     assert world.bodies() == [b"x"]
 
 
-def test_a_store_is_not_taken_over_where_there_is_no_room_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_not_taken_over_where_there_is_no_room_to_say_so() -> None:
     world = World()
-    world.schedule(1, b"x")
-    world.stop()
-    world.files.write_whole("/s/lock", b"lock")
-    with monkeypatch.context() as patch:
-        patch.setattr(world.files, "heal", lambda: None)
-        world.files.faults["name", "/s/checkpoint"] = errno.ENOSPC
-        with pytest.raises(StoreFull, match="take over"):
-            world.open()
-    assert not world.files.exists("/s/abort")
+    with rocketmqs_store(world, "name", errno.ENOSPC), pytest.raises(StoreFull, match="take over"):
+        world.open()
 
 
 @pytest.mark.parametrize("loss", ["RocketMQ had the store", "the checkpoint is gone"])

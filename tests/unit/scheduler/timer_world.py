@@ -80,8 +80,9 @@ class TimerWorld:
 
     def hand_over(self) -> None:
         """Leave the timers' files so that Apache's broker can go on with them."""
-        while self.levels.hand_over_some() or self.timers.hand_over_some(self.now_ms):
-            pass
+        for hand_over_some in (self.levels.hand_over_some, self.timers.hand_over_some):
+            while hand_over_some(self.now_ms):
+                pass
 
     def wake(self) -> None:
         self.wakes += 1

@@ -75,7 +75,7 @@ class World:
 
     def stop(self) -> None:
         """Stop cleanly."""
-        while self.levels.hand_over_some():
+        while self.levels.hand_over_some(self.clock.now_ms()):
             pass
         self.owned.stop()
 

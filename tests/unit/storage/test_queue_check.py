@@ -75,7 +75,7 @@ class World:
         self.told[TIMER_TOPIC, 0, timer_queue.next_offset] = b""
         store.appender.add(timer_queue, b"", text, 0, 1, HOST, prepared_transaction_offset=unit[0] or ORIGIN_ZERO)
         store.appender.commit()
-        store.withdraw(queue, offset)
+        store.mark(queue, offset, WITHDRAWN_SIZE)
         self.withdrawn.add(offset)
 
     def checkpoint(self) -> None:
@@ -94,7 +94,7 @@ class World:
         for physical in self.recovered.origins.withdrawn:  # as the levels do
             message = self.store.message_at(physical)
             assert message is not None
-            self.store.withdraw(self.store.ensure_queue(*LEVEL), message.queue_offset)
+            self.store.mark(self.store.ensure_queue(*LEVEL), message.queue_offset, WITHDRAWN_SIZE)
         return [line for line in lines if line["log_level"] == "warning"]
 
     def look(self) -> None:
