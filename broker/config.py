@@ -124,6 +124,11 @@ class BrokerConfig:
     max_message_size: int = _setting(
         "maxMessageSize", 4 * 1024 * 1024, "largest body of a message", limits=(1, 15 * 1024 * 1024), live=True
     )
+    record_checksums: bool = _setting(
+        "enabledAppendPropCRC",
+        False,
+        "each record ends with a checksum of all of it, which `duemq spark audit --check-bodies` looks at",
+    )
     file_reserved_hours: int = _setting(
         "fileReservedTime", 72, "hours that messages are kept", limits=(0, 10_000_000), live=True
     )
@@ -297,7 +302,7 @@ class BrokerConfig:
     max_unread_response_bytes: int = _setting(
         "maxUnreadResponseBytes",
         512 * _MIB,
-        "duemq's own: what may be held of responses that clients do not read; beyond it pulls are SYSTEM_BUSY",
+        "duemq's own: what may be held of responses that clients do not read; beyond it who holds most is closed",
         limits=(32 * _MIB, 1 << 40),
     )
     max_groups_per_connection: int = _setting(
@@ -368,6 +373,13 @@ class BrokerConfig:
     )
     max_kv_bytes: int = _setting(
         "maxKVConfigBytes", 4 * _MIB, "duemq's own: size of all of these", limits=(0, 1 << 30), live=True
+    )
+    max_registered_brokers: int = _setting(
+        "maxRegisteredBrokers",
+        1000,
+        "duemq's own: other brokers at the name server, replicas counted too",
+        limits=(0, 100_000),
+        live=True,
     )
     max_registration_bytes: int = _setting(
         "maxRegistrationBytes",
@@ -451,6 +463,12 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
             raise ConfigError(f"{name} cannot change while the broker runs: give it to the broker's next start")
         changes[field.name] = value
     return _check(dataclasses.replace(config, **changes)), ignored
+
+
+def limits_of(name: str) -> tuple[int, int]:
+    """The least and the greatest value of a setting that is a number and has them."""
+    low, high = FIELDS[name].metadata[_RANGE]
+    return low, high
 
 
 def as_text(value: object) -> str:

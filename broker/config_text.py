@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from broker.errors import ConfigError
@@ -35,12 +36,17 @@ def save(path: str, changes: Mapping[str, str]) -> None:
     path = os.path.realpath(path)
     text = changed(_text_of(path), changes)
     temporary = f"{path}.tmp"
-    with open(temporary, "w", encoding="utf-8", newline="") as file:
-        os.fchmod(file.fileno(), os.stat(path).st_mode & 0o7777)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            os.fchmod(file.fileno(), os.stat(path).st_mode & 0o7777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

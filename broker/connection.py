@@ -5,7 +5,8 @@ transport's buffer up to its high mark; from then on no further request of it is
 What is held of a connection is so at most one read, one partial frame and the responses of one slice.
 
 What all connections hold of unfinished frames has one limit, and whoever holds most pays. While many send large frames
-at once, each reads a little and waits for its turn to read on, so that a turn of the loop does not read gigabytes.
+at once, each reads a little and waits for its turn to read on, so that a turn of the loop does not read gigabytes. What
+all hold of responses that are not read has another limit, and again one that holds most pays (see `output_budget`).
 
 The requests of a read are handled as far as the turn of the event loop has time for them. Those that are left wait in
 the backlog, with the socket not read either, until `RequestTurns` gives the connection its share. The backlog of a
@@ -15,12 +16,16 @@ connection that is closing is dropped: nobody would read the answers.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 import structlog
 
+from broker.output_budget import OutputBudget
 from broker.request_turns import IsOver, RequestTurns
 from protocol import codec
 from protocol.codes import FLAG_ONEWAY
@@ -34,6 +39,9 @@ log = structlog.get_logger(__name__)
 
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Response bytes buffered for a client before its requests have to wait."""
+LARGE_RESPONSE_BYTES: Final = 64 * 1024
+"""What is written at once and is that large stays in memory as a whole until the last byte of it is sent: so its client
+counts as one that does not read until then, however little is left."""
 READ_BYTES: Final = 256 * 1024
 """The most that one read brings..."""
 SHORT_READ_BYTES: Final = 64 * 1024
@@ -43,7 +51,6 @@ LARGE_FRAME_BYTES: Final = 64 * 1024
 READERS: Final = 8
 """So many may send large frames without waiting for each other, and so many of those who wait read on in one turn."""
 INPUT_BYTES: Final = 256 * 1024 * 1024
-OUTPUT_BYTES: Final = 512 * 1024 * 1024
 FEW_REQUESTS: Final = 16
 """So many requests that have to wait do so with those who ask for little."""
 MAX_REQUESTS: Final = 128
@@ -138,20 +145,6 @@ class InputBudget:
             self._schedule()
 
 
-class OutputBudget:
-    """What all connections together may hold of responses that clients do not read, in bytes. Only the connections
-    that are stalled count."""
-
-    def __init__(self, limit: int = OUTPUT_BYTES) -> None:
-        self.limit = limit
-        self.used = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing large should be sent to anybody who may not read it."""
-        return self.used > self.limit
-
-
 class Connection(asyncio.BufferedProtocol):
     """The asyncio side of a connection. `peer` is "address:port"; `born_host` the same as records have it."""
 
@@ -166,7 +159,6 @@ class Connection(asyncio.BufferedProtocol):
         "_large",
         "_loop",
         "_output",
-        "_output_held",
         "_paused",
         "_pending",
         "_position",
@@ -174,6 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         "_reads",
         "_transport",
         "_turns",
+        "_waiters",
         "_waits_to_read",
         "born_host",
         "is_closed",
@@ -196,7 +189,6 @@ class Connection(asyncio.BufferedProtocol):
         self._budget = budget
         self._output = output
         self._turns = turns
-        self._output_held = 0
         self._reader = FrameReader()
         self._held = 0
         self._is_over = False
@@ -215,6 +207,8 @@ class Connection(asyncio.BufferedProtocol):
         self.under_way = 0
         """Bytes of requests that are begun and not answered yet; see `admission`."""
         self._paused = False
+        self._waiters: list[Callable[[Connection], None]] = []
+        """Who wants to know when it takes answers again."""
         self._pending: PendingRequests[ResponseHandler] | None = None
         self.peer = ""
         self.born_host = b""
@@ -276,12 +270,15 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """See asyncio."""
         self._paused = True
-        self._note_output()
+        self._hold_output(0)
 
     def resume_writing(self) -> None:
         """See asyncio."""
         self._paused = False
-        self._release_output()
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._output.release(self)
+        self._tell_waiters()
         self._queue_backlog()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -290,7 +287,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         self._drop_backlog()
         self._let_go()
-        self._release_output()
+        self._output.release(self)
+        self._waiters.clear()
         if self._pending is not None:
             for waiter in self._pending.clear():
                 waiter(None)
@@ -313,17 +311,41 @@ class Connection(asyncio.BufferedProtocol):
             and not self._transport.is_closing()
         )
 
+    def when_takes_answers(self, then: Callable[[Connection], None]) -> None:
+        """It does not take answers now: call `then` once, with this connection, when it does again. Not called where
+        it is lost before."""
+        self._waiters.append(then)
+
     @property
     def buffered(self) -> int:
         """Bytes of responses that the client has not taken yet."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
+    @property
+    def queued(self) -> int:
+        """See `output_budget.Holder`."""
+        socket = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if socket is None:
+            return -1
+        try:
+            return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return -1
+
     def write(self, data: bytes) -> None:
         """Send bytes of whole frames."""
-        if self._transport is not None:
-            self._transport.write(data)
-            if self._paused:
-                self._note_output()
+        transport = self._transport
+        if transport is None:
+            return
+        if len(data) >= LARGE_RESPONSE_BYTES and not self._paused:
+            transport.set_write_buffer_limits(high=0)
+            transport.write(data)
+            if not self._paused:
+                transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        else:
+            transport.write(data)
+        if self._paused:
+            self._hold_output(len(data))
 
     def write_many(self, frames: list[bytes]) -> None:
         """Send frames."""
@@ -337,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pending = PendingRequests()
         command.opaque = self._pending.new_opaque()
         command.flag = FLAG_ONEWAY
-        self._transport.write(codec.encode(command, self.last_codec))
+        self.write(codec.encode(command, self.last_codec))
 
     def request(self, command: Command, timeout: float, on_response: ResponseHandler) -> None:
         """Send a request to the client; `on_response` is called once, with None after `timeout` seconds, when the
@@ -354,7 +376,7 @@ class Connection(asyncio.BufferedProtocol):
         except LocalProtocolError:
             self._pending.take(command.opaque)
             raise
-        self._transport.write(data)
+        self.write(data)
         self._loop.call_later(timeout, self._expire)
 
     def take_response(self, command: Command) -> None:
@@ -387,9 +409,9 @@ class Connection(asyncio.BufferedProtocol):
             self._handler.complain("connection_refused", self, str(error))
             self._transport.close()
 
-    def drop(self, error: FrameError) -> None:
+    def drop(self, reason: str) -> None:
         """What is held of this client has to be freed: close at once, with one log line."""
-        self._handler.complain("connection_dropped", self, str(error))
+        self._handler.complain("connection_dropped", self, reason)
         self.abort()
         self._let_go()
 
@@ -423,6 +445,7 @@ class Connection(asyncio.BufferedProtocol):
     def go_on(self) -> None:
         """See `admission.Guest`."""
         self._is_held_back = False
+        self._tell_waiters()
         self._queue_backlog()
 
     def read_on(self) -> None:
@@ -456,6 +479,12 @@ class Connection(asyncio.BufferedProtocol):
             self._is_queued = True
             self._turns.add(self, is_little=len(self._backlog) - self._position <= FEW_REQUESTS)
 
+    def _tell_waiters(self) -> None:
+        if self._waiters and self.takes_answers:
+            waiters, self._waiters = self._waiters, []
+            for then in waiters:
+                then(self)
+
     def _drop_backlog(self) -> None:
         self._backlog, self._position = [], 0
 
@@ -467,7 +496,7 @@ class Connection(asyncio.BufferedProtocol):
         too_large = self._budget.hold(self, self._held, size)
         self._held = size
         if too_large is not None:
-            too_large.drop(FrameError("the unfinished frames of all clients together are too large"))
+            too_large.drop("the unfinished frames of all clients together are too large")
         if self._large >= 0 and self._budget.is_crowded and not self._waits_to_read:
             self._waits_to_read = True
             self._steer()
@@ -478,15 +507,11 @@ class Connection(asyncio.BufferedProtocol):
         self._reader.close()
         self._hold(0)
 
-    def _note_output(self) -> None:
-        """Account for responses that the client does not read."""
-        held = self.buffered
-        self._output.used += held - self._output_held
-        self._output_held = held
-
-    def _release_output(self) -> None:
-        self._output.used -= self._output_held
-        self._output_held = 0
+    def _hold_output(self, given: int) -> None:
+        """Account for responses that the client does not read, `given` bytes more; too many of all clients together
+        cost one that holds most its connection."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._output.hold(self, given)
 
     def _expire(self) -> None:
         if self._pending is not None:

@@ -23,7 +23,7 @@ from broker.admission import Admission
 from broker.clients import Clients
 from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig, Origin, parse_addresses
-from broker.connection import Connection, InputBudget, OutputBudget
+from broker.connection import Connection, InputBudget
 from broker.errors import ConfigError
 from broker.groups import Groups
 from broker.handlers.admin import AdminHandlers
@@ -46,6 +46,7 @@ from broker.live import durability_config, follow, retention_config
 from broker.locks import QueueLocks
 from broker.nameserver import NameServer
 from broker.offsets import ConsumerOffsets
+from broker.output_budget import OutputBudget
 from broker.persister import Persister
 from broker.registration import Registration
 from broker.request_turns import RequestBudget, RequestTime, RequestTurns
@@ -152,8 +153,12 @@ class Broker:
         self.failed: asyncio.Future[str] = loop.create_future()
         """Done, with the reason, when the store takes nothing any more: the broker has to be stopped and started
         anew."""
-        self._bind()
         self._workers = self._make_workers(loop)
+        try:
+            self._bind()
+        except BaseException:
+            self._workers.stop()
+            raise
         self._turns = turns = Turns(loop, self._clock, self._make_budget)
         self._request_turns = RequestTurns(turns, self._request_budget)
         self._durability_work, self._levels_work, self._timers_work, self._hand_over_work = (
@@ -349,7 +354,7 @@ class Broker:
             max_connections=self._max_connections,
         )
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
-        self._output = OutputBudget(config.max_unread_response_bytes)
+        self._output = OutputBudget(loop, config.max_unread_response_bytes)
         self._pulls = PullHandlers(
             config,
             store,
@@ -359,7 +364,6 @@ class Broker:
             offsets,
             stats,
             router,
-            self._output,
             loop,
             turns,
             limits,
@@ -382,6 +386,7 @@ class Broker:
             offsets,
             clients,
             stats,
+            self._pulls.polls,
             sources,
             durability,
             self._register_now,
@@ -572,11 +577,16 @@ class Broker:
             log.error("tables_not_saved", reason=str(error))
 
     async def _hand_over(self) -> None:
-        """Leave the files of levels and timers so that Apache's broker can go on with them; ours knows without."""
+        """Leave the files of levels and timers so that Apache's broker can go on with them; ours knows without, but for
+        a clock that was set and that nobody has looked at since."""
         done: asyncio.Future[None] = self._loop.create_future()
         parts = deque((self.levels.hand_over_some, self.timers.hand_over_some))
 
         def step(now: Moment, budget: Budget) -> float | None:
+            try:
+                self.levels.watch_clock(now)
+            except (StoreError, OSError) as error:
+                log.error("clock_not_followed", reason=str(error))
             while parts:
                 try:
                     has_more = parts[0](now.wall_ms)
@@ -670,6 +680,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
         commitlog_segment_size=config.commitlog_segment_size,
         queue_segment_size=config.queue_segment_size,
         max_message_size=config.max_message_size,
+        with_checksums=config.record_checksums,
         cached_size=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * config.memory_ratio // 100,
     )
 

@@ -1,6 +1,7 @@
 """What stops the daemon, and what a handler says to a client.
 
 BrokerError
+├── RepairError        a store cannot be repaired as asked: one line, exit code 2
 ├── ConfigError        a property, flag, port or directory is wrong: one line, exit code 2
 ├── Refused            a request ends with this response code and remark
 └── NotNow             a request cannot begin now: its connection hands it over again
@@ -15,6 +16,10 @@ class BrokerError(Exception):
 
 class ConfigError(BrokerError):
     """The broker cannot start as it was told to."""
+
+
+class RepairError(BrokerError):
+    """A store cannot be repaired as it was asked for."""
 
 
 class Refused(BrokerError):

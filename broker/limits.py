@@ -31,6 +31,7 @@ _PROPERTIES: Final = {
     "maxQueues": "queues",
     "maxKVConfigEntries": "kv_entries",
     "maxKVConfigBytes": "kv_bytes",
+    "maxRegisteredBrokers": "registered_brokers",
     "maxRegistrationBytes": "registration_bytes",
 }
 
@@ -50,6 +51,7 @@ class Limits:
     queues: int
     kv_entries: int
     kv_bytes: int
+    registered_brokers: int
     registration_bytes: int
 
     def __init__(self, settings: LiveSettings) -> None:

@@ -27,3 +27,8 @@ def configure(log_format: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def silence() -> None:
+    """Log nothing but what ends a process: for commands that print what they find."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

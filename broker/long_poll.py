@@ -2,10 +2,14 @@
 brought; nothing polls.
 
 A held pull costs about a kilobyte. How many there may be is bounded: beyond that a pull is answered at once. A client
-that does not read its responses gets no messages pushed into its buffer; its pulls stay held until their time is up.
+that does not read its responses gets no messages pushed into its buffer; its pulls stay held until it reads again, or
+their time is up.
 
 There may be 100,000 of them on one queue, of one second, or of one client that leaves: whatever is to be done for many
 is done in turns (see `request_turns`).
+
+A held pull belongs to a queue object. When its topic is deleted, that object never gets a message again: a topic that
+is made later under the same name has others. So the pulls of a deleted topic end at once.
 """
 
 from __future__ import annotations
@@ -73,15 +77,21 @@ class LongPolls:
         self._expire = expire
         self._fail = fail
         self._held: dict[ConsumeQueue, dict[HeldPull, None]] = {}
+        self._queues: dict[str, dict[ConsumeQueue, None]] = {}
+        """The queues that pulls wait for, by topic."""
         self._by_second: dict[int, dict[HeldPull, None]] = {}
         self._by_connection: dict[Connection, dict[HeldPull, None]] = {}
+        self._passed_over: dict[Connection, dict[HeldPull, None]] = {}
+        """Pulls that are to be served when their connections take answers again: messages came meanwhile."""
         self._woken: dict[ConsumeQueue, None] = {}
         self._to_wake: deque[ConsumeQueue] = deque()
         """Queues that got messages, taken from `_woken` all at once..."""
         self._to_serve: deque[HeldPull] = deque()
         """...the pulls of one of them..."""
+        self._to_leave: deque[ConsumeQueue] = deque()
+        """...queues that nobody may pull from any more..."""
         self._to_end: deque[HeldPull] = deque()
-        """...those whose time is up..."""
+        """...pulls of those, and pulls whose time is up..."""
         self._to_forget: deque[HeldPull] = deque()
         """...and those whose clients are gone. Any of these may not be held any more when their turn comes."""
         self._has_work = False
@@ -98,6 +108,7 @@ class LongPolls:
         held = self._held.get(pull.queue)
         if held is None:
             self._held[pull.queue] = {pull: None}
+            self._queues.setdefault(pull.queue.topic, {})[pull.queue] = None
             pull.queue.watch(self._arrived)
         else:
             held[pull] = None
@@ -109,9 +120,17 @@ class LongPolls:
 
     def connection_lost(self, connection: Connection) -> None:
         """Whoever waited over a connection is gone."""
+        self._passed_over.pop(connection, None)
         pulls = self._by_connection.pop(connection, None)
         if pulls is not None:
             self._to_forget.extend(pulls)
+            self._begin()
+
+    def end(self, topic: str, first_queue_id: int = 0) -> None:
+        """Nobody may pull any more from the queues of a topic, from a queue id on: answer those who wait for them."""
+        queues = [queue for queue in self._queues.get(topic, ()) if queue.queue_id >= first_queue_id]
+        if queues:
+            self._to_leave.extend(queues)
             self._begin()
 
     def stop(self) -> None:
@@ -129,6 +148,8 @@ class LongPolls:
                 self._forget(self._to_forget.popleft())
             if self._to_end:
                 self._end(self._to_end.popleft())
+            elif self._to_leave:
+                self._to_end.extend(self._held.get(self._to_leave.popleft(), ()))
             if self._to_serve:
                 self._serve_one(self._to_serve.popleft())
             elif self._to_wake:
@@ -136,7 +157,7 @@ class LongPolls:
             elif self._woken:
                 self._to_wake.extend(self._woken)
                 self._woken = {}
-            elif not self._to_forget and not self._to_end:
+            elif not self._to_forget and not self._to_end and not self._to_leave:
                 self._has_work = False
                 return False
             if is_over():
@@ -158,6 +179,9 @@ class LongPolls:
     def _serve_one(self, pull: HeldPull) -> None:
         if not pull.is_held:
             return
+        if not pull.connection.takes_answers:
+            self._pass_over(pull)
+            return
         try:
             is_served = self._serve(pull)
         except Exception as error:  # the others go on
@@ -166,6 +190,19 @@ class LongPolls:
         if is_served:
             self._forget(pull)
 
+    def _pass_over(self, pull: HeldPull) -> None:
+        pulls = self._passed_over.get(pull.connection)
+        if pulls is None:
+            self._passed_over[pull.connection] = {pull: None}
+            pull.connection.when_takes_answers(self._takes_answers)
+        else:
+            pulls[pull] = None
+
+    def _takes_answers(self, connection: Connection) -> None:
+        self._to_serve.extend(self._passed_over.pop(connection, ()))
+        if self._to_serve:
+            self._begin()
+
     def _forget(self, pull: HeldPull) -> None:
         if not pull.is_held:
             return
@@ -173,7 +210,9 @@ class LongPolls:
         self.count -= 1
         _take_out(self._by_second, pull.second, pull)
         _take_out(self._by_connection, pull.connection, pull)
+        _take_out(self._passed_over, pull.connection, pull)
         if _take_out(self._held, pull.queue, pull):
+            _take_out(self._queues, pull.queue.topic, pull.queue)
             pull.queue.unwatch(self._arrived)
 
     def _tick(self) -> None:
@@ -196,15 +235,16 @@ class LongPolls:
 
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 
-def _take_out(table: dict[K, dict[HeldPull, None]], key: K, pull: HeldPull) -> bool:
-    """Take a pull out of its group in a table, if the group is there; whether it was the last of it."""
-    pulls = table.get(key)
-    if pulls is None:
+def _take_out(table: dict[K, dict[T, None]], key: K, member: T) -> bool:
+    """Take a pull or a queue out of its group in a table, if the group is there; whether it was the last of it."""
+    members = table.get(key)
+    if members is None:
         return False
-    pulls.pop(pull, None)
-    if pulls:
+    members.pop(member, None)
+    if members:
         return False
     del table[key]
     return True

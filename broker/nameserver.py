@@ -8,7 +8,7 @@ Codes: 105, 106, 206, 224, 304, 216 for clients and tools; 100, 101, 102, 219 ke
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -131,10 +131,14 @@ class NameServer:
 
     # --- routes
 
-    def _all_brokers(self) -> list[BrokerData]:
-        """Every broker name with its addresses, the own one first."""
-        brokers = {self._own.broker_name: BrokerData(dict(self._own.broker_addrs), *self._own_names())}
+    def _all_brokers(self, names: Container[str] | None = None) -> list[BrokerData]:
+        """Every broker name, or those of some, with its addresses, the own one first."""
+        brokers: dict[str, BrokerData] = {}
+        if names is None or self._own.broker_name in names:
+            brokers[self._own.broker_name] = BrokerData(dict(self._own.broker_addrs), *self._own_names())
         for broker in self._brokers.values():
+            if names is not None and broker.name not in names:
+                continue
             data = brokers.setdefault(broker.name, BrokerData({}, broker.name, broker.cluster))
             data.broker_addrs.setdefault(broker.broker_id, broker.address)
         return list(brokers.values())
@@ -168,7 +172,7 @@ class NameServer:
             QueueData(broker, config.perm, config.read_queue_nums, config.write_queue_nums, config.topic_sys_flag)
             for broker, config in configs.items()
         ]
-        brokers = [broker for broker in self._all_brokers() if broker.broker_name in configs]
+        brokers = self._all_brokers(configs)
         order = self._kv.get(ORDER_NAMESPACE, {}).get(name)
         strict = request.version >= VERSION_STRICT_JSON or bool(request.header.accept_standard_json_only)
         return response(ResponseCode.SUCCESS, body=TopicRoute(brokers, queues, order).to_json(strict=strict))
@@ -298,13 +302,20 @@ class NameServer:
         _check_queues(topics)
         key = (header.broker_name, header.broker_id)
         old = self._brokers.get(key)
+        limits = self._limits
+        if old is None and len(self._brokers) >= limits.registered_brokers:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"there are {len(self._brokers)} brokers, and maxRegisteredBrokers={limits.registered_brokers}: raise "
+                "that setting, or register elsewhere",
+            )
         size += _BROKER_BYTES + _size(header.broker_name, header.cluster_name, header.broker_addr)
         more = size - (old.size if old is not None else 0)
-        if more > 0 and self._registered + more > self._limits.registration_bytes:
+        if more > 0 and self._registered + more > limits.registration_bytes:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
-                f"{self._limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
+                f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
             )
         if old is None:
             log.info("broker_registered", broker=header.broker_name, broker_id=header.broker_id, at=header.broker_addr)

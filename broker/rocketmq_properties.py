@@ -46,7 +46,7 @@ UNUSED: Final = frozenset(
     enablePopMessageThreshold enablePropertyFilter enableReconnectForGoAway enableRegisterProducer
     enableRemoteEscape enableRetryTopicV2 enableRocksDBLog enableScheduleMessageStats
     enableShutdownGracefully enableSingleTopicRegister enableSkipLongAwaitingAck enableSlaveActingMaster
-    enableSplitRegistration enabledAppendPropCRC endTransactionPoolQueueCapacity endTransactionThreadPoolNums
+    enableSplitRegistration endTransactionPoolQueueCapacity endTransactionThreadPoolNums
     estimateAccumulation expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fetchControllerAddrByDnsLookup
     fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval filterDataCleanTimeSpan
     filterServerNums filterSupportRetry flushCommitLogLeastPages flushCommitLogThoroughInterval

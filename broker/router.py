@@ -178,42 +178,50 @@ class Router:
         if not connection.takes_answers:
             return position
         answers: list[bytes] = []
+        request: Any
+        answer: Any
         run_frames = run_answers = -1
         unsent, end, fault, look_at = 0, len(frames), None, -1
         now_ms = self._clock.now_ms()
         routes, long_routes = self._routes_by_start, self._routes_by_long_start
         for number in range(position, len(frames)):
-            frame = frames[number]
-            header = frame[1]
-            request = answer = route = None
-            if frame[0] == JSON:
+            kind, header, body = frames[number]
+            route = answer = None
+            if kind == JSON:
                 route = routes.get(header[:_START_SIZE]) or long_routes.get(header[: header.find(b",") + 1])
                 if route is not None:
                     try:
                         request = route.decode_json(header)
                         request.codec = JSON
-                        request.body = frame[2]
+                        request.body = body
                         request.now_ms = now_ms
                     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                         route = None
-            if request is None:
+            if route is None:
                 try:
-                    route, request, answer = self._slowly(connection, frame, now_ms)
+                    route, request, answer = self._slowly(connection, frames[number], now_ms)
                 except FrameError as error:
                     end, fault = number, error
                     break
-            if route is not None and route.stages:
-                if run_frames < 0:
-                    run_frames, run_answers = number, len(answers)
-            elif run_frames >= 0:
-                self._commit(connection, number - run_frames, answers, run_answers)
-                run_frames = look_at = -1
-            if request is not None and route is not None:
-                try:
-                    answer = self._call(connection, route, request)
-                except NotNow:
-                    end = number
-                    break
+            try:
+                if route is not None and route.stages:
+                    if run_frames < 0:
+                        run_frames, run_answers = number, len(answers)
+                    try:
+                        answer = route.handler(connection, request)
+                        if type(answer) is not bytes and answer is not None:
+                            answer = self.encode(request, answer)
+                    except Exception as error:
+                        answer = self._not_done(connection, route, request, error)
+                else:
+                    if run_frames >= 0:
+                        self._commit(connection, number - run_frames, answers, run_answers)
+                        run_frames = look_at = -1
+                    if route is not None:
+                        answer = self._call(connection, route, request)
+            except NotNow:
+                end = number
+                break
             if answer is not None:
                 answers.append(answer)
                 if run_frames < 0 and len(answer) > _SMALL_ANSWER:
@@ -250,13 +258,18 @@ class Router:
             if answer is None or type(answer) is bytes:
                 return answer
             return self.encode(request, answer)  # type: ignore[arg-type]
-        except NotInMemory:
+        except Exception as error:  # whatever a request does, the connection and the others go on
+            return self._not_done(connection, route, request, error)
+
+    def _not_done(self, connection: Connection, route: Route, request: Request[Any], error: Exception) -> bytes | None:
+        """What becomes of a request whose handler raised: the frame of an answer, or None where the answer comes later,
+        when what the handler looked for has been read. Raises NotNow."""
+        if isinstance(error, NotInMemory):
             self.spawn(connection, request, self._reads.run(self._again, route, connection, request))
             return None
-        except NotNow:
-            raise
-        except Exception as error:  # whatever a request does, the connection and the others go on
-            return self.encode(request, self._failed(connection, request, error))
+        if isinstance(error, NotNow):
+            raise error
+        return self.encode(request, self._failed(connection, request, error))
 
     def _again(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
         """Let a request be handled that waited for the disk. It is under way already: what its handler begins may."""

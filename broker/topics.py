@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from copy import copy
 from typing import Any, Final
 
@@ -221,11 +221,9 @@ class Topics:
 
     def _make_again(self) -> None:
         made = []
-        for name, queues in self._store.queues.items():
-            count = 1 + max((queue_id for queue_id, queue in queues.items() if queue.next_offset), default=-1)
-            if count and name not in self.table and not self.is_own(name):
-                self._add(TopicConfig(name, count, count, PERM_READ | PERM_WRITE), {})
-                made.append(name)
+        for config in missing_topics(self._store, self.table, self.is_own):
+            self._add(config, {})
+            made.append(config.topic_name)
         if made:
             self._next_version()
             log.warning(
@@ -274,12 +272,7 @@ class Topics:
 
     def is_own(self, name: str) -> bool:
         """Whether a topic is one that the broker makes for itself."""
-        config = self._config
-        return (
-            name in _SYSTEM
-            or name.startswith(_SYSTEM_PREFIX)
-            or name in (config.cluster_name, config.broker_name, f"{config.cluster_name}_REPLY_TOPIC")
-        )
+        return is_own_topic(name, self._config)
 
     def own_names(self) -> list[str]:
         """The broker's own topics that there are."""
@@ -423,6 +416,23 @@ class Topics:
     def _next_version(self) -> None:
         self.version.timestamp = self._clock.now_ms()
         self.version.counter += 1
+
+
+def is_own_topic(name: str, config: BrokerConfig) -> bool:
+    """Whether a topic is one that the broker makes for itself."""
+    return (
+        name in _SYSTEM
+        or name.startswith(_SYSTEM_PREFIX)
+        or name in (config.cluster_name, config.broker_name, f"{config.cluster_name}_REPLY_TOPIC")
+    )
+
+
+def missing_topics(store: MessageStore, known: Container[str], is_own: Callable[[str], bool]) -> Iterator[TopicConfig]:
+    """Topics that have messages and are not known, with as many queues as those are in, and default permissions."""
+    for name, queues in store.queues.items():
+        count = 1 + max((queue_id for queue_id, queue in queues.items() if queue.next_offset), default=-1)
+        if count and name not in known and not is_own(name):
+            yield TopicConfig(name, count, count, PERM_READ | PERM_WRITE)
 
 
 def check_name(name: str) -> None:

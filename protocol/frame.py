@@ -87,20 +87,24 @@ class FrameReader:
         view = memoryview(data)
         unpack, max_length = _PREFIX.unpack_from, self._max_length
         position, end, need = 0, len(data), 8
-        while end - position >= 8:
+        last = end - 8
+        while position <= last:
             length, word = unpack(data, position)
             if not 4 <= length <= max_length:
                 self.error = self._bad_length(length)
                 return frames
-            header_end = position + 8 + (word & 0xFFFFFF)
             frame_end = position + 4 + length
-            if header_end > frame_end or word >> 24 > MSGPACK:
+            position += 8
+            kind = word >> 24
+            header_end = position + (word & 0xFFFFFF)
+            if header_end > frame_end or kind > MSGPACK:
                 self.error = self._bad_header(length, word)
                 return frames
             if frame_end > end:
+                position -= 8
                 need = 4 + length
                 break
-            frames.append((word >> 24, data[position + 8 : header_end], view[header_end:frame_end]))
+            frames.append((kind, data[position:header_end], view[header_end:frame_end]))
             position = frame_end
         if position < end:
             if end - position < 4:

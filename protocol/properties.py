@@ -26,11 +26,15 @@ WAIT: Final = "WAIT"
 DELAY: Final = "DELAY"
 UNIQ_KEY: Final = "UNIQ_KEY"
 CLUSTER: Final = "CLUSTER"
+MSG_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QID: Final = "REAL_QID"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
 _TAGS_KEY: Final = TAGS + NAME_END
+_NEXT_TAGS_KEY: Final = PROPERTY_END + _TAGS_KEY
+_NEXT_TAGS_KEY_SIZE: Final = len(_NEXT_TAGS_KEY)
 TRAN_MSG: Final = "TRAN_MSG"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
@@ -42,13 +46,21 @@ TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
 TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 TIMER_REPLACE: Final = "TIMER_REPLACE"
 TIMER_FIRST_ID: Final = "TIMER_FIRST_ID"
-"""These two are duemq's own: see `timer_properties`."""
+TIMER_FROM_LEVEL: Final = "TIMER_FROM_LEVEL"
+"""These three are duemq's own: see `timer_properties`."""
 DUE_MS: Final = "DUE_MS"
 """duemq's own: when a message with a level is due, ms since the epoch, which its record does not tell otherwise. Our
 producer adds it by its own clock, our broker puts it right by its."""
 TIMERS: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """Each asks for a time; the first of them that a message has counts."""
-TIMER_STATE: Final = (TIMER_OUT_MS, TIMER_ROLL_TIMES, TIMER_FIRST_ID, TIMER_ENQUEUE_MS, TIMER_DEQUEUE_MS)
+TIMER_STATE: Final = (
+    TIMER_OUT_MS,
+    TIMER_ROLL_TIMES,
+    TIMER_FIRST_ID,
+    TIMER_FROM_LEVEL,
+    TIMER_ENQUEUE_MS,
+    TIMER_DEQUEUE_MS,
+)
 """What a broker has added to a message that waited for its time."""
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 
@@ -125,12 +137,10 @@ def java_hash(text: str) -> int:
 
 def tags_code_of(text: str) -> int:
     """The tags code of a message with these properties."""
-    at = text.rfind(_TAGS_KEY)
+    at = text.rfind(_NEXT_TAGS_KEY)
     if at < 0:
-        return 0
-    if at and text[at - 1] != PROPERTY_END:
-        return tags_code(get(text, TAGS))
-    at += len(_TAGS_KEY)
+        return tags_code(get(text, TAGS)) if _TAGS_KEY in text else 0
+    at += _NEXT_TAGS_KEY_SIZE
     end = text.find(PROPERTY_END, at)
     tags = text[at:] if end < 0 else text[at:end]
     return _known_code(tags) if 0 < len(tags) <= _MAX_KNOWN else tags_code(tags or get(text, TAGS))

@@ -10,6 +10,9 @@
     TIMER_FIRST_ID                    duemq's own, set by the broker in a record that was appended again: the id that
                                       the sender of the message was given, which names its first record; a hyphen, and
                                       the physical offset of the record before this one
+    TIMER_FROM_LEVEL                  duemq's own, set by the broker in a record that took the place of one with a delay
+                                      level, whose file was about to expire: the level. What a topic asks of its timers
+                                      is not asked of it
 
 Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message due at a whole
 second waits in the slot before. TIMER_OUT_MS = D - 1000 for a whole second D, else D rounded down to one; either way
@@ -35,6 +38,10 @@ from protocol.errors import TimerIllegal
 
 PRECISION_MS: Final = 1000
 """RocketMQ's timerPrecisionMs, the width of a slot. Times of delivery are exact to the millisecond all the same."""
+AGAIN_ROOM: Final = 128
+"""Bytes that the properties of a message that waits leave for those that it gets when it is appended once more:
+TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES and TIMER_FROM_LEVEL. TIMER_FIRST_ID goes where there is no room, and
+of what leaves less (retries, records of RocketMQ's) what brokers have added."""
 MAX_PROMISE_MS: Final = 100 * 366 * 86_400_000
 """A promised deliver time further ahead of the store time than this is none."""
 MAX_HASH: Final = 2**32

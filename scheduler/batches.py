@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import structlog
 
-from protocol import properties, record
+from protocol import properties, record, record_checksum
 from protocol.command import Body
 from protocol.errors import RecordError
 from scheduler.sorted_offsets import has, is_among, joined
@@ -186,7 +186,7 @@ class Batches:
             message = record.decode(records.data[int(records.starts[0]) : int(records.ends[0])])
         except RecordError:
             return Outcome(Kind.GONE, 1)
-        text = message.properties_text.encode()
+        text = record_checksum.without(message.properties_text.encode())
         queue = self._targets.queue(text)
         if queue is None:
             self._complain(records, np.arange(1), source)

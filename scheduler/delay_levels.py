@@ -33,6 +33,11 @@ class DelayLevels:
         """The highest level."""
         return len(self._delays_ms)
 
+    @property
+    def delays_ms(self) -> list[int]:
+        """The delays, from level 1 on."""
+        return list(self._delays_ms)
+
     def cap(self, level: int) -> int:
         """A level as asked for, or the highest where that is beyond it."""
         return min(level, len(self._delays_ms))

@@ -72,6 +72,7 @@ class Level:
         "is_reading",
         "is_warm",
         "late_by_ms",
+        "low",
         "number",
         "pending",
         "puts",
@@ -89,6 +90,8 @@ class Level:
     def __init__(self, number: int, queue: ConsumeQueue, runs: list[OpenRun]) -> None:
         self.number = number
         self.queue = queue
+        self.low = queue.min_offset
+        """The queue's first offset when runs and puts were last brought into its bounds."""
         self.runs = runs
         self.puts: deque[Put] = deque()
         """In order of their puts; those at the head are not settled."""
@@ -115,7 +118,7 @@ class Level:
         self.sampled = 0
         self.warned_at: float | None = None
         self.withdrawn = 0
-        """Units behind the cursors of messages that were withdrawn, or that recovery found delivered."""
+        """Units in `untried` of messages that were withdrawn, or that recovery found delivered."""
 
     @property
     def offset(self) -> int:
@@ -126,9 +129,13 @@ class Level:
     @property
     def waiting(self) -> int:
         """Messages that are not delivered."""
-        low = self.queue.min_offset
-        count = sum(max(0, self.end_of(run) - max(low, run.cursor)) for run in self.runs)
-        return max(0, count + sum(put.end - put.start for put in self.failed) - self.withdrawn)
+        return max(0, sum(end - start for start, end in self.untried()) - self.withdrawn)
+
+    def untried(self, low: int = 0) -> list[tuple[int, int]]:
+        """Where units lie that were not tried yet, or failed: from offsets to others, none before `low`."""
+        found = [(run.cursor, end) for run, end in self.spans()]
+        found += [(put.start, put.end) for put in self.failed]
+        return [(max(low, start), end) for start, end in found if max(low, start) < end]
 
     @property
     def due_ms(self) -> int | None:
@@ -143,15 +150,28 @@ class Level:
             times.append(self.due_ms)
         return min(times, default=None)
 
+    def spans(self) -> list[tuple[OpenRun, int]]:
+        """The runs, each with where it ends: where the next one begins, or the queue ends."""
+        ends = [*(run.start for run in self.runs[1:]), self.queue.next_offset]
+        return list(zip(self.runs, ends, strict=True))
+
     def end_of(self, run: OpenRun) -> int:
         """Where a run ends."""
         at = self.runs.index(run) + 1
         return self.runs[at].start if at < len(self.runs) else self.queue.next_offset
 
-    def first_of(self, run: OpenRun) -> int:
-        """Before this nothing of a run waits: what was tried and is to be tried again lies before the cursor."""
-        end = self.end_of(run)
-        return min([run.cursor, *(put.start for put in self.failed if run.start <= put.start < end)])
+    def waiting_from(self, offset: int) -> tuple[OpenRun, int] | None:
+        """The first offset from one on, in the queue, at which a message may wait, and the run that has it; None where
+        nothing waits behind. A search asks for each of its parts, since runs come and go beside it."""
+        # What expired lies before the queue's first unit, and the cursor there as well until the run's head is due.
+        offset = max(offset, self.queue.min_offset)
+        for run, end in self.spans():
+            if offset < end:
+                # What was tried and is to be tried again lies before the cursor.
+                first = min([run.cursor, *(put.start for put in self.failed if run.start <= put.start < end)])
+                if max(offset, first) < end:
+                    return run, max(offset, first)
+        return None
 
     def is_held_back(self, max_resends: int) -> bool:
         """Whether nothing more is tried before a put is through that failed: one that the store refused, so that no
@@ -188,6 +208,17 @@ class Level:
         self.puts.insert(self.puts.index(put), part)
         return part
 
+    def leave_out_before(self, low: int) -> None:
+        """Bring runs and failed puts into a queue that begins at `low` now."""
+        high = self.queue.next_offset
+        for run in self.runs:
+            run.start = min(max(run.start, low), high)
+            run.cursor = min(max(run.cursor, run.start), high)
+        for put in [put for put in self.failed if put.start < low]:
+            self.take_part(put, min(put.end, low) - put.start).status = Status.SKIP
+        self.low = low
+        self.settle()
+
     def settle(self) -> None:
         """Take what is finished from the head of the puts, never past one that is not, and runs that are done."""
         puts = self.puts
@@ -207,8 +238,8 @@ class Level:
             return [Run(run.start, max(run.start, run.cursor), run.shift_ms, run.delay_limit_ms) for run in self.runs]
         failed = sorted((put.start, put.end) for put in self.failed)
         result = []
-        for run in self.runs:
-            start, end = run.start, self.end_of(run)
+        for run, end in self.spans():
+            start = run.start
             for put_start, put_end in failed:
                 if run.start <= put_start < end:
                     result.append(Run(start, put_start, run.shift_ms, run.delay_limit_ms))
@@ -226,8 +257,7 @@ class Level:
     def split(self, offset: int) -> None:
         """Begin another run at an offset, for messages that follow other rules than those before: today's clock and
         table."""
-        for at, run in enumerate(self.runs):
-            end = self.end_of(run)
+        for at, (run, end) in enumerate(self.spans()):
             if run.start <= offset and (offset < end or at == len(self.runs) - 1):
                 if offset == run.start:
                     run.shift_ms = 0

@@ -99,6 +99,8 @@ class LevelDelivery:
 
     def deliver(self, level: Level, now_ms: int) -> bool:
         """Put one batch of a level; whether anything was tried."""
+        if level.low != level.queue.min_offset:
+            self._correct(level, now_ms)
         if level.failed:
             failed = self._to_resend(level, now_ms)
             if failed is not None:
@@ -108,8 +110,8 @@ class LevelDelivery:
         if due_ms is None or due_ms > now_ms or level.retry_ms > now_ms or not self._is_free(level):
             return False
         run = next(run for run in level.runs if run.due_ms == due_ms)
-        if self._correct(level, run):
-            self._times.look(level, now_ms)
+        if run.cursor > level.queue.next_offset:
+            self._correct(level, now_ms)
             return True
         limit = self.config.batch_size
         if level.puts:
@@ -181,10 +183,14 @@ class LevelDelivery:
             level.skipped += outcome.units - outcome.delivered
 
     def count_withdrawn(self, level: Level) -> None:
-        """Find out how many units behind a level's cursors are of messages that do not wait. Raises OSError."""
+        """Find out how many units that were not tried yet, or failed, are of messages that do not wait. Raises
+        OSError."""
+        level.withdrawn = self._withdrawn_in(level, level.untried(level.queue.min_offset))
+
+    def _withdrawn_in(self, level: Level, ranges: list[tuple[int, int]]) -> int:
         found = 0
-        for run in level.runs:
-            offset, end = run.cursor, level.end_of(run)
+        for start, end in ranges:
+            offset = start
             while offset < end:
                 units = self._batches.read(level.queue, offset, min(_COUNT_UNITS, end - offset))
                 if not len(units):
@@ -194,7 +200,7 @@ class LevelDelivery:
                     waits &= ~self._batches.is_delivered(units)
                 found += len(units) - int(np.count_nonzero(waits))
                 offset += len(units)
-        level.withdrawn = found
+        return found
 
     def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
         """The store took nothing of a put."""
@@ -209,29 +215,30 @@ class LevelDelivery:
         run.cursor = put.end
         run.due_ms = self._times.head(level, run, now_ms)
 
-    def _correct(self, level: Level, run: OpenRun) -> bool:
-        """Heal a cursor that lies outside the queue: the commitlog lost files before it, or the queue its end. Whether
-        there was anything to heal; then runs may be gone."""
+    def _correct(self, level: Level, now_ms: int) -> None:
+        """Bring a level into the bounds of its queue, where files expired or the queue lost its end, and find its heads
+        anew. Nothing is lost by the first as a rule: what waits is appended once more before its file goes. Raises
+        OSError."""
         low, high = level.queue.min_offset, level.queue.next_offset
-        corrected = min(max(run.cursor, low), high)
-        if corrected == run.cursor:
-            return False
-        log.warning(
-            "level_offset_corrected",
-            delay_level=level.number,
-            offset=run.cursor,
-            corrected=corrected,
-            min=low,
-            max=high,
-        )
-        level.skipped += sum(max(0, min(low, level.end_of(other)) - other.cursor) for other in level.runs)
-        run.cursor = corrected
-        for other in level.runs:
-            other.start = min(max(other.start, low), high)
-            other.cursor = min(max(other.cursor, other.start), high)
-        self.count_withdrawn(level)
-        level.settle()
-        return True
+        waited = level.waiting
+        withdrawn = self._withdrawn_in(level, level.untried(low))
+        offset = level.runs[0].cursor
+        is_behind = any(run.cursor > high for run in level.runs)
+        level.leave_out_before(low)
+        level.withdrawn = withdrawn
+        lost = max(0, waited - level.waiting)
+        level.skipped += lost
+        if lost or is_behind:
+            log.warning(
+                "level_offset_corrected",
+                delay_level=level.number,
+                offset=offset,
+                corrected=level.runs[0].cursor,
+                min=low,
+                max=high,
+                lost=lost,
+            )
+        self._times.look(level, now_ms)
 
     # --- puts that failed
 

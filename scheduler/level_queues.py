@@ -36,7 +36,7 @@ from scheduler.delay_levels import DelayLevels, queue_id_of
 from scheduler.level import Level, OpenRun
 from scheduler.level_delivery import REFUSED_RETRY_MS, DeliveryConfig, LevelDelivery
 from scheduler.level_times import LevelTimes
-from scheduler.runs import Note, Run
+from scheduler.runs import Note, Run, Seen
 from scheduler.waits import is_message, is_passed, runs_of_table
 from storage.budget import Budget
 from storage.checkpoint import Checkpoint
@@ -61,6 +61,8 @@ WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
 _LIMITED_UNITS: Final = 64
 """Of each of them the record may have to be read."""
+_UNSEEN_MS: Final = 2000
+"""By so much the wall clock may go on before somebody looks at it."""
 _MOST_RUNS: Final = 1000
 """Each step looks at each of them."""
 _HAND_OVER_UNITS: Final = 4096
@@ -111,10 +113,15 @@ class LevelQueues:
         is_awaited: bool = False,
         read_cold: ReadCold | None = None,
         wake: Callable[[], None] = lambda: None,
+        most_handed_over: int | None = None,
+        rules: Note | None = None,
     ) -> None:
         """Find out how far each level is. `saved`: what `file`, delayOffset.json, had (`read_saved`); `recovered`: what
         opening the store found. `is_awaited`: whether a delivery is a success only when `note_flushed` says so. `wake`
         is called when something may be due, or have to be tried again, before the time that `step` gave.
+        `most_handed_over`: of what is delivered before others in front of it, so many messages are marked for
+        RocketMQ. `rules`: of a store that was made anew, whose deliveries `recovered` has found all: the note of
+        before tells which messages follow which table and clock, and its cursors do not count.
 
         Exactly, where only we wrote the store: by the checkpoint's note and the deliveries that recovery read behind
         it. Otherwise by delayOffset.json, which may be some seconds behind: then messages come twice, as RocketMQ's.
@@ -126,6 +133,8 @@ class LevelQueues:
         """By how much the wall clock was set, as far as nothing follows it yet."""
         self._seen_end = store.log.end
         """What lies before was stored before the wall clock was set."""
+        self._seen = now
+        """When the wall clock was looked at last."""
         self._is_awaited = is_awaited
         self._wake = wake
         self._batches = Batches(store)
@@ -145,6 +154,7 @@ class LevelQueues:
         self._wants_checkpoint = False
         self._handed_over: dict[int, int] | None = None
         """By level, before which queue offset nothing is left to be handed over."""
+        self._most_handed_over = MAX_HANDED_OVER if most_handed_over is None else most_handed_over
         self._marked = 0
         """Messages that were marked for that."""
         self._trouble = ""
@@ -154,7 +164,9 @@ class LevelQueues:
         self._saved_at = now.monotonic
         self._noted_table: dict[str, Any] = {}
         """The progress as of the last note, for the checkpoint that is being made."""
-        self._load(saved.get(OFFSET_TABLE, {}), recovered, now.wall_ms)
+        self._table_crc = runs.table_crc(table.text)
+        """Of the table that messages are promised times by from now on."""
+        self._load(saved.get(OFFSET_TABLE, {}), recovered, now, rules)
 
     @property
     def table(self) -> DelayLevels:
@@ -163,14 +175,16 @@ class LevelQueues:
 
     # --- start
 
-    def _load(self, saved: Mapping[int, int], recovered: Recovered, now_ms: int) -> None:
+    def _load(self, saved: Mapping[int, int], recovered: Recovered, now: Moment, rules: Note | None) -> None:
         note = runs.decode(recovered.notes.get(NAME, b"")) if not recovered.is_foreign else None
+        if rules is not None:
+            note, self._table_crc = runs.from_start(rules), rules.table_crc
         known = [queue_id + 1 for queue_id in self._store.queues.get(SCHEDULE_TOPIC, {})]
         for number in sorted({*range(1, self.table.maximum + 1), *known}):
             queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
             level = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
             self.levels[number] = level
-            if note is None:
+            if note is None or number not in note.runs:
                 self._find_runs(level)
         delivered = recovered.origins.delivered + (note.delivered if note is not None else array("q"))
         has_more = recovered.start > self._store.log.begin and any(
@@ -183,8 +197,8 @@ class LevelQueues:
             origins.read(self._store.log, self._store.log.begin, recovered.start)
             delivered += origins.delivered
         self._pass_delivered(delivered)
-        shift = self._set_back_meanwhile(now_ms)
-        is_new_table = note is None or note.table_crc != runs.table_crc(self.table.text)
+        shift = self._follow_meanwhile(now, note.seen if note is not None else None)
+        is_new_table = note is None or note.table_crc != self._table_crc
         for level in self.levels.values():
             for run in level.runs:
                 run.shift_ms += shift
@@ -194,7 +208,7 @@ class LevelQueues:
             if is_new_table or level.runs[-1].shift_ms:
                 level.split(level.queue.next_offset)
             level.settle()
-            self._times.look(level, now_ms)
+            self._times.look(level, now.wall_ms)
             if note is not None and saved.get(level.number, level.offset) > level.offset:
                 log.warning(
                     "delay_offset_ignored", delay_level=level.number, saved=saved[level.number], delivered=level.offset
@@ -252,6 +266,22 @@ class LevelQueues:
                         break
         if self._first_waiting() >= self._batches.delivered_end:
             self._batches.set_delivered(np.empty(0, np.int64))
+        elif len(origins) > _SETTLE_UNITS:
+            self._batches.set_delivered(self._delivered_ahead())
+
+    def _delivered_ahead(self) -> NDArray[np.int64]:
+        """Of the messages that recovery found delivered, those that no cursor has passed."""
+        found = [np.empty(0, np.int64)]
+        for level in self.levels.values():
+            for run in level.runs:
+                offset, end = run.cursor, level.end_of(run)
+                while offset < end:
+                    units = self._batches.read(level.queue, offset, min(_SETTLE_UNITS, end - offset))
+                    if not len(units):
+                        break
+                    found.append(units["physical_offset"][self._batches.is_delivered(units)].astype(np.int64))
+                    offset += len(units)
+        return np.concatenate(found)
 
     def _first_waiting(self) -> int:
         """The physical offset of the first record that waits; behind all others where none does."""
@@ -260,9 +290,55 @@ class LevelQueues:
         heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
         return min((unit[0] for unit in heads if unit is not None), default=self._batches.delivered_end)
 
-    def _set_back_meanwhile(self, now_ms: int) -> int:
-        """By how much, at least, the clock was set back while the broker was down: no record can be of the future."""
-        ahead = self._store.appender.last_store_timestamp - now_ms
+    def _follow_meanwhile(self, now: Moment, seen: Seen | None) -> int:
+        """Follow a clock that was set since it was looked at last, before or after the process ended; gives by how much
+        all that there is moves besides."""
+        jump = seen.jump_ms(now) if seen is not None else None
+        if seen is None or jump is None:
+            self._follow_what_was_stored(seen)
+            return self._set_back_meanwhile(now.wall_ms, seen)
+        if abs(jump) >= TOLERANCE_MS:
+            set_ms = seen.wall_ms + jump
+            stored_ms = self._store.appender.last_store_timestamp
+            is_stored = self._store.log.end > seen.end and abs(stored_ms - set_ms) < abs(stored_ms - seen.wall_ms)
+            log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=is_stored)
+            for level in self.levels.values():
+                self._shift(level, self._times.first_after(level, set_ms, jump, seen.end), jump)
+            self._wants_checkpoint = True
+        return 0
+
+    def _follow_what_was_stored(self, seen: Seen | None) -> None:
+        """Follow a clock that was set back before the process ended, after it was looked at last: what was stored then
+        has earlier times."""
+        if seen is None or self._store.log.end <= seen.end:
+            return
+        stored_ms = self._store.appender.last_store_timestamp
+        jump = stored_ms - seen.wall_ms
+        if jump > -TOLERANCE_MS:
+            return
+        log.warning("clock_set_back", ms=-jump, while_running=True)
+        for level in self.levels.values():
+            self._shift(level, self._times.first_after(level, stored_ms, jump, seen.end), jump)
+
+    @staticmethod
+    def _shift(level: Level, boundary: int, jump: int) -> None:
+        """The clock was set before the message at a queue offset of a level came: those before keep their times."""
+        last_shift = 0
+        for run in level.runs:
+            if run.start < boundary:
+                run.shift_ms += jump
+                last_shift = run.shift_ms
+        if last_shift:
+            level.split(boundary)
+
+    def _set_back_meanwhile(self, now_ms: int, seen: Seen | None) -> int:
+        """By how much, at least, the clock was set back while the broker was down: neither a record nor what the clock
+        said before can be of the future. Records that were there when the clock was looked at do not count: the runs
+        follow what it was set to since they were stored."""
+        newest = self._store.appender.last_store_timestamp
+        if seen is not None and self._store.log.end <= seen.end:
+            newest = seen.wall_ms
+        ahead = newest - now_ms
         if ahead < TOLERANCE_MS:
             return 0
         log.warning("clock_set_back", ms=ahead, while_running=False)
@@ -271,6 +347,8 @@ class LevelQueues:
     # --- what comes in
 
     def _arrived(self, queue: ConsumeQueue) -> None:
+        if not -TOLERANCE_MS < self._store.appender.store_timestamp - self._seen.wall_ms < _UNSEEN_MS:
+            self._wake()  # the clock may have been set, and may be set right again before somebody looks
         level = self.levels[queue.queue_id + 1]
         run = level.runs[-1]
         if run.due_ms is None:
@@ -288,13 +366,15 @@ class LevelQueues:
     def set_table(self, table: DelayLevels, now_ms: int) -> None:
         """Change the levels at a time, ms since the epoch. Messages that wait keep the time they were promised."""
         old, self._times.table = self.table, table
+        self._table_crc = runs.table_crc(table.text)
         for number in range(1, table.maximum + 1):
             level = self.levels.get(number)
             if level is None:
                 queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
                 level = self.levels[number] = Level(number, queue, [OpenRun(queue.min_offset, queue.min_offset)])
                 queue.watch(self._arrived)
-            elif table.delay_ms(number) < old.delay_ms(old.cap(number)):
+            elif number > old.maximum or table.delay_ms(number) < old.delay_ms(number):
+                # What waits in a level that was not in the table has a delay that no table tells any more.
                 level.split(level.queue.next_offset)
             self._times.forget(level, now_ms)
         log.info("delay_levels_changed", old=old.text, new=table.text)
@@ -303,8 +383,11 @@ class LevelQueues:
 
     # --- time
 
-    def _watch_clock(self, now: Moment) -> None:
+    def watch_clock(self, now: Moment) -> None:
+        """Follow the wall clock where it was set since it was looked at last: what was stored before keeps its delay.
+        Raises NotInMemory, OSError; then the next call begins anew."""
         self._jump_ms += self._watch.jump_ms(now)
+        self._seen = now
         if not self._jump_ms:
             self._seen_end = self._store.log.end
             return
@@ -316,13 +399,7 @@ class LevelQueues:
         self._jump_ms, self._seen_end = 0, self._store.log.end
         log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)
         for level, boundary in boundaries:
-            last_shift = 0
-            for run in level.runs:
-                if run.start < boundary:
-                    run.shift_ms += jump
-                    last_shift = run.shift_ms
-            if last_shift:
-                level.split(boundary)
+            self._shift(level, boundary, jump)
             level.trouble = "the clock was set"
             level.settle()
             self._times.forget(level, now.wall_ms)
@@ -340,7 +417,7 @@ class LevelQueues:
         """Deliver what is due, as much as the budget has; gives when to call again, ms since the epoch, or None for
         "when a message or a result comes"."""
         try:
-            self._watch_clock(now)
+            self.watch_clock(now)
             while self._round(now.wall_ms, budget):
                 if budget.is_spent:
                     return now.wall_ms
@@ -404,48 +481,45 @@ class LevelQueues:
         for number, level in sorted(self.levels.items()):
             if number < after[0]:
                 continue
-            for run in list(level.runs):
-                offset = level.first_of(run)
-                if number == after[0]:
-                    offset = max(offset, after[1] + 1)
-                while run in level.runs and offset < level.end_of(run):
-                    unit = yield from patiently(partial(level.queue.unit, offset))
-                    if unit is None or unit[0] >= limit:
-                        break
-                    message = None
-                    if unit[1] not in MARK_SIZES:
-                        message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
-                    is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
-                    if message is not None and is_waiting:
-                        yield message, (yield from patiently(partial(self._times.due_ms, level, run, *unit, now_ms)))
-                    else:
-                        yield None
-                    offset += 1
+            offset = after[1] + 1 if number == after[0] else 0
+            while (found := level.waiting_from(offset)) is not None:
+                run, offset = found
+                unit = yield from patiently(partial(level.queue.unit, offset))
+                if unit is None or unit[0] >= limit:
+                    break
+                message = None
+                if unit[1] not in MARK_SIZES:
+                    message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
+                is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
+                if message is not None and is_waiting:
+                    yield message, (yield from patiently(partial(self._times.due_ms, level, run, *unit, now_ms)))
+                else:
+                    yield None
+                offset += 1
 
-    def due_times(self, now_ms: int) -> Iterator[NDArray[np.int64] | ColdRead]:
-        """When the messages that wait are due as of now (ms), ms since the epoch, in parts of bounded size; and reads
-        that have to be made before the next step (`patiently`)."""
-        for level in list(self.levels.values()):
-            for run in list(level.runs):
-                if run not in level.runs:
-                    continue
-                offset, end = level.first_of(run), level.end_of(run)
-                while offset < end:
-                    most = _SETTLE_UNITS if run.delay_limit_ms is None else _LIMITED_UNITS
-                    look = partial(self._batches.read, level.queue, offset, min(most, end - offset))
-                    units = yield from patiently(look)
-                    if not len(units):
-                        break
-                    waits = is_message(units["size"]) & ~self._batches.is_delivered(units)
-                    waits &= ~is_passed(level.appended(), offset + np.arange(len(units)))
-                    offset += len(units)
-                    kept = units[waits & (units["tags_code"] > EXT_ADDRESS_MAX)]
-                    due = kept["tags_code"].astype(np.int64) + run.shift_ms
-                    if run.delay_limit_ms is not None:
-                        for at, (physical, size, code) in enumerate(kept.tolist()):
-                            ask = partial(self._times.due_ms, level, run, physical, size, code, now_ms)
-                            due[at] = yield from patiently(ask)
-                    yield due
+    def due_times(self, now_ms: int) -> Iterator[tuple[int, int, NDArray[np.int64]] | ColdRead]:
+        """When the messages that wait are due as of now (ms), ms since the epoch, in parts of bounded size, each with
+        its level and the last offset in the level's queue that was looked at; and reads that have to be made before the
+        next step (`patiently`)."""
+        for number, level in sorted(self.levels.items()):
+            offset = 0
+            while (found := level.waiting_from(offset)) is not None:
+                run, offset = found
+                most = _SETTLE_UNITS if run.delay_limit_ms is None else _LIMITED_UNITS
+                look = partial(self._batches.read, level.queue, offset, min(most, level.end_of(run) - offset))
+                units = yield from patiently(look)
+                if not len(units):
+                    break
+                waits = is_message(units["size"]) & ~self._batches.is_delivered(units)
+                waits &= ~is_passed(level.appended(), offset + np.arange(len(units)))
+                offset += len(units)
+                kept = units[waits & (units["tags_code"] > EXT_ADDRESS_MAX)]
+                due = kept["tags_code"].astype(np.int64) + run.shift_ms
+                if run.delay_limit_ms is not None:
+                    for at, (physical, size, code) in enumerate(kept.tolist()):
+                        ask = partial(self._times.due_ms, level, run, physical, size, code, now_ms)
+                        due[at] = yield from patiently(ask)
+                yield number, offset - 1, due
 
     # --- progress: see `storage.durability.Part`
 
@@ -460,14 +534,16 @@ class LevelQueues:
         self._wants_checkpoint = False
         offsets = {str(level.number): level.appended_offset for level in self.levels.values()}
         self._noted_table = {**self._extra, OFFSET_TABLE: offsets}
-        crc = runs.table_crc(self.table.text)
         levels = {level.number: level.appended() for level in self.levels.values()}
-        return runs.encode(crc, levels, delivered)
+        # The clock by which the runs have their times: it is the one of before, while a jump is still to be followed.
+        wall_ms, monotonic, boot_id = self._seen
+        seen = Seen(self._seen_end, wall_ms - self._jump_ms, round(monotonic * 1000), boot_id)
+        return runs.encode(self._table_crc, levels, delivered, seen)
 
     def is_noted(self, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint has the table as it is now: then a crash does not have messages go by another one."""
         note = runs.decode(checkpoint.notes.get(NAME, b""))
-        return not self._wants_checkpoint and note is not None and note.table_crc == runs.table_crc(self.table.text)
+        return not self._wants_checkpoint and note is not None and note.table_crc == self._table_crc
 
     def begin_write(self) -> None:
         """There is nothing to write: units are in their files already."""
@@ -503,7 +579,9 @@ class LevelQueues:
         """The timers keep what waits in levels, too (`timer_changes`)."""
 
     def expire_some(self) -> None:
-        """There are no files."""
+        """There are no files. The consume queues have just lost theirs: the next step brings the levels into bounds."""
+        if any(level.low != level.queue.min_offset for level in self.levels.values()):
+            self._wake()
 
     def to_json(self) -> dict[str, Any]:
         """The progress as delayOffset.json and GET_ALL_DELAY_OFFSET have it."""
@@ -527,7 +605,7 @@ class LevelQueues:
             done = is_passed(appended, offsets) | self._batches.is_delivered(units)
             found = offsets[done & is_message(units["size"])].tolist()
             self._marked += len(found)
-            if self._marked > MAX_HANDED_OVER:
+            if self._marked > self._most_handed_over:
                 log.warning("levels_not_handed_over", delay_level=number, reason=_TOO_MANY)
                 return False
             for each in found:
@@ -540,9 +618,11 @@ class LevelQueues:
 
     def report(self, now: Moment) -> None:
         """Once a second or so: take rates, and log levels that are late, with the reason."""
-        now_ms, monotonic = now
-        if not self._jump_ms and not self._watch.has_jumped(now):
-            self._seen_end = self._store.log.end  # a step may be long to come
+        now_ms, monotonic, _ = now
+        if self._jump_ms or self._watch.has_jumped(now):
+            self._wake()
+        else:
+            self._seen_end, self._seen = self._store.log.end, now  # a step may be long to come
         seconds = max(monotonic - self._sampled_at, 0.001)
         self._sampled_at = monotonic
         for level in self.levels.values():

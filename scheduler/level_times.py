@@ -31,8 +31,8 @@ class LevelTimes:
     @staticmethod
     def forget(level: Level, now_ms: int) -> None:
         """Have the next step find the heads of a level anew: nothing is read here."""
-        for run in level.runs:
-            run.due_ms = now_ms if run.cursor < level.end_of(run) else None
+        for run, end in level.spans():
+            run.due_ms = now_ms if run.cursor < end else None
 
     def head(self, level: Level, run: OpenRun, now_ms: int) -> int | None:
         """When the first message of a run that was not tried is due, or None."""

@@ -68,6 +68,13 @@ class Place(NamedTuple):
 _FIRST: Final = Place(_LEVELS, 0, -1)
 
 
+def _place_of(message: StoredMessage) -> Place:
+    """The place of a message that waits by a record."""
+    if message.topic == SCHEDULE_TOPIC:
+        return Place(_LEVELS, message.queue_id + 1, message.queue_offset)
+    return Place(_TIMERS, 0, message.physical_offset)
+
+
 class Waiting(NamedTuple):
     """A message that waits."""
 
@@ -115,6 +122,26 @@ class Selection(NamedTuple):
         return self.key in (properties.get(text, properties.KEYS) or "").split(" ")
 
 
+class _Counting:
+    """How far a count has come."""
+
+    def __init__(self, end: int, wheel_end: int) -> None:
+        self.end = end
+        """Messages that were sent when the commitlog ended here, or later, are not counted."""
+        self._wheel_end = wheel_end
+        self.position = 0
+        """From here to `wheel_end`, positions of the timer log, it has to look still."""
+        self.place = _FIRST
+        """Of the last message in a level that it has looked at."""
+
+    def is_ahead(self, message: StoredMessage, position: int | None) -> bool:
+        """See `moves.IsAhead`."""
+        if message.topic == SCHEDULE_TOPIC:
+            return message.physical_offset < self.end and _place_of(message) > self.place
+        # Units behind are of what counts as not in the wheel yet, whatever becomes of it.
+        return position is not None and self.position <= position < self._wheel_end
+
+
 class Pending:
     """What waits. One thread, the event loop's, owns it."""
 
@@ -147,13 +174,32 @@ class Pending:
         """Messages behind a place which may be of a selection, each with its deliver time; None for one that is not, or
         is not there any more."""
         self._timers.gather(now_ms)
-        end = self._store.log.end
+        end, come_to = self._store.log.end, after
+
+        def is_ahead(message: StoredMessage, _: int | None) -> bool:
+            return message.physical_offset < end and _place_of(message) > come_to
+
+        with self._timers.changes.moves.followed(is_ahead) as missed:
+            for found in self._places_before(selection, now_ms, after, end):
+                if not isinstance(found, ColdRead) and found[1] is not None:
+                    come_to = found[0]
+                    missed.told(found[1].physical_offset)
+                yield found
+            # Behind all others, as their records are.
+            for physical, due_ms in missed.take():
+                message = yield from patiently(partial(self._store.message_at, physical))
+                yield Place(_TIMERS, 0, physical), message, due_ms
+
+    def _places_before(
+        self, selection: Selection, now_ms: int, after: Place, end: int
+    ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
+        """As `_places`, of the messages that wait by a record before a physical offset."""
         if after.part == _LEVELS:
             for one in self._levels.waiting_before(end, now_ms, (after.level, after.offset)):
                 if isinstance(one, ColdRead):
                     yield one
                 elif one is not None:
-                    yield Place(_LEVELS, one[0].queue_id + 1, one[0].queue_offset), *one
+                    yield _place_of(one[0]), *one
                 else:
                     yield after, None, 0
         reached = after.offset if after.part == _TIMERS else -1
@@ -185,11 +231,6 @@ class Pending:
         """What has to be read from the disk so that some records are in memory."""
         if ranges and not self._store.is_cached(ranges):
             yield ColdRead(self._store.log, ranges)
-
-    def _of_wheel(self, selection: Selection) -> Iterator[NDArray[Any] | ColdRead]:
-        """What is in the wheel and may be of a selection, for all its units tell."""
-        for waits in self._timers.units_waiting():
-            yield waits if isinstance(waits, ColdRead) else self._right(selection, waits)
 
     @staticmethod
     def _right(selection: Selection, waits: NDArray[Any]) -> NDArray[Any]:
@@ -237,7 +278,7 @@ class Pending:
             return
         number = 0
         for due in self._due_times(selection.topic, now_ms):
-            if isinstance(due, ColdRead):
+            if due is None or isinstance(due, ColdRead):
                 yield due
                 continue
             number += int(selection.has_time(due).sum())
@@ -256,12 +297,15 @@ class Pending:
             self._timers.gather(now_ms)
             self._timers.count()
             is_counted = self._timers.is_counted
-        if is_counted:
+
+        def in_wheel() -> Iterator[None]:
+            nonlocal counts
             for counted in self._timers.counts.curve(begin_ms // 1000, step_ms // 1000, steps, now_ms // 1000):
                 yield None
                 counts = counted
-        for due in self._due_times(topic, now_ms, with_wheel=not is_counted):
-            if isinstance(due, ColdRead):
+
+        for due in self._due_times(topic, now_ms, in_wheel() if is_counted else None):
+            if due is None or isinstance(due, ColdRead):
                 yield due
                 continue
             numbers = (np.maximum(due, now_ms) - begin_ms) // step_ms
@@ -273,38 +317,63 @@ class Pending:
         """Whether the units of the wheel tell which messages are of a topic: two names may have the same hash."""
         return topic is None or self._timers.is_alone(topic)
 
-    def _due_times(self, topic: str | None, now_ms: int, *, with_wheel: bool = True) -> Iterator[Times | ColdRead]:
-        """When the messages of a topic, or all, are due, in parts of bounded size; those that are not in the wheel come
-        last."""
-        ours, none = Selection(topic), np.empty(0, np.int64)
+    def _due_times(
+        self, topic: str | None, now_ms: int, wheel: Iterator[None] | None = None
+    ) -> Iterator[Times | ColdRead | None]:
+        """When the messages of a topic, or all, are due, in parts of bounded size, or None; those that are not in the
+        wheel come last. Those that get another record meanwhile count once, too. `wheel` counts those in the wheel,
+        instead."""
+        ours = Selection(topic)
         if not self._is_alone(topic):
             for each in self.select(ours, now_ms):
-                yield np.array([each.due_ms]) if isinstance(each, Waiting) else each or none
+                yield np.array([each.due_ms]) if isinstance(each, Waiting) else each
             return
         self._timers.gather(now_ms)
         behind = self._behind()
-        if with_wheel:
-            for waits in self._of_wheel(ours):
-                yield waits if isinstance(waits, ColdRead) else waits["due"]
-        if topic is None:
-            yield from self._levels.due_times(now_ms)
-        else:
-            for found in self._levels.waiting_before(self._store.log.end, now_ms):
-                if isinstance(found, ColdRead):
-                    yield found
-                    continue
-                is_ours = found is not None and ours.has(found[0].properties_text, found[1])
-                yield np.array([found[1]]) if found is not None and is_ours else none
-        for waiting in behind:
-            if isinstance(waiting, ColdRead):
-                yield waiting
+        counting = _Counting(self._store.log.end, self._timers.log_end if wheel is None else 0)
+        with self._timers.changes.moves.followed(counting.is_ahead) as missed:
+            yield from wheel if wheel is not None else self._due_in_wheel(ours, counting)
+            yield from self._due_in_levels(ours, now_ms, counting)
+            for waiting in behind:
+                if isinstance(waiting, ColdRead):
+                    yield waiting
+                else:
+                    yield from self._due_of(ours, *waiting[1:])
+            for physical, due_ms in missed.take():
+                yield from self._due_of(ours, physical, None, due_ms)
+
+    def _due_in_wheel(self, ours: Selection, counting: _Counting) -> Iterator[Times | ColdRead]:
+        for waits in self._timers.units_waiting():
+            if isinstance(waits, ColdRead):
+                yield waits
                 continue
-            _, physical, size, due_ms = waiting
-            message = None
-            if topic is not None:
-                message = yield from patiently(partial(self._store.message_at, physical, size))
-            is_ours = topic is None or (message is not None and ours.has(message.properties_text, due_ms))
-            yield np.array([due_ms]) if is_ours else none
+            if len(waits):
+                counting.position = max(counting.position, int(waits["position"].max()) + 1)
+            yield self._right(ours, waits)["due"]
+
+    def _due_in_levels(self, ours: Selection, now_ms: int, counting: _Counting) -> Iterator[Times | ColdRead | None]:
+        if ours.topic is None:
+            for part in self._levels.due_times(now_ms):
+                if isinstance(part, ColdRead):
+                    yield part
+                else:
+                    counting.place = Place(_LEVELS, part[0], part[1])
+                    yield part[2]
+            return
+        for found in self._levels.waiting_before(counting.end, now_ms):
+            if found is None or isinstance(found, ColdRead):
+                yield found
+            else:
+                counting.place = _place_of(found[0])
+                yield np.array([found[1]]) if ours.has(found[0].properties_text, found[1]) else None
+
+    def _due_of(self, ours: Selection, physical: int, size: int | None, due_ms: int) -> Iterator[Times | ColdRead]:
+        """When the message of a record is due, if it is of a selection by topic."""
+        if ours.topic is not None:
+            message = yield from patiently(partial(self._store.message_at, physical, size))
+            if message is None or not ours.has(message.properties_text, due_ms):
+                return
+        yield np.array([due_ms])
 
     # --- changing
 

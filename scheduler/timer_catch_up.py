@@ -308,10 +308,10 @@ class _Newest:
         offset."""
 
     def take(self, text: str, due_ms: int, physical: int) -> None:
-        """Take a message; one without a key is nobody's older one."""
+        """Take a message; one without a key, or that has waited for a delay level, is nobody's older or newer one."""
         self.looked += 1
         keys = properties.get(text, properties.KEYS)
-        if not keys:
+        if not keys or properties.get(text, properties.TIMER_FROM_LEVEL) is not None:
             return
         topic = properties.get(text, properties.REAL_TOPIC)
         digest = blake2b(f"{topic}\0{keys}".encode(errors="replace"), digest_size=16).digest()

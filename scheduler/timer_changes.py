@@ -20,6 +20,7 @@ from protocol.record import StoredMessage
 from protocol.timer_properties import PRECISION_MS, slot_second, stored_key
 from scheduler import waits as decided
 from scheduler.level_queues import LevelQueues
+from scheduler.moves import Moves
 from scheduler.timer_catch_up import CatchUp
 from scheduler.timer_config import Cancelled
 from scheduler.timer_enqueuer import Enqueuer
@@ -83,6 +84,7 @@ class TimerChanges:
         self._expect = expect
         self.levels = levels
         """Where messages with a level wait, which can be changed as well."""
+        self.moves = Moves()
         self._keeping: Iterator[bool | ColdRead] | None = None
         self._now_ms = 0
         """When the last bit of that was done."""
@@ -93,14 +95,16 @@ class TimerChanges:
         """Cancel a message that waits, with a timer or a level; None where `ids` have to be complete to tell what
         became of it: nothing was done then. Raises StoreError, OSError."""
         return self._take_out(
-            physical_offset, now_ms, lambda message, due_ms: self._records.delete(message, due_ms, now_ms)
+            physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms)
         )
 
     def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> Cancelled | None:
         """Give a message that waits, with a timer or a level, another time, one that is past for "at once": CANCELLED
         says that it was done. None as of `cancel`. Raises StoreError, OSError."""
         due_ms = max(deliver_ms, now_ms)
-        return self._take_out(physical_offset, now_ms, lambda message, _: self._again(message, due_ms, now_ms))
+        return self._take_out(
+            physical_offset, now_ms, lambda message, _, position: self._again(message, position, due_ms, now_ms)
+        )
 
     def record_of(self, physical_offset: int) -> StoredMessage | None:
         """The newest record of a message that is there still, as far as `ids` know it; None without one."""
@@ -109,19 +113,20 @@ class TimerChanges:
         return self._store.message_at(newest) if newest is not None else message
 
     def _take_out(
-        self, physical_offset: int, now_ms: int, append: Callable[[StoredMessage, int], object]
+        self, physical_offset: int, now_ms: int, append: Callable[[StoredMessage, int, int | None], object]
     ) -> Cancelled | None:
-        """Withdraw a message that waits, after `append` has put down what becomes of it."""
+        """Withdraw a message that waits, after `append` has put down what becomes of it, given its deliver time and the
+        position of its unit in the timer log, None without one."""
         while True:
             message = self._store.message_at(physical_offset)
             place = self._place_of(message, physical_offset, now_ms)
             if isinstance(place, _Place):
-                append(place.message, place.due_ms)
+                append(place.message, place.due_ms, int(place.waits["position"][0]))
                 self._slots.withdraw(place.waits, place.second)
                 return Cancelled.CANCELLED
             if isinstance(place, StoredMessage):
                 assert self.levels is not None
-                append(place, now_ms)
+                append(place, now_ms, None)
                 self.levels.withdraw(place)
                 return Cancelled.CANCELLED
             if place not in (Cancelled.CANCELLED_BEFORE, Cancelled.NO_LONGER_WAITS):
@@ -315,7 +320,9 @@ class TimerChanges:
                 waits = yield from patiently(look)
                 if second < slots.second or not slots.search.is_waiting(waits, second):
                     continue
-                again = self._again(message, due_ms or due_of(message) or second * PRECISION_MS, self._now_ms)
+                due_ms = due_ms or due_of(message) or second * PRECISION_MS
+                at_unit = int(waits["position"][0])
+                again = self._again(message, at_unit, due_ms, self._now_ms, is_as_promised=True)
                 slots.withdraw(waits, second)
                 self._catch_up.repeated(message.physical_offset, again)
                 count += 1
@@ -327,17 +334,20 @@ class TimerChanges:
                 continue
             if found is not None:
                 assert self.levels is not None
-                self._again(*found, self._now_ms)
+                self._again(found[0], None, found[1], self._now_ms, is_as_promised=True)
                 self.levels.withdraw(found[0])
                 count += 1
             yield found is not None
         if count:
             log.info("scheduled_messages_rolled", messages=count, before=limit)
 
-    def _again(self, message: StoredMessage, due_ms: int, now_ms: int) -> int:
+    def _again(
+        self, message: StoredMessage, position: int | None, due_ms: int, now_ms: int, *, is_as_promised: bool = False
+    ) -> int:
         self._expect(due_ms)
-        again = self._records.again(message, due_ms, now_ms)
+        again = self._records.again(message, due_ms, now_ms, is_as_promised=is_as_promised)
         self.ids.appended(message, again)
+        self.moves.add(message, position, again, due_ms)
         return again
 
     # --- after a start

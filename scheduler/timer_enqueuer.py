@@ -19,7 +19,7 @@ from scheduler.timer_second import WAIT, slot_second_of
 from scheduler.timer_slots import Slots, due_of
 from scheduler.timer_topics import TimerTopics
 from storage.consume_queue import PADDING_SIZE, ConsumeQueue
-from storage.copies import Records
+from storage.copies import Records, origin_of
 from storage.pull import Range
 from storage.store import MessageStore
 
@@ -37,8 +37,8 @@ _LOOK_BYTES: Final = 1 << 20
 
 
 class Enqueuer:
-    """Knows how far the queue is in the wheel. What recovery found delivered or withdrawn behind that place is not put
-    there again."""
+    """Knows how far the queue is in the wheel. What recovery found delivered or withdrawn behind that place, or in the
+    timer log already, is not put there again."""
 
     def __init__(
         self, store: MessageStore, queue: ConsumeQueue, slots: Slots, topics: TimerTopics, batches: Batches
@@ -120,6 +120,9 @@ class Enqueuer:
             waits["again"] = self._topics.again(self.next_offset, len(units))
             magic = np.full(len(units), NORMAL, np.int32)
         met = None
+        if len(enqueued := self._slots.start.enqueued) and self.next_offset < self._replayed_to:
+            is_new = ~is_among(waits["physical"], enqueued)
+            waits, magic = waits[is_new], magic[is_new]
         if self.next_offset < self._replayed_to and len(waits):
             magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
             done = is_among(waits["physical"], self._slots.start.done)
@@ -193,7 +196,8 @@ class Enqueuer:
         magic[at] = NORMAL
         if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
             magic[at] = NORMAL | DELETE
-            if message.prepared_transaction_offset:
+            origin = origin_of(message.prepared_transaction_offset)
+            if origin is not None and origin < physical:  # earlier versions gave those of clients their time there
                 magic[at] |= WITHDRAWN
         elif code > MAX_HASH:
             due_ms = code

@@ -3,6 +3,7 @@ names may have the same (`ordersAa`, `ordersBB`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from scheduler.timer_second import Waits
 
 _MARK: Final = f"{properties.PROPERTY_END}{properties.REAL_TOPIC}{properties.NAME_END}".encode()
+_FROM_LEVEL: Final = f"{properties.PROPERTY_END}{properties.TIMER_FROM_LEVEL}{properties.NAME_END}".encode()
 _END: Final = properties.PROPERTY_END.encode()
 _AT_ONCE_BYTES: Final = 8 * 1024 * 1024
 
@@ -29,6 +31,9 @@ class RealTopics:
 
     def of(self, waits: Waits) -> list[str]:
         """The topics that messages are for; an empty text for one whose record is gone. Raises NotInMemory, OSError."""
+        return self._read(waits, _real_topic)
+
+    def _read(self, waits: Waits, topic_in: Callable[[bytes], str]) -> list[str]:
         if not len(waits):
             return []
         waits = waits[["physical", "size"]]
@@ -42,9 +47,14 @@ class RealTopics:
         if (sizes == waits["size"]).all():
             records = Records(b"".join(data), waits["physical"], sizes)
             if records.is_usual.all():
-                return [_real_topic(text) for text in records.properties()]
+                return [topic_in(text) for text in records.properties()]
         messages = (self._store.message_at(*each) for each in waits.tolist())
-        return [_real_topic(message.properties_text.encode()) if message is not None else "" for message in messages]
+        return [topic_in(message.properties_text.encode()) if message is not None else "" for message in messages]
+
+    def with_policies(self, waits: Waits) -> list[str]:
+        """As `of`, of messages for which their topics' policies count: an empty text also for one that has waited for a
+        delay level."""
+        return self._read(waits, _topic_with_policies)
 
     def _more_than(self, missing: NotInMemory, waits: Waits) -> NotInMemory:
         """What is missing, read together with the records that are wanted next, which may be missing as well: read one
@@ -57,3 +67,7 @@ class RealTopics:
 def _real_topic(text: bytes) -> str:
     _, _, rest = (_END + text).partition(_MARK)
     return rest.partition(_END)[0].decode(errors="replace")
+
+
+def _topic_with_policies(text: bytes) -> str:
+    return "" if _FROM_LEVEL in _END + text else _real_topic(text)

@@ -105,8 +105,8 @@ class Policies:
     """The policies of all topics, and how far their rates are."""
 
     def __init__(self, topics_of: Callable[[Waits], list[str]], judge: Judge) -> None:
-        """`topics_of` reads for which topics messages are. `judge` says what becomes of overdue messages of topics that
-        want the newest only."""
+        """`topics_of` reads for which topics messages are, an empty text for those without a policy. `judge`
+        says what becomes of overdue messages of topics that want the newest only."""
         self._topics_of = topics_of
         self._judge = judge
         self._policies: dict[str, TimerPolicy] = {}

@@ -4,15 +4,38 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol import properties, timer_properties
+from protocol import properties, record_checksum, timer_properties
 from protocol.record import StoredMessage
 from scheduler.timer_ids import given_id
 from scheduler.timer_keys import key_of
 from scheduler.timer_topics import TimerTopics
-from storage.consume_queue import ConsumeQueue
+from storage.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
 from storage.copies import ORIGIN_ZERO
 from storage.store import MessageStore
 
+_REPLACED: Final = (
+    record_checksum.NAME,
+    properties.DELAY,
+    *properties.TIMERS,
+    properties.TIMER_OUT_MS,
+    properties.TIMER_ROLL_TIMES,
+    properties.TIMER_FIRST_ID,
+    properties.TIMER_FROM_LEVEL,
+    properties.REAL_TOPIC,
+    properties.REAL_QID,
+)
+"""What a record that is appended once more has anew, or has no more."""
+_SPARED: Final = (
+    properties.TIMER_FIRST_ID,
+    properties.CLUSTER,
+    properties.TRACE_ON,
+    properties.MSG_REGION,
+    properties.ORIGIN_MESSAGE_ID,
+    properties.TIMER_DELIVER_MS,
+    properties.TIMER_FROM_LEVEL,
+)
+"""What a record that is appended once more goes without, one after the other, where its properties would be too long:
+brokers have added them all. Whatever waits has to fit, or no file before it expires."""
 _DELETE_BODY: Final = b"0"
 _DELETE_TAG: Final = "_RECALL_TAG_"
 
@@ -61,26 +84,36 @@ class TimerRecords:
         )
         self._topics.staged(offset, topic)
 
-    def again(self, message: StoredMessage, due_ms: int, now_ms: int) -> int:
+    def again(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_as_promised: bool = False) -> int:
         """Append, now, a message that waits once more, to wait on in the wheel until a time; gives its physical offset.
-        Raises StoreError."""
-        found = properties.parse(message.properties_text)
-        topic, queue_id = found.pop(properties.REAL_TOPIC, ""), found.pop(properties.REAL_QID, "0")
-        times = found.get(properties.TIMER_ROLL_TIMES, "0")
-        for name in (properties.DELAY, properties.TIMER_DELAY_SEC, properties.TIMER_DELAY_MS):
-            found.pop(name, None)
-        found[properties.TIMER_DELIVER_MS] = str(due_ms)
-        found[properties.TIMER_ROLL_TIMES] = str(int(times) + 1 if times.isdecimal() else 1)
-        found[properties.TIMER_OUT_MS] = str(timer_properties.out_ms(due_ms))
-        origin = message.physical_offset
-        found[properties.TIMER_FIRST_ID] = timer_properties.first_id_value(given_id(message), origin)
-        found[properties.REAL_TOPIC], found[properties.REAL_QID] = topic, queue_id
-        text = properties.format_properties(found).encode()
-        if len(text) > properties.MAX_BYTES:  # it was sent with as many properties as there may be
-            del found[properties.TIMER_FIRST_ID]
-            text = properties.format_properties(found).encode()
+        `is_as_promised`: that is the time which its sender was promised, by a level if it has one. Raises
+        StoreError."""
+        before, origin = message.properties_text, message.physical_offset
+        topic = properties.get(before, properties.REAL_TOPIC) or ""
+        times = properties.get(before, properties.TIMER_ROLL_TIMES) or "0"
+        level = properties.get(before, properties.TIMER_FROM_LEVEL)
+        if message.topic == SCHEDULE_TOPIC:
+            level = str(message.queue_id + 1)
+        added = {
+            properties.TIMER_DELIVER_MS: str(due_ms),
+            properties.TIMER_ROLL_TIMES: str(int(times) + 1 if times.isdecimal() else 1),
+            properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
+            properties.TIMER_FROM_LEVEL: level or "" if is_as_promised else "",
+            properties.TIMER_FIRST_ID: timer_properties.first_id_value(given_id(message), origin),
+            properties.REAL_TOPIC: topic,
+            properties.REAL_QID: properties.get(before, properties.REAL_QID) or "0",
+        }
+        # All others stay as they are, also those without a value, and those of one name.
+        kept = properties.without_all(before, _REPLACED).rstrip(properties.PROPERTY_END)
+        text = _joined(kept, added)
+        for name in _SPARED:
+            if len(text) <= properties.MAX_BYTES:
+                break
+            added.pop(name, None)
+            kept = properties.without(kept, name).rstrip(properties.PROPERTY_END)
+            text = _joined(kept, added)
         appender = self._appender
-        appender.check(message.body, text)
+        appender.check(message.body, text, is_stored=True)
         appender.begin(now_ms)
         try:
             offset = appender.add(
@@ -101,3 +134,9 @@ class TimerRecords:
             appender.roll_back()
             raise
         return appender.last_physical_offset
+
+
+def _joined(kept: str, added: dict[str, str]) -> bytes:
+    """Properties as they are, and others behind them."""
+    more = properties.format_properties(added)
+    return (f"{kept}{properties.PROPERTY_END}{more}" if kept else more).encode()

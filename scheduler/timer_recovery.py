@@ -60,6 +60,10 @@ class Start(NamedTuple):
     """What became of messages, as records from the noted `since` on, and those before it, tell."""
     parked: frozenset[tuple[int, int]] = frozenset()
     """Slots that may have messages that a pause held back: the seconds, and the hashes of the topics."""
+    enqueued: Offsets = NO_OFFSETS
+    """Messages from `queue_offset` on that are in the timer log all the same: physical offsets, ascending."""
+    enqueued_to: int = 0
+    """Queue offset behind the last of them."""
 
     @property
     def done(self) -> Offsets:
@@ -211,7 +215,9 @@ class TimerRecovery:
             self._wheel.clear()
             hours = np.ones(HOURS, bool)
         has_to_fill = bool(hours.any())
-        check = waits.LogCheck(self._log.segment_size, sums.log, joined([self._recovered.origins.withdrawn]))
+        # Marks of what was withdrawn before are in the noted sums: recovery may have read from further back.
+        since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
+        check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
             check.add(position, units)
             self._note_places(position, units)
@@ -350,7 +356,23 @@ class TimerRecovery:
             0,
             self._found(self._now_second, Found()),
             frozenset(self._parked),
+            *self._enqueued(offset),
         )
+
+    def _enqueued(self, queue_offset: int) -> tuple[Offsets, int]:
+        """Which messages from a queue offset on are in the log, and the offset behind the last of them: RocketMQ's
+        timercheck is up to a second behind the log. A message that was due when it came is not there, and may not have
+        been delivered."""
+        queue = self._queue
+        first = queue.unit(queue_offset)
+        if first is None:
+            return NO_OFFSETS, 0
+        parts = (units["physical_offset"] for _, units in self._log.scan(self._log.begin, self._log.end))
+        found = joined([part[part >= first[0]].astype(np.int64) for part in parts])
+        if not len(found):
+            return NO_OFFSETS, 0
+        last = int(found[-1])
+        return found, queue.first_where(queue_offset, queue.next_offset, lambda physical, size, code: physical > last)
 
     def _offset_behind_last(self) -> int | None:
         """The queue offset behind the message that the log's last unit is of."""

@@ -41,7 +41,7 @@ from scheduler.timer_parking import Parking
 from scheduler.timer_places import UnitPlaces
 from scheduler.timer_recovery import Start
 from scheduler.timer_search import TimerSearch
-from scheduler.timer_second import Second, due_fields, picked, slot_second_of
+from scheduler.timer_second import Second, due_fields, picked, slot_second_of, waits_of
 from scheduler.timer_topics import TimerTopics
 from scheduler.timer_wheel import HOUR, SLOTS, TimerWheel
 from storage.pull import ColdRead, Range, patiently
@@ -337,6 +337,34 @@ class Slots:
         following = self.wheel.next_second(second.number + 1, target)
         self._turn(following if following is not None else target)
         return False
+
+    def mark_delivered(self) -> Iterator[None]:
+        """Mark the units in slots to come whose messages recovery found delivered, where the clock was set back since;
+        each step marks some. Apache's broker, going by the units alone, would deliver them again. Raises OSError."""
+        before = self.second
+        while len(self.start.done):
+            number = self.wheel.next_second(before + 1, self.start.recovered_to)
+            if number is None:
+                return
+            before = number
+            second = self.resident.get(number, Second(number))
+            if number in self.resident:
+                self.loaded(number)
+            for positions, units in self.log.chain(self.wheel.last(number)):
+                others = np.flatnonzero(seconds_of(units) != number)
+                first = int(others[-1]) + 1 if len(others) else 0
+                magic = units["magic"].astype(np.int32)
+                waits = waits_of(units, positions)
+                _, done, uncounted = self.left_of(second, waits, magic | NORMAL)
+                done[:first] = uncounted[:first] = False
+                for position, each in zip(positions[done].tolist(), magic[done].tolist(), strict=True):
+                    self.log.withdraw(position, each)
+                self._topics.count(waits[uncounted], -1)
+                self.forget([waits["physical"][done]])
+                yield
+                if first:
+                    break
+            second.delivered = []
 
     def _turn(self, number: int) -> None:
         """Give a second its turn, after the current one. What has been delivered until now need not be known any more,

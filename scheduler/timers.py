@@ -123,8 +123,8 @@ class Timers:
         self.queue = store.ensure_queue(TIMER_TOPIC, 0)
         """Where a message is staged, with its deliver time as tags code and as prepared-transaction offset."""
 
-        topics_of = RealTopics(store).of
-        self._topics = topics = TimerTopics(topics_of)
+        real_topics = RealTopics(store)
+        self._topics = topics = TimerTopics(real_topics.of)
         self._slots = slots = Slots(store, topics, config)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
@@ -133,7 +133,7 @@ class Timers:
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         slots.on_moving = catch_up.passing
         slots.on_loaded = self._read_ahead
-        self.policies = Policies(topics_of, catch_up.judge)
+        self.policies = Policies(real_topics.with_policies, catch_up.judge)
         self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
         """Cancels, reschedules and replaces what waits."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
@@ -147,6 +147,7 @@ class Timers:
         self._on_counted: list[Callable[[], None]] = []
         self._trouble: str | None = None
         self._expiring: Iterator[list[str] | ColdRead] | None = None
+        self._marking: Iterator[None] | None = None
         self.dequeued = self.lost = self.dropped = 0
         """Messages delivered, found missing, and cancelled by their topic's policy, since start."""
         self._dropped_told = 0
@@ -173,15 +174,17 @@ class Timers:
     # --- start
 
     def _load(self, recovered: Recovered, now_ms: int) -> None:
-        slots = self._slots
+        slots, enqueuer = self._slots, self._enqueuer
         note, check = self._checkpoint.load(recovered)
         recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, now_ms, recovered)
         start = recovery.run(note, check)
         slots.load(start, recovery.places, note.held_to if note is not None else 0)
-        self._enqueuer.load(start.queue_offset)
+        enqueuer.load(start.queue_offset)
         self._topics.load(self._checkpoint.topic_names(), start.waiting)
         slots.open(slots.second)
         self.changes.withdraw_again(recovered.origins.withdrawn)
+        if len(start.enqueued):  # no checkpoint's note could tell of them
+            enqueuer.through(start.enqueued_to - 1, now_ms)
         self._checkpoint.begin()
         self.queue.watch(self._arrived)
 
@@ -577,6 +580,10 @@ class Timers:
         if slots.has_to_hand_on(beyond):
             slots.hand_on(now_ms, beyond)
             return True
+        if self._marking is None:
+            self._marking = slots.mark_delivered()
+        for _ in self._marking:
+            return True
         self._tell_dropped()
         self._slots.mark_newest(self._enqueuer.newest(), now_ms)
         return False
@@ -639,6 +646,11 @@ class Timers:
     def units_behind(self, start: int, end: int) -> NDArray[Any]:
         """Units of `queue` from a queue offset to another. Raises OSError."""
         return self._batches.read(self.queue, start, end - start)
+
+    @property
+    def log_end(self) -> int:
+        """The position behind the last unit of the timer log."""
+        return self._slots.log.end
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
         """See `TimerSearch.units_waiting`."""

@@ -34,7 +34,7 @@ from protocol.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from scheduler.runs import Run
 from scheduler.sorted_offsets import distinct_of, is_among, joined, places_of
 from scheduler.timer_files import Found, TimerCheck, TimerNote
-from scheduler.timer_log import BLANK_SIZE, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
+from scheduler.timer_log import APPLIED, BLANK_SIZE, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
 from scheduler.timer_second import slot_second_of
 from scheduler.timer_sums import FileSum, LogSums
 from storage.consume_queue import DELIVERED_SIZE, PADDING_SIZE
@@ -258,7 +258,10 @@ class LogCheck:
 
 def _without_marks(units: Units, physical_offsets: Integers) -> Units:
     """Units as they were before some messages were withdrawn."""
-    is_one = is_among(units["physical_offset"].astype(np.int64), physical_offsets) & (units["magic"] & WITHDRAWN != 0)
+    # A unit that stands for no message may look like one that was withdrawn since, and was written so: the last one of
+    # a clean stop is of the newest message, whatever becomes of that.
+    is_one = (units["magic"] & WITHDRAWN != 0) & (units["due_ms"] != APPLIED)
+    is_one &= is_among(units["physical_offset"].astype(np.int64), physical_offsets)
     if not is_one.any():
         return units
     result = units.copy()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from protocol import properties
+from protocol import properties, record_checksum
 from protocol.command import Body
 from protocol.message_id import pack_host
 from protocol.record import (
@@ -43,12 +43,14 @@ if TYPE_CHECKING:
 _U16: Final = struct.Struct(">H").pack
 _HEAD: Final = HEAD_IPV4.pack
 _UNIT: Final = UNIT.pack
+_IPV6: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 _IPV6_EXTRA: Final = 12
 
 
 class Appender:
-    """The one writer of the commitlog. `store_host` is (address, port) as records say where they are stored. A write
-    that cannot be undone poisons the store's `health`."""
+    """The one writer of the commitlog. `store_host` is (address, port) as records say where they are stored.
+    `with_checksums`: each record ends with its checksum (`protocol.record_checksum`). A write that cannot be undone
+    poisons the store's `health`."""
 
     def __init__(
         self,
@@ -57,6 +59,8 @@ class Appender:
         store_host: tuple[str, int],
         max_body_size: int,
         on_append: Callable[[list[ConsumeQueue]], None],
+        *,
+        with_checksums: bool = False,
     ) -> None:
         self._log = commitlog
         self._health = health
@@ -64,12 +68,17 @@ class Appender:
         self._store_flag = FLAG_STORE_IPV6 if len(self._store_host) == 20 else 0
         self._overhead = FIXED_SIZE_IPV4 + (_IPV6_EXTRA if self._store_flag else 0)
         self.max_body_size = max_body_size
+        self._with_checksums = with_checksums
+        self.max_properties_size = properties.MAX_BYTES - (record_checksum.ROOM if with_checksums else 0)
+        """Bytes of properties that a message which is sent may have."""
         self._on_append = on_append
         self._parts: list[Body] = []
         self._chunks: list[tuple[int, list[Body]]] = []
         self._touched: list[ConsumeQueue] = []
         self._position = self._limit = 0
-        self._started = self._is_torn = False
+        self.has_begun = False
+        """Whether a batch is staged, so that `begin` would only go on with it."""
+        self._is_torn = False
         self.store_timestamp = 0
         """Store time of the records of this batch, ms since the epoch; set by `begin`."""
         self.last_store_timestamp = 0
@@ -93,23 +102,26 @@ class Appender:
     def begin(self, now_ms: int) -> int:
         """Start a batch at a time, ms since the epoch, or go on with the one that is staged; gives the store time of
         its records. Raises StoreError when the store takes nothing now."""
-        if self._started:
+        if self.has_begun:
             return self.store_timestamp
         if self._health.verdict is not Verdict.HEALTHY:
             raise self._health.error()
-        self._started = True
+        self.has_begun = True
         self._position = self._log.end
         self._limit = self._log.segment_end(self._position) - END_MARKER_SIZE
         self.store_timestamp = now_ms
         return self.store_timestamp
 
-    def check(self, body: Body, property_bytes: bytes) -> None:
+    def check(self, body: Body, property_bytes: bytes, room: int = 0, *, is_stored: bool = False) -> None:
         """Raise RecordIllegal for a message that `add` must not be given. Zero bytes in properties are refused:
-        after a power cut recovery takes a sector of zeros in them for one that was not written."""
-        if len(body) > self.max_body_size:
+        after a power cut recovery takes a sector of zeros in them for one that was not written. `room`: bytes that
+        have to be left for more properties. `is_stored`: the store has the message already, from when its body was not
+        too large."""
+        if len(body) > self.max_body_size and not is_stored:
             raise RecordTooLarge("a body", len(body), self.max_body_size)
-        if len(property_bytes) > properties.MAX_BYTES:
-            raise RecordTooLarge("properties", len(property_bytes), properties.MAX_BYTES)
+        limit = (properties.MAX_BYTES if is_stored else self.max_properties_size) - room
+        if len(property_bytes) > limit:
+            raise RecordTooLarge("properties", len(property_bytes), limit)
         if len(body) + len(property_bytes) + 512 > self._log.segment_size:
             raise RecordTooLarge("a message", len(body) + len(property_bytes), self._log.segment_size - 512)
         if b"\0" in property_bytes:
@@ -129,12 +141,14 @@ class Appender:
         prepared_transaction_offset: int = 0,
     ) -> int:
         """Stage one message for a queue; gives its queue offset. `begin` comes before, `commit` after. The message
-        has passed `check`, or is known to be small."""
-        body_size = len(body)
+        has passed `check`, or is known to be small. Properties of another record come without its checksum."""
         properties_size = len(property_bytes)
+        if self._with_checksums:
+            property_bytes, properties_size = _before_checksum(property_bytes)
+        body_size = len(body)
         size = queue.record_overhead + body_size + properties_size
         pack_head = _HEAD
-        if len(born_host) != 8 or self._store_flag:
+        if len(born_host) != 8 or sys_flag & _IPV6 or self._store_flag:  # a record once more may be of another host
             sys_flag, head = self._with_ipv6(sys_flag, born_host)
             pack_head = head.pack
             size += _IPV6_EXTRA if len(born_host) == 20 else 0
@@ -166,6 +180,8 @@ class Appender:
             queue.staged_from = offset
         self._parts += (packed, body, queue.topic_field, _U16(properties_size), property_bytes)
         try:
+            if self._with_checksums and properties_size > len(property_bytes):
+                self._parts.append(record_checksum.checksum_field(self._parts[-5:]))
             queue.tail += unit
         except BaseException:
             self._is_torn = True
@@ -178,8 +194,8 @@ class Appender:
 
     @property
     def can_copy(self) -> bool:
-        """Whether `add_copies` may be used: it writes IPv4 store hosts only."""
-        return not self._store_flag
+        """Whether `add_copies` may be used: it writes IPv4 store hosts only, and no checksums."""
+        return not self._store_flag and not self._with_checksums
 
     def add_copies(self, records: Records, queues: list[ConsumeQueue], which: Integers, codes: Integers) -> None:
         """Stage a copy of each record, all of the usual kind: for the queue with the number that `which` has at its
@@ -231,9 +247,9 @@ class Appender:
 
     def commit(self) -> None:
         """Write what is staged. Raises StoreFull or StoreBroken; then nothing of it remains."""
-        if not self._started:
+        if not self.has_begun:
             return
-        self._started = False
+        self.has_begun = False
         if self._is_torn:
             raise self._undo(MemoryError("a batch could not be staged as a whole"))
         touched = self._touched
@@ -265,7 +281,7 @@ class Appender:
 
     def roll_back(self) -> None:
         """Forget what is staged."""
-        self._started = self._is_torn = False
+        self.has_begun = self._is_torn = False
         self._parts.clear()
         self._chunks.clear()
         for queue in self._touched:
@@ -276,7 +292,7 @@ class Appender:
 
     def _with_ipv6(self, sys_flag: int, born_host: bytes) -> tuple[int, struct.Struct]:
         flags = self._store_flag | (FLAG_BORN_IPV6 if len(born_host) == 20 else 0)
-        return sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6) | flags, head_for(flags)
+        return sys_flag & ~_IPV6 | flags, head_for(flags)
 
     def _next_segment(self) -> int:
         """The staged records end this file; what follows goes into the next one."""
@@ -321,3 +337,12 @@ class Appender:
             return StoreFull(f"too many files are open: {error}. Let the broker have more of them (ulimit -n)")
         self._health.poison(f"writing the commitlog failed: {error}")
         return self._health.error()
+
+
+def _before_checksum(property_bytes: bytes) -> tuple[bytes, int]:
+    """Properties without the checksum of another record, and their size with the one that is to follow them. A message
+    that has waited since before checksums were switched on may leave no room for one: it goes without."""
+    bare = record_checksum.without(property_bytes)
+    ended = record_checksum.ended(bare)
+    size = len(ended) + record_checksum.SIZE
+    return (ended, size) if size <= properties.MAX_BYTES else (bare, len(bare))

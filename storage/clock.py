@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from typing import Final, NamedTuple, Protocol
 
 MAX_AHEAD_MS: Final = 100 * 365 * 86_400_000
@@ -20,10 +21,12 @@ class Moment(NamedTuple):
     """Wall time, ms since the epoch; may jump."""
     monotonic: float
     """Seconds of a clock that only goes forward."""
+    boot_id: bytes = b""
+    """What `monotonic` counts from, see `Clock.boot_id`."""
 
     def later(self, ms: int) -> Moment:
         """The moment so many ms later, by both clocks."""
-        return Moment(self.wall_ms + ms, self.monotonic + ms / 1000)
+        return self._replace(wall_ms=self.wall_ms + ms, monotonic=self.monotonic + ms / 1000)
 
 
 class Clock(Protocol):
@@ -35,6 +38,11 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Seconds of a clock that only goes forward."""
 
+    @property
+    def boot_id(self) -> bytes:
+        """What monotonic time counts from, 16 bytes: the same for each process on the machine until that is started
+        again. Empty where nobody can tell: then monotonic times of two processes cannot be compared."""
+
 
 def look(clock: Clock) -> Moment:
     """What a clock says now. Both readings are of one moment: this process may be held up between them."""
@@ -43,11 +51,19 @@ def look(clock: Clock) -> Moment:
         wall_ms = clock.now_ms()
         if clock.monotonic() - before < _AT_ONCE_SECONDS:
             break
-    return Moment(wall_ms, before)
+    return Moment(wall_ms, before, clock.boot_id)
 
 
 class SystemClock:
     """The machine's clock."""
+
+    def __init__(self) -> None:
+        self._boot_id = _boot_id()
+
+    @property
+    def boot_id(self) -> bytes:
+        """See `Clock.boot_id`."""
+        return self._boot_id
 
     def now_ms(self) -> int:
         """Wall time, ms since the epoch."""
@@ -58,6 +74,15 @@ class SystemClock:
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def _boot_id() -> bytes:
+    """Linux's random/boot_id; empty where there is none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return uuid.UUID(file.read().strip()).bytes
+    except (OSError, ValueError):
+        return b""
+
+
 class MovableClock:
     """A clock that goes on by itself and can be moved ahead, for users' tests: two hours' delay need not take two
     hours. Wall and monotonic time move together, so that nobody takes it for somebody setting the wall clock."""
@@ -66,6 +91,11 @@ class MovableClock:
         """`base`: the clock that makes it go on; the machine's by default."""
         self._base = base or SystemClock()
         self._ahead_ms = 0
+
+    @property
+    def boot_id(self) -> bytes:
+        """See `Clock.boot_id`."""
+        return self._base.boot_id
 
     def now_ms(self) -> int:
         """Wall time, ms since the epoch."""
@@ -90,6 +120,8 @@ class ManualClock:
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms
         self._monotonic = 1000.0
+        self.boot_id = b""
+        """See `Clock.boot_id`; a machine that is started again has another."""
 
     def now_ms(self) -> int:
         """Wall time, ms since the epoch."""

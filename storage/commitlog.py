@@ -107,6 +107,11 @@ class Commitlog:
         self.end = end
         self.flushed = self.begin
 
+    def read_up_to(self, end: int) -> None:
+        """Set the positions where nothing is to be appended: what is behind `end` stays as it is."""
+        self.end = end
+        self.flushed = self.begin
+
     def unflushed_files(self) -> list[File]:
         """The files to sync so that everything up to `end` is durable, oldest first."""
         return self._segments.files_between(self.flushed, self.end)

@@ -13,7 +13,10 @@ RocketMQ, finding no record of that size, goes on to the next. So it does where 
 stopped that is a message which was delivered before others in front of it.
 
 A queue whose first message is not number 0 (what was before is deleted) has its first file filled up to there with
-units (0, 0x7fffffff, 0). That size with another offset is a message in the middle that an offline job took out.
+units (0, 0x7fffffff, 0). That size with another offset is a message in the middle or at the end whose record is gone:
+destroyed, or taken out by an offline job. Consumers of RocketMQ's broker that meet such a unit go on with the commitlog
+file behind the offset, so this is best one before the messages that follow, which searches by halves cannot use: the
+tags code has where those begin, added to 2^62.
 
 New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time: they can be made
 again from the commitlog, so nothing is lost with them. Consumers that keep up are served from memory.
@@ -46,9 +49,24 @@ _SIZE_AT: Final = 8
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 """Where messages with a timer wait, all in queue 0."""
+FOLLOWING: Final = 1 << 62
+"""In the tags code of a unit that stands for no record: it has where the records that follow begin. No hash is as
+large."""
 _PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
 
 Watcher = Callable[["ConsumeQueue"], None]
+
+
+def hole(physical: int, following: int) -> bytes:
+    """A unit that stands for a message whose record is gone. `physical`: where RocketMQ takes it to be; `following`:
+    where records of the queue that come behind it begin."""
+    return UNIT.pack(physical, PADDING_SIZE, FOLLOWING + following)
+
+
+def place_of(physical: int, size: int, code: int) -> int:
+    """Where the record of a unit begins, or, where it stands for none, where those that follow begin: this ascends
+    along a queue."""
+    return code - FOLLOWING if size == PADDING_SIZE and code >= FOLLOWING else physical
 
 
 class ConsumeQueue:
@@ -231,9 +249,9 @@ class ConsumeQueue:
         assert not len(self._segments), "only an empty queue can be given its first offset"
         self.min_offset = self.next_offset = offset
 
-    def pad_to(self, offset: int) -> None:
+    def pad_to(self, offset: int, unit: bytes = _PADDING) -> None:
         """Fill the queue up to an offset with units that stand for nothing."""
-        self.tail += _PADDING * (offset - self.next_offset)
+        self.tail += unit * (offset - self.next_offset)
         self.next_offset = offset
 
     # --- loading and cutting
@@ -267,11 +285,13 @@ class ConsumeQueue:
 
     def advance_min(self, begin: int) -> list[str]:
         """Set `min_offset` after the commitlog lost what is before `begin`. Gives paths of files to remove."""
-        self.min_offset = self.first_where(
-            self.min_offset,
-            self.next_offset,
-            lambda physical, size, _: physical >= begin and (size != PADDING_SIZE or physical > 0),
-        )
+
+        def is_left(physical: int, size: int, code: int) -> bool:
+            return place_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)
+
+        first = self.unit(self.min_offset)
+        if first is None or not is_left(*first):
+            self.min_offset = self.first_where(self.min_offset, self.next_offset, is_left)
         return self._segments.drop_before(min(self.min_offset, self.written_offset) * UNIT_SIZE)
 
     def keep_before(self, base: int, offset: int) -> None:

@@ -5,8 +5,8 @@ topic, queue, offsets and store time are those of the copy, whose prepared-trans
 made of. Nothing of that needs the body to be looked at, so records are handled as arrays: the heads of all at once,
 and the rest as slices.
 
-Only the usual records are copied so (version 1, IPv4 addresses); `is_usual` tells. The layout is that of
-`protocol.record`.
+Only the usual records are copied so (version 1, IPv4 addresses, without a checksum of the whole record); `is_usual`
+tells. The layout is that of `protocol.record`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 
 from protocol.command import Body
 from protocol.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, HEAD_IPV4, MAGIC_V1
+from protocol.record_checksum import NAME_FIELD
+from protocol.record_checksum import SIZE as CHECKSUM_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,11 +87,22 @@ class Records:
             & (heads["sys_flag"] & (FLAG_BORN_IPV6 | FLAG_STORE_IPV6) == 0)
             & (heads["body_size"] >= 0)
             & (self.texts + 2 + text_sizes == self.ends)
+            & ~self._have_checksums()
         )
         """Of each record, whether it is one of the usual kind, whole as far as its head tells."""
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def _have_checksums(self) -> NDArray[np.bool_]:
+        """Of each record, whether its last property is its checksum: a copy has to have another."""
+        at = np.clip(self.ends - CHECKSUM_SIZE, 0, len(self._bytes) - len(NAME_FIELD))
+        found: NDArray[np.bool_] = (self._bytes[at] == NAME_FIELD[0]) & (
+            self._bytes[at + len(NAME_FIELD) - 1] == NAME_FIELD[-1]
+        )
+        for row in np.flatnonzero(found).tolist():
+            found[row] = bytes(self.data[at[row] : at[row] + len(NAME_FIELD)]) == NAME_FIELD
+        return found
 
     def properties(self) -> list[bytes]:
         """The property texts."""

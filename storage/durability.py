@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -200,6 +201,8 @@ class Durability:
         self._writing = _Steps(())
         self._write_at = self._retry_at = now.monotonic
         self._checkpointed_at = now.monotonic
+        self._idle_to = now.monotonic
+        """Before this there is nothing new to note unless something is appended: notes take a millisecond to make."""
         self._checkpointed_end = store.log.end
         self._cadence = 0.0
         self._has_checkpoint_failed = False
@@ -212,6 +215,10 @@ class Durability:
         self._no_room: dict[str, str] = {}
         """Why there is no room, by what is full."""
         self._removing = 0
+        self._expired: dict[str, None] = {}
+        """Files that nobody needs, each directory's oldest first, for one job at a time: a start takes no directory of
+        which a file is left and a later one is gone."""
+        self._is_removing_expired = False
         self._not_removed: dict[str, tuple[str, int]] = {}
         """Directories of topics that could not be removed, their topics, and where the commitlog ended when they were
         to be."""
@@ -365,11 +372,13 @@ class Durability:
     def _begin(self, now: Moment) -> None:
         store, parts = self._store, self._parts
         self._write_at = now.monotonic + min(self._config.queue_interval, max(self._cadence, FIRST_CHECKPOINT_SECONDS))
-        is_wanted = self._is_checkpoint_wanted()
+        is_wanted, covered = self._is_checkpoint_wanted(), store.checkpoint.recovery_offset
+        if store.log.end == covered and now.monotonic < self._idle_to and not (is_wanted or self._is_stopping):
+            return
         notes = {name: part.note() for name, part in parts.items()}
         notes[queue_check.NAME] = queue_check.NOTE
-        is_same = (store.log.end, notes) == (store.checkpoint.recovery_offset, store.checkpoint.notes)
-        if is_same and not self._is_stopping:
+        if (store.log.end, notes) == (covered, store.checkpoint.notes) and not self._is_stopping:
+            self._idle_to = now.monotonic + self._config.queue_interval
             return
         queues = {queue: queue.next_offset for queue in store.dirty}
         self._covered = _Covered(store.log.end, queues, store.appender.last_store_timestamp, notes, is_wanted)
@@ -582,7 +591,10 @@ class Durability:
         return _Steps(steps)
 
     def _keep(self, part: Part, limit: int, now: Moment) -> bool:
-        was_needed = part.keep_some(limit, now)
+        # Beyond the watermark nothing else would make room again. What is full indeed takes nothing more.
+        is_watermark = self._no_room.keys() == {_DISK}
+        with self._store.health.making_room() if is_watermark else nullcontext():
+            was_needed = part.keep_some(limit, now)
         if was_needed:
             self._kept_end = self._store.log.end
         return was_needed is not None
@@ -605,18 +617,30 @@ class Durability:
         return paths is not None
 
     def _remove(self, paths: list[str]) -> None:
-        if not paths:
+        if paths:
+            log.info("files_expired", files=len(paths), first=paths[0])
+            self._expired.update(dict.fromkeys(paths))
+            self._remove_expired()
+
+    def _remove_expired(self) -> None:
+        """Remove the files that are to go."""
+        if not self._expired or self._is_removing_expired:
             return
-        log.info("files_expired", files=len(paths), first=paths[0])
+        job = RemoveJob(self._store.files, self._expired)
 
         def done(error: Exception | None) -> None:
             self._removing -= 1
-            if error is not None:
-                # The next start finds them again, and they go then.
-                log.warning("files_not_removed", first=paths[0], reason=str(error))
+            self._is_removing_expired = False
+            for path in job.removed:
+                self._expired.pop(path, None)
+            if error is None:
+                self._remove_expired()
+            else:
+                log.warning("files_not_removed", files=len(self._expired), reason=str(error))
 
         self._removing += 1
-        self._workers.start(Lane.FILES, RemoveJob(self._store.files, paths).run, done)
+        self._is_removing_expired = True
+        self._workers.start(Lane.FILES, job.run, done)
 
     def remove_topic(self, topic: str, done: Callable[[Exception | None], None]) -> None:
         """Remove the queues of a topic and their files. `done` is called, with the error where there was one, when the
@@ -629,12 +653,16 @@ class Durability:
 
     def _remove_again(self) -> None:
         """Try again to remove what could not be."""
+        self._remove_expired()
         for directory, (topic, end) in list(self._not_removed.items()):
             del self._not_removed[directory]
             self._remove_directory(topic, end, directory, lambda error: None)
 
     def _remove_directory(self, topic: str, end: int, directory: str, done: Callable[[Exception | None], None]) -> None:
         """Remove the directory of a topic that was forgotten when the commitlog ended at `end`."""
+        # Files of a new topic may have their names.
+        for path in [path for path in self._expired if path.startswith(f"{directory}/")]:
+            del self._expired[path]
         job = RemoveJob(self._store.files, (), (directory,))
 
         def remove() -> None:

@@ -51,13 +51,13 @@ class File(Protocol):
         then it raises NotInMemory."""
 
     def read_ranges(self, ranges: Ranges) -> bytes:
-        """The bytes of ranges, joined. May wait for the disk."""
+        """The bytes of ranges, joined; zeros beyond the end of the file. May wait for the disk. Raises OSError."""
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
         """The bytes of ranges, joined, or None where they cannot all be had without waiting for the disk."""
 
     def read_apart(self, ranges: Ranges) -> bytes:
-        """As `read_ranges`, from any thread."""
+        """As `read_ranges`, from any thread. Raises OSError."""
 
     def read_ahead(self, ranges: Ranges) -> None:
         """Have ranges in memory soon, from any thread; waits for no more than that the disk takes the order. Raises
@@ -181,12 +181,13 @@ class OsFile:
         """See File."""
         if self._owner.may_wait or not self._owner.can_tell_cached:
             try:
-                return os.pread(self._descriptor(), size, offset)
+                data = os.pread(fd := self._descriptor(), size, offset)
+                return data if len(data) == size else data + _read_on(fd, offset + len(data), size - len(data))
             except OSError as error:
-                raise OSError(error.errno, error.strerror, self.path) from error  # the system names no file
-        data = bytearray(size)
-        if self._fill_cached([memoryview(data)], offset, offset + size):
-            return bytes(data)
+                raise _named(error, self.path) from error
+        buffer = bytearray(size)
+        if self._fill_cached([memoryview(buffer)], offset, offset + size):
+            return bytes(buffer)
         if offset + size > (end := os.fstat(self._descriptor()).st_size):
             return self.read(offset, end - offset) if offset < end else b""
         raise NotInMemory(self.path, (self.path, offset), lambda: self.read_apart([(offset, size)]))
@@ -194,7 +195,11 @@ class OsFile:
     def read_ranges(self, ranges: Ranges) -> bytes:
         """See File."""
         fd, pread = self._descriptor(), os.pread
-        return b"".join([pread(fd, size, offset) for offset, size in ranges])
+        try:
+            data = b"".join([pread(fd, size, offset) for offset, size in ranges])
+        except OSError as error:
+            raise _named(error, self.path) from error
+        return data if len(data) == sum([size for _, size in ranges]) else _read_all(fd, ranges, self.path)
 
     def read_cached(self, ranges: Ranges) -> bytes | bytearray | None:
         """See File. Where the file system cannot tell, it reads and waits.
@@ -231,14 +236,14 @@ class OsFile:
                 self._owner.can_tell_cached = False
                 return os.preadv(self._descriptor(), buffers, start) == end - start
             if error.errno != errno.EAGAIN:
-                raise
+                raise _named(error, self.path) from error
             return False
 
     def read_apart(self, ranges: Ranges) -> bytes:
         """See File. Opens the file anew: the owner may close its descriptor meanwhile."""
-        fd, pread = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), os.pread
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return b"".join([pread(fd, size, offset) for offset, size in ranges])
+            return _read_all(fd, ranges, self.path)
         finally:
             os.close(fd)
 
@@ -375,7 +380,10 @@ class OsFiles:
             self._create_beside(path, size)
             return OsFile(self, path)
         try:
-            os.ftruncate(fd, size)
+            try:
+                os.ftruncate(fd, size)
+            except OSError as error:  # it may be larger than a file of this process may be (ulimit -f)
+                raise _named(error, path) from error
             # Only with a directory descriptor given does Python call linkat, which can follow the symbolic link.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
         finally:
@@ -520,6 +528,30 @@ class OsFiles:
     def blocks_read(self) -> int:
         """See Files. File systems of a network do not count."""
         return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
+
+
+def _read_on(fd: int, offset: int, size: int) -> bytes:
+    """Up to `size` bytes; fewer only at the end of the file. The system gives fewer where a page behind them cannot be
+    read, and says why when it is asked for that page. Raises OSError."""
+    pieces = []
+    while size and (piece := os.pread(fd, size, offset)):
+        pieces.append(piece)
+        offset, size = offset + len(piece), size - len(piece)
+    return b"".join(pieces)
+
+
+def _read_all(fd: int, ranges: Ranges, path: str) -> bytes:
+    """The bytes of ranges, joined. What a file that was cut off does not have any more are zeros, as in a file into
+    which it was never written. Raises OSError with the path."""
+    try:
+        return b"".join([_read_on(fd, offset, size).ljust(size, b"\0") for offset, size in ranges])
+    except OSError as error:
+        raise _named(error, path) from error
+
+
+def _named(error: OSError, path: str) -> OSError:
+    """An error of the system, which names no file where a descriptor is read, with the file's path."""
+    return OSError(error.errno, error.strerror, path)
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -12,7 +12,8 @@ Nothing leads from POISONED to another verdict but the end of the process's use 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
 
 from storage.errors import StoreBroken, StoreClosed, StoreError, StoreFull
@@ -64,6 +65,19 @@ class Health:
         """There is room again."""
         if self.verdict is Verdict.FULL:
             self._change(Verdict.HEALTHY, "")
+
+    @contextmanager
+    def making_room(self) -> Iterator[None]:
+        """What is appended within makes room, and is taken although there is said to be none; not where a write finds
+        that so."""
+        verdict, reason = self.verdict, self.reason
+        if verdict is Verdict.FULL:
+            self.verdict, self.reason = Verdict.HEALTHY, ""
+        try:
+            yield
+        finally:
+            if self.verdict is Verdict.HEALTHY:
+                self.verdict, self.reason = verdict, reason
 
     def poison(self, reason: str) -> None:
         """A write or a sync failed. The first reason stays."""

@@ -33,7 +33,7 @@ class Workers(Protocol):
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         """Run something where it may wait. `done` is called in the thread that owns the store, never before `start` has
-        returned, with the exception where it failed."""
+        returned, with the exception where it failed or could not be run. Raises nothing."""
 
 
 class FlushJob:
@@ -105,14 +105,28 @@ class RemoveJob:
         self._files = files
         self._paths = list(paths)
         self._directories = list(directories)
+        self.removed: list[str] = []
+        """The files that are gone."""
 
     def run(self) -> None:
-        """Remove what is still there, directories durably. Raises OSError, NotDurable; it may be run again."""
+        """Remove what is still there, directories durably; of the files in one directory none behind one that cannot be
+        removed. Raises OSError, NotDurable; it may be run again."""
+        stuck: dict[str, OSError] = {}
         for path in self._paths:
-            self._files.remove(path)
+            directory = os.path.dirname(path)
+            if directory in stuck:
+                continue
+            try:
+                self._files.remove(path)
+            except OSError as error:
+                stuck[directory] = error
+            else:
+                self.removed.append(path)
         for directory in self._directories:
             self._files.remove_tree(directory)
             self._files.sync_directory(os.path.dirname(directory))
+        for first in stuck.values():
+            raise first
 
 
 def has_no_room(error: BaseException) -> bool:

@@ -43,7 +43,9 @@ class Origins:
         self.delivered = array("q")
         """Their messages were delivered."""
         self.withdrawn = array("q")
-        """Their messages were cancelled, or appended once more to wait on."""
+        """Their messages were cancelled, or appended once more to wait on..."""
+        self.withdrawn_by = array("q")
+        """...by the records that lie there."""
         self.newest_ms = 0
         """The latest store time of the records that delivered them, ms since the epoch."""
 
@@ -61,6 +63,12 @@ class Origins:
             self.newest_ms = max(self.newest_ms, record.store_timestamp)
         elif _AGAIN in record.properties or _DELETES in record.properties:
             self.withdrawn.append(origin)
+            self.withdrawn_by.append(record.physical_offset)
+
+    def withdrawn_since(self, position: int) -> NDArray[np.int64]:
+        """Those of `withdrawn` whose messages were taken back by a record at a physical offset or behind."""
+        by = np.frombuffer(self.withdrawn_by, np.int64)
+        return np.frombuffer(self.withdrawn, np.int64)[by >= position]
 
     def read(self, log: Commitlog, start: int, end: int) -> None:
         """Take those of the records between two physical offsets. May wait for the disk."""

@@ -23,23 +23,33 @@ are made anew from the whole commitlog.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
 from protocol.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
 from storage.checkpoint import REBUILDING, Checkpoint, being_remade
 from storage.commitlog import Commitlog
-from storage.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC, UNIT, WITHDRAWN_SIZE, ConsumeQueue
+from storage.consume_queue import (
+    MARK_SIZES,
+    PADDING_SIZE,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    UNIT,
+    WITHDRAWN_SIZE,
+    ConsumeQueue,
+    hole,
+    place_of,
+)
 from storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
 from storage.files import Files
 from storage.jobs import has_no_room
 from storage.origins import Origins
 from storage.queue_check import Key, QueueCheck, Wrong
-from storage.scan import ScannedRecord, Scanner, behind, read_record
+from storage.scan import ScannedRecord, Scanner, behind, read_record, whole_records
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +62,9 @@ CUT_DIRECTORY: Final = "cut"
 """Beside the commitlog's directory: what was cut off the commitlog although it had whole records."""
 _MAX_NAMED: Final = 10
 """Files that a warning names."""
+_CHECKED_FILES: Final = 3
+"""So many files of the commitlog, the last ones, are read by RocketMQ's start after a clean stop."""
+_PROGRESS_RECORDS: Final = 1 << 14
 
 TagsCode = Callable[[str, str, int, int], int]
 """Of topic, property text, store time and prepared-transaction offset: what the consume queue keeps beside a record's
@@ -80,6 +93,18 @@ class Recovered:
     """The checkpoint's notes, as of `start`, by the names of those who wrote them."""
     is_foreign: bool = False
     """Whether somebody else wrote the store last."""
+    damages: list[Damage] = field(default_factory=list)
+    """Of a store that was made anew (`Recovery.make_anew`): stretches of the commitlog that were passed over."""
+    behind: int = 0
+    """Likewise: whole records behind `end`, which the next start of a broker cuts off."""
+
+
+class Damage(NamedTuple):
+    """A stretch of the commitlog without a whole record. Physical offsets; `end` is behind it."""
+
+    start: int
+    end: int
+    why: str
 
 
 class _UnfinishedQueues(Exception):
@@ -211,7 +236,11 @@ class Recovery:
                 # All units that it has to have come behind the checkpoint.
                 self._wrong[key] = [Wrong(error.path, 0, error.why)]
             elif isinstance(error, StoreFileSize):
-                raise error
+                raise StoreFileSize(
+                    error.path,
+                    f"{error.why}. If all files of consume queues are of another size, set mappedFileSizeConsumeQueue "
+                    "to that, or make them anew with `duemq store repair` and the size that is set",
+                )
             else:
                 self._missing = error
 
@@ -265,6 +294,72 @@ class Recovery:
         if not clean:
             self._write_again(self._durable_before(checkpoint, recovered), recovered.end)
         return recovered
+
+    def make_anew(
+        self,
+        origins: Origins,
+        goes_on_at: Mapping[Key, int],
+        left_out: Container[str],
+        served_to: int,
+        progress: Callable[[int], None] = lambda position: None,
+    ) -> Recovered:
+        """Make all consume queues from the commitlog, in a directory that has none, after `inspect`. Nothing of the
+        commitlog is changed: its torn end is for the next start to cut.
+
+        `origins` looks at each record. `goes_on_at`: next queue offsets of queues whose records have all expired.
+        `left_out`: topics that get no queues. `served_to`: what lies before, a start of ours would serve, since its
+        checkpoint says so. `progress` is called now and then with the position that was reached.
+
+        A damaged stretch is passed over where it lies before the last files that a broker's start reads, or before
+        `served_to`; else the commitlog ends at the first, since there each broker cuts it. A record of which only the
+        body's checksum is wrong keeps its place in its queue. Raises StoreFormatError, OSError."""
+        log, damages = self._log, list[Damage]()
+        position, count, last_timestamp, end, torn = log.begin, 0, 0, log.begin, None
+        checked_from = max(log.begin, log.allocated_end - _CHECKED_FILES * log.segment_size, served_to)
+        left_out_bytes: dict[bytes, bool] = {}
+
+        def take(record: ScannedRecord) -> None:
+            origins.look(record)
+            is_left_out = left_out_bytes.get(record.topic)
+            if is_left_out is None:
+                is_left_out = left_out_bytes[record.topic] = record.topic.decode() in left_out
+            if not is_left_out:
+                self._dispatch(record, complete=True, rebuild=True)
+
+        while True:
+            scanner = Scanner(log, position)
+            for record in scanner:
+                take(record)
+                count += 1
+                last_timestamp = record.store_timestamp
+                if not count % _PROGRESS_RECORDS:
+                    progress(record.physical_offset)
+            end, torn = scanner.end
+            following = next(whole_records(log, end), None) if end < log.allocated_end else None
+            if following is None or end >= checked_from:
+                break
+            damages.append(Damage(end, following.physical_offset, torn or "zeros where a record has to begin"))
+            position = following.physical_offset
+            broken = read_record(log, end, check_crc=False)
+            if broken is not None and end + broken.size == position:
+                take(broken)
+        more = behind(log, end).records if following is not None else 0
+        for key, offset in goes_on_at.items():
+            queue = self._queues.get(key)
+            if queue is None and key[0] not in left_out:
+                queue = self._queues[key] = self._open_queue(*key)
+                queue.start_at(max(0, offset - 1))
+                queue.pad_to(offset)
+        for queue in self._queues.values():
+            self._write_tail(queue)
+        log.read_up_to(end)
+        for queue in self._queues.values():
+            for path in queue.advance_min(log.begin):
+                self._files.remove(path)
+        progress(end)
+        if more:
+            torn = torn or "zeros where a record has to begin"
+        return Recovered(log.begin, end, count, torn, True, last_timestamp, origins, damages=damages, behind=more)
 
     def _check_reach(self, expected: Mapping[Key, int]) -> None:
         for key, offset in expected.items():
@@ -337,7 +432,7 @@ class Recovery:
                 count += 1
         for key in self._wrong:
             queue = self._queues[key]
-            self._go_on_as_noted(queue)
+            self._go_on_as_noted(queue, start)
             self._write_tail(queue)
             if key[0] == SCHEDULE_TOPIC:
                 self._withdraw(queue, origins)
@@ -442,7 +537,7 @@ class Recovery:
         if rebuild:
             for key in self._check.segments:
                 if key in self._queues:
-                    self._go_on_as_noted(self._queues[key])
+                    self._go_on_as_noted(self._queues[key], end)
         for queue in self._queues.values():
             self._write_tail(queue)
         self._keep_what_is_cut(end, scanner.end.why)
@@ -492,14 +587,19 @@ class Recovery:
         file.close()
         return path
 
-    def _go_on_as_noted(self, queue: ConsumeQueue) -> None:
-        """Let a queue that was made again go on with the queue offset that was noted, also where its last records are
-        gone: no queue offset is given twice."""
+    def _go_on_as_noted(self, queue: ConsumeQueue, end: int) -> None:
+        """Let a queue that was made again from the commitlog up to a position go on with the queue offset that was
+        noted, also where its last records are gone: no queue offset is given twice."""
         noted = self._check.next_offset((queue.topic, queue.queue_id))
         if noted and not queue.next_offset:
             queue.start_at(noted - 1)
-        if queue.next_offset < noted <= queue.next_offset + _MAX_PADDING:
             queue.pad_to(noted)
+        elif queue.next_offset < noted <= queue.next_offset + _MAX_PADDING:
+            if queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+                # RocketMQ's start cuts off units whose physical offset is at the commitlog's end or behind.
+                queue.pad_to(noted, UNIT.pack(max(end - 1, 1), PADDING_SIZE, 0))
+            else:
+                queue.pad_to(noted, hole(self._file_before(end), end))
 
     def _dispatch(self, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
         if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
@@ -515,13 +615,7 @@ class Recovery:
             self._by_topic[record.topic, record.queue_id] = queue
         if record.queue_offset != queue.next_offset:
             self._align(queue, record, complete=complete, rebuild=rebuild)
-        code = self._tags_code(
-            queue.topic,
-            record.properties.decode("utf-8", "replace"),
-            record.store_timestamp,
-            record.prepared_transaction_offset,
-        )
-        queue.tail += UNIT.pack(record.physical_offset, record.size, code)
+        queue.tail += UNIT.pack(record.physical_offset, record.size, self._code(queue, record))
         queue.next_offset += 1
         if len(queue.tail) > _WRITE_TAIL_BYTES and not self._is_full:
             self._write_tail(queue)
@@ -547,12 +641,33 @@ class Recovery:
             queue.remove()
             queue.start_at(record.queue_offset)
         elif rebuild and gap <= _MAX_PADDING:
-            queue.pad_to(record.queue_offset)
+            queue.pad_to(record.queue_offset, self._hole_before(queue, record))
         elif rebuild:
             where = f"the record at {record.physical_offset}"
             raise StoreFormatError(self._log.directory, f"{where} has queue offset {record.queue_offset} in {queue}")
         else:
             raise _MissingUnits(queue, record)
+
+    def _hole_before(self, queue: ConsumeQueue, record: ScannedRecord) -> bytes:
+        """The unit that stands for messages before a record which the commitlog has no more. Its physical offset is in
+        order, so that searches by halves go on to find what they look for. Of queues that only brokers read, message by
+        message, it has a size that no record has: they go on with the next unit. For others see `consume_queue`."""
+        if queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            return UNIT.pack(record.physical_offset, WITHDRAWN_SIZE, self._code(queue, record))
+        return hole(self._file_before(record.physical_offset), record.physical_offset)
+
+    def _file_before(self, physical: int) -> int:
+        """Where the commitlog file before that of a physical offset begins, if there is one; never 0."""
+        log = self._log
+        return max(log.segment_end(physical) - 2 * log.segment_size, log.begin, 1)
+
+    def _code(self, queue: ConsumeQueue, record: ScannedRecord) -> int:
+        return self._tags_code(
+            queue.topic,
+            record.properties.decode("utf-8", "replace"),
+            record.store_timestamp,
+            record.prepared_transaction_offset,
+        )
 
     def _timestamp_before(self, start: int) -> int:
         """Store time of the last record that ends at or before a position, by the consume queues; 0 without one."""
@@ -562,9 +677,9 @@ class Recovery:
         return record.store_timestamp if record is not None else 0
 
 
-def _is_from(wanted: int, physical: int, size: int, _: int) -> bool:
+def _is_from(wanted: int, physical: int, size: int, code: int) -> bool:
     """Whether a unit is of a record at or behind a physical offset."""
-    return physical >= wanted and (size != PADDING_SIZE or physical > 0)
+    return place_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
 
 
 def _told(wrong: dict[Key, list[Wrong]]) -> str:

@@ -55,6 +55,8 @@ class ScannedRecord(NamedTuple):
     topic: bytes
     properties: bytes
     prepared_transaction_offset: int
+    born_timestamp: int
+    reconsume_times: int
 
 
 class ScanEnd(NamedTuple):
@@ -117,9 +119,9 @@ class Scanner:
         at, limit, zeros_are_torn = self.end.physical_offset - base, len(data), self._zeros_are_torn
         try:
             while at + MIN_SIZE <= limit:
-                size, magic, crc, queue_id, _, queue_offset, offset, flags, _, _, stored, _, _, prepared, body_size = (
-                    unpack(data, at)
-                )
+                head = unpack(data, at)
+                size, magic, crc, queue_id, _, queue_offset, offset, flags, born, _, stored, _, retries, _, _ = head
+                prepared, body_size = head[13], head[14]
                 end, topic_at = at + size, at + head_size + body_size + 1
                 if magic != MAGIC_V1 or flags & _HOST_FLAGS or end > limit or offset != base + at or body_size < 0:
                     return
@@ -141,7 +143,7 @@ class Scanner:
                     return
                 at = end
                 yield ScannedRecord(
-                    base + end - size, size, queue_id, queue_offset, flags, stored, topic, text, prepared
+                    base + end - size, size, queue_id, queue_offset, flags, stored, topic, text, prepared, born, retries
                 )
         finally:
             self.end = ScanEnd(base + at, None)
@@ -163,9 +165,17 @@ class Behind(NamedTuple):
 
 
 def behind(log: Commitlog, start: int) -> Behind:
-    """Look for whole records behind a position at which a scan ended, whatever lies between: each says at which
-    physical offset it lies. Of each file so much zeros end the search as no gap between records has."""
-    count, end, position = 0, start, start
+    """How many whole records there are behind a position at which a scan ended (`whole_records`)."""
+    count, end = 0, start
+    for record in whole_records(log, start):
+        count, end = count + 1, record.physical_offset + record.size
+    return Behind(count, end)
+
+
+def whole_records(log: Commitlog, start: int) -> Iterator[ScannedRecord]:
+    """The whole records behind a position at which a scan ended, whatever lies between: each says at which physical
+    offset it lies. Of each file so much zeros end the search as no gap between records has."""
+    end, position = start, start
     while position < log.allocated_end:
         stop, at, zeros = log.segment_end(position), position, 0
         while at < stop and zeros < _MAX_ZEROS:
@@ -181,10 +191,10 @@ def behind(log: Commitlog, start: int) -> Behind:
                 place = at + found.start() - 4
                 record = read_record(log, place) if place >= max(end, start) else None
                 if record is not None:
-                    count, end = count + 1, place + record.size
+                    end = place + record.size
+                    yield record
             at = max(following, end) if following < stop - _MAGIC_AND_SIZE else stop
         position = stop
-    return Behind(count, end)
 
 
 def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRecord | str:
@@ -223,6 +233,8 @@ def _take(data: bytes, at: int, position: int, *, check_crc: bool) -> ScannedRec
         data[topic_at:topic_end],
         data[topic_end + 2 : end],
         _I64.unpack_from(data, body_size_at - 8)[0],
+        _I64.unpack_from(data, at + _BORN_END - 16)[0],
+        _I32.unpack_from(data, body_size_at - 12)[0],
     )
 
 

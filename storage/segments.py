@@ -59,7 +59,11 @@ class Segments:
             if size != self.segment_size:
                 raise StoreFileSize(path, f"has {size} bytes, but the configured file size is {self.segment_size}")
             if self._segments and base != self.end:
-                raise StoreFileMissing(path, f"the file before it, {self.end:020}, is missing")
+                raise StoreFileMissing(
+                    path,
+                    f"the file before it, {self.end:020}, is missing. Put that back; or, to go on without what lies "
+                    "before the gap, move the files before it elsewhere, too",
+                )
             if not self._segments:
                 self.begin = base
             self._segments[base] = file

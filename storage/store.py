@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,16 +28,29 @@ from storage.checkpoint import Checkpoint
 from storage.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from storage.commitlog import Commitlog
 from storage.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, ConsumeQueue
-from storage.errors import StoreFileMissing
+from storage.consume_queue import (
+    FOLLOWING,
+    PADDING_SIZE,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    UNIT_SIZE,
+    ConsumeQueue,
+    place_of,
+)
+from storage.errors import StoreFileMissing, StoreFormatError
 from storage.files import Files, Lock
 from storage.health import Health
 from storage.jobs import has_no_room
-from storage.queue_check import QueueCheck
+from storage.origins import Origins
+from storage.queue_check import Key, QueueCheck
 from storage.recovery import Recovered, Recovery
-from storage.scan import read_record
+from storage.scan import read_record, whole_records
 
 _ZEROS: Final = bytes(1 << 20)
+_RECORD_END: Final = 16
+"""The last bytes of a record that are not all zeros: of its topic or its properties."""
+REPAIR_DIRECTORY: Final = "repair.partial"
+"""In the store: where `duemq store repair` works. What it replaces goes into old/ there until all is in its place."""
 
 DeliverTime = Callable[[int, int], int]
 """Of delay level and store time, ms since the epoch: when a message of the level is due."""
@@ -53,11 +66,18 @@ class StoreConfig:
     commitlog_segment_size: int = COMMITLOG_SEGMENT_SIZE
     """Written into the files: a store opens only with the size it was made with."""
     queue_segment_size: int = QUEUE_SEGMENT_SIZE
-    """As above; rounded down to whole units."""
+    """As above; rounded up to whole units."""
     max_message_size: int = 4 * 1024 * 1024
     """Largest body taken."""
+    with_checksums: bool = False
+    """Whether each record that is written ends with its checksum."""
     cached_size: int = 1 << 30
     """How much of the newest messages is taken to be in the page cache, until that turns out to be wrong."""
+
+
+def queue_file_size(setting: int) -> int:
+    """Bytes of a consume queue's file where so many are asked for: whole units, rounded up as RocketMQ does."""
+    return -(-setting // UNIT_SIZE) * UNIT_SIZE
 
 
 class MessageStore:
@@ -92,7 +112,14 @@ class MessageStore:
         self.log = Commitlog(
             files, config.commitlog_directory or os.path.join(root, "commitlog"), config.commitlog_segment_size
         )
-        self.appender = Appender(self.log, self.health, store_host, config.max_message_size, self._appended)
+        self.appender = Appender(
+            self.log,
+            self.health,
+            store_host,
+            config.max_message_size,
+            self._appended,
+            with_checksums=config.with_checksums,
+        )
         self.queues: dict[str, dict[int, ConsumeQueue]] = {}
         """Topic to queue id to queue."""
         self._being_removed: Counter[str] = Counter()
@@ -113,9 +140,9 @@ class MessageStore:
         """The checkpoint that is on the disk."""
         self._read_through = 0
         """From here on the commitlog was found readable."""
-        self._queue_segment_size = config.queue_segment_size // UNIT_SIZE * UNIT_SIZE
+        self._queue_file_size = queue_file_size(config.queue_segment_size)
         self.queue_check = QueueCheck(
-            files, os.path.join(root, queue_check.FILE_NAME), self.queue_directory, self._queue_segment_size
+            files, os.path.join(root, queue_check.FILE_NAME), self.queue_directory, self._queue_file_size
         )
         """What is noted of consume queues and removed topics."""
 
@@ -130,10 +157,13 @@ class MessageStore:
             self.abandon()
             raise
 
-    def inspect(self) -> None:
+    def inspect(self, *, reads: bool = True) -> None:
         """Lock the store and find out whether it can be opened; nothing in it is changed. Where it raises, and also
-        where `recover` does, the caller has to `abandon` the store. Raises StoreLocked, StoreFormatError, OSError."""
+        where `recover` does, the caller has to `abandon` the store. `reads`: whether to read the part of the commitlog
+        that `recover` will read, for what cannot be read. Raises StoreLocked, StoreFormatError, OSError."""
         files, root = self.files, self.config.root
+        if files.exists(os.path.join(root, REPAIR_DIRECTORY, "old")):
+            raise StoreFormatError(root, "a repair of this store was not ended; run `duemq store repair` again")
         for name in ("lock", "abort", "checkpoint", queue_check.FILE_NAME):
             files.require_file(os.path.join(root, name))
         self._lock = files.lock(os.path.join(root, "lock"))
@@ -149,8 +179,11 @@ class MessageStore:
         )
         self._recovery.inspect(self.checkpoint)
         self._read_through = self.log.allocated_end
+        if not reads:
+            return
         if self.checkpoint.recovery_offset is not None:
             self.need(self.checkpoint.recovery_offset, "the checkpoint says that it reached")
+            self._need_records_before(self.checkpoint.recovery_offset)
         elif not self.checkpoint.is_foreign:
             self._read_on(self.log.begin)
 
@@ -166,7 +199,22 @@ class MessageStore:
         raise StoreFileMissing(
             os.path.join(self.log.directory, f"{base:020}"),
             f"is missing; the commitlog has {there}, but {why} {position}. Put the file back, or mount the disk that "
-            f"has it. To go on without its messages, which may deliver others twice, remove {self.checkpoint_path}",
+            f"has it. To go on without its messages, run `duemq store repair {self.config.root}`",
+        )
+
+    def _need_records_before(self, position: int) -> None:
+        """See that the commitlog has a record right before the position up to which the checkpoint says it is whole,
+        or at least some record behind: an older copy of the last file has neither. Raises StoreFormatError, OSError."""
+        log = self.log
+        in_file = position % log.segment_size  # nothing but zeros need be at the end of a file
+        size = min(in_file, _RECORD_END)
+        if not size or any(log.read_raw(position - size, size)) or next(whole_records(log, position), None) is not None:
+            return
+        raise StoreFormatError(
+            os.path.join(log.directory, f"{position - in_file:020}"),
+            f"has no record before {position}, but the checkpoint says that there is one: it is an older copy, or its "
+            f"end was destroyed. Put the newer file back. To go on without its messages, run `duemq store repair "
+            f"{self.config.root}`",
         )
 
     def expect(self, topic: str, queue_id: int, offset: int) -> None:
@@ -208,6 +256,27 @@ class MessageStore:
         recovered.is_foreign = self.checkpoint.is_foreign
         self.appender.last_store_timestamp = recovered.last_store_timestamp
         self.health.opened()
+        return recovered
+
+    def make_anew(
+        self,
+        origins: Origins,
+        goes_on_at: Mapping[Key, int],
+        left_out: Container[str],
+        served_to: int,
+        progress: Callable[[int], None] = lambda position: None,
+    ) -> Recovered:
+        """Make everything anew that is beside the commitlog, under a root that has nothing of it yet, and take no
+        messages; after `inspect`. See `Recovery.make_anew`. Raises StoreFormatError, OSError."""
+        recovery = self._recovery
+        assert recovery is not None, "a store is inspected before it is made anew"
+        self._recovery = None
+        self.files.make_directories(self.queue_directory, durable=True)
+        recovered = recovery.make_anew(origins, goes_on_at, left_out, served_to, progress)
+        self.dirty = dict(self._not_durable())
+        self._cached_from = recovered.end
+        self._blocks_read = self.files.blocks_read()
+        self.appender.last_store_timestamp = recovered.last_store_timestamp
         return recovered
 
     def claim(self) -> None:
@@ -293,7 +362,7 @@ class MessageStore:
         queue = queues.get(queue_id)
         if queue is None:
             queue = queues[queue_id] = ConsumeQueue(
-                self.files, self.queue_directory, self._queue_segment_size, topic, queue_id
+                self.files, self.queue_directory, self._queue_file_size, topic, queue_id
             )
             queue.is_held = topic in self._being_removed
             self.appender.prepare(queue)
@@ -414,9 +483,11 @@ class MessageStore:
         any), within the messages that there are."""
         limit = timestamp + 1 if upper else timestamp
 
-        def reached(physical: int, _size: int, _code: int) -> bool:
-            found = read_record(self.log, physical, check_crc=False)
-            return found is not None and found.store_timestamp >= limit
+        def reached(physical: int, size: int, code: int) -> bool:
+            found = read_record(self.log, place_of(physical, size, code), check_crc=False)
+            if found is None:
+                return size == PADDING_SIZE and code >= FOLLOWING  # nothing follows
+            return found.store_timestamp >= limit
 
         first = queue.first_where(queue.min_offset, queue.next_offset, reached)
         return max(queue.min_offset, first - 1) if upper else first

@@ -18,11 +18,12 @@ from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
 from broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
+from broker.long_poll import LongPolls
 from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
 from broker.runtime_info import Sources
 from broker.stats import Stats
-from broker.topics import DELAY_LEVELS, Topics, check_name
+from broker.topics import DELAY_LEVELS, PERM_READ, Topics, check_name
 from protocol import bodies, fastjson, headers
 from protocol.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
 from protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
@@ -50,6 +51,7 @@ class AdminHandlers:
         offsets: ConsumerOffsets,
         clients: Clients,
         stats: Stats,
+        polls: LongPolls,
         sources: Sources,
         durability: Durability,
         on_topics_changed: Callable[[], asyncio.Future[None] | None],
@@ -65,6 +67,7 @@ class AdminHandlers:
         self._offsets = offsets
         self._clients = clients
         self._stats = stats
+        self._polls = polls
         self._sources = sources
         self._durability = durability
         self._on_topics_changed = on_topics_changed
@@ -133,6 +136,7 @@ class AdminHandlers:
                 attributes,
             )
         )
+        self._polls.end(header.topic, header.read_queue_nums if header.perm & PERM_READ else 0)
         await self._topics.save()
         await self._told_name_servers()
         return response(ResponseCode.SUCCESS)
@@ -174,6 +178,7 @@ class AdminHandlers:
     async def _remove_topic(self, name: str) -> Exception | None:
         """Remove a topic; gives why its files could not be removed, if so."""
         self._topics.remove(name)
+        self._polls.end(name)
         self._offsets.remove_topic(name)
         removed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
         self._durability.remove_topic(name, lambda error: None if removed.done() else removed.set_result(error))
@@ -398,6 +403,13 @@ ours would do nothing, and nobody would know."""
 
 def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, str] | None:
     """5.x's topic attributes after changes such as "+a=b,-c". Raises Refused."""
+    # More than all attributes that there may be, and what makes each of them a change.
+    if len(changes or "") > 2 * (MAX_ATTRIBUTES_LENGTH + 3 * MAX_ATTRIBUTES):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"attributes of {len(changes or '')} characters: a topic has at most {MAX_ATTRIBUTES} of together "
+            f"{MAX_ATTRIBUTES_LENGTH}",
+        )
     result = dict(old or {})
     for change in filter(None, (part.strip() for part in (changes or "").split(","))):
         name, separator, value = change[1:].partition("=")

@@ -10,7 +10,7 @@ import structlog
 from broker.clients import Clients, check_expression, tags_codes
 from broker.cold_reads import ColdReads
 from broker.config import BrokerConfig
-from broker.connection import Connection, OutputBudget
+from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
 from broker.limits import Limits
@@ -68,7 +68,6 @@ class PullHandlers:
         offsets: ConsumerOffsets,
         stats: Stats,
         router: Router,
-        output: OutputBudget,
         loop: asyncio.AbstractEventLoop,
         turns: RequestTurns,
         limits: Limits,
@@ -83,7 +82,6 @@ class PullHandlers:
         self._offsets = offsets
         self._stats = stats
         self._router = router
-        self._output = output
         self._loop = loop
         self._workers = workers
         self._reads = reads
@@ -135,6 +133,8 @@ class PullHandlers:
     # --- checks
 
     def _check(self, header: PullMessage) -> None:
+        """Raise Refused where the broker, the group, the topic or its queue allows no pull. Any of them may change
+        while a pull is held."""
         if not self._may_pull:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._config.advertised_host}] pulling message is forbidden"
@@ -157,10 +157,6 @@ class PullHandlers:
                 ResponseCode.SYSTEM_ERROR,
                 f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
                 f"topicConfig.readQueueNums:[{topic.config.read_queue_nums}]",
-            )
-        if self._output.is_full:
-            raise Refused(
-                ResponseCode.SYSTEM_BUSY, "[OVERLOAD]broker busy: too many clients do not read their responses"
             )
 
     def _codes(self, header: PullMessage) -> frozenset[int] | None:
@@ -278,10 +274,9 @@ class PullHandlers:
         return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
 
     def _serve_held(self, held: HeldPull) -> bool:
-        """Answer a held pull if there is something for it."""
-        if not held.connection.takes_answers:
-            return False
+        """Answer a held pull if there is something for it. Raises Refused where it would not be allowed now."""
         header = held.request.header
+        self._check(header)
         try:
             found = self._reads.at_once(self._find, header, held.offset, held.codes)
         except NotInMemory:
@@ -297,7 +292,8 @@ class PullHandlers:
         return True
 
     def _expire_held(self, held: HeldPull) -> None:
-        """Answer a held pull that nothing came for."""
+        """Answer a held pull that nothing came for. Raises Refused where it would not be allowed now."""
+        self._check(held.request.header)
         try:
             found = self._reads.at_once(self._find, held.request.header, held.offset, held.codes)
         except NotInMemory:
@@ -311,6 +307,7 @@ class PullHandlers:
 
         async def answer() -> Answer:
             found = await self._reads.run(self._find, held.request.header, held.offset, held.codes)
+            self._check(held.request.header)
             return self._answer_held(held, found)
 
         self._router.spawn(held.connection, held.request, answer(), at_once=True)

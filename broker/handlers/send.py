@@ -47,11 +47,12 @@ from protocol.command import Command
 from protocol.frame import JSON
 from protocol.headers import Request, SendMessage, SendMessageResponse, SendMessageV2, response
 from protocol.message_id import offset_message_id
+from protocol.properties import tags_code_of
 from protocol.record import (
     FLAG_TRANSACTION,
     TRANSACTION_NONE,
 )
-from protocol.timer_properties import out_ms
+from protocol.timer_properties import AGAIN_ROOM, out_ms
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_keys import key_hash
 from scheduler.timers import Timers
@@ -60,11 +61,12 @@ from storage.errors import NotInMemory, RecordTooLarge
 from storage.store import MessageStore
 
 _FRAME: Final = struct.Struct(">II").pack
-_WAIT_TRUE: Final = "WAIT\x01true\x02"
+_WAIT_TRUE: Final = "\x02WAIT\x01true\x02"
 _SPECIAL_FLAGS: Final = FLAG_TRANSACTION | HOST_FLAGS
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 _DUE: Final = f"{properties.DUE_MS}{properties.NAME_END}"
 _UNIQ_KEY: Final = f"{properties.UNIQ_KEY}{properties.NAME_END}"
+_UNIQ_KEY_SIZE: Final = len(_UNIQ_KEY)
 _find_timer: Final = re.compile(
     "TIMER_DEL(?<![^\x02]TIMER_DEL)(IVER_MS|AY_MS|AY_SEC)\x01([0-9]{1,13})(?:\x02|\\Z)"
 ).search
@@ -109,6 +111,8 @@ class SendHandlers:
         self._clock = clock
         self._limits = limits
         self._appender = store.appender
+        self._max_properties = store.appender.max_properties_size
+        self._max_timer_properties = store.appender.max_properties_size - AGAIN_ROOM
         self._topics = topics
         self._table = topics.table
         self._groups = groups
@@ -173,21 +177,27 @@ class SendHandlers:
             return self._send_timer(connection, request, text)
         body = request.body
         property_bytes = self._stored_properties(text)
-        if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
+        if len(body) > self._max_body_size or len(property_bytes) > self._max_properties or 0 in property_bytes:
             self._appender.check(body, property_bytes)
-        self._appender.begin(request.now_ms)
-        offset = self._appender.add(
+        appender = self._appender
+        if not appender.has_begun:
+            appender.begin(request.now_ms)
+        offset = appender.add(
             topic.queues[queue_id] or topic.queue(queue_id),
             body,
             property_bytes,
-            properties.tags_code_of(text),
+            tags_code_of(text),
             header.born_timestamp,
             connection.born_host,
             header.flag,
             header.sys_flag,
             header.reconsume_times or 0,
         )
-        return self._accepted(request, queue_id, offset)
+        if request.codec != JSON or request.flag & FLAG_ONEWAY:
+            return self._accepted(request, queue_id, offset)
+        head = self._answer_format % (appender.last_physical_offset, queue_id, offset, request.opaque)
+        size = len(head)
+        return _FRAME(size + 4, size) + head
 
     def _send_timer(self, connection: Connection, request: Request[SendMessage], text: str) -> Answer:
         """Take one message that asks for a time, for a known topic that takes messages."""
@@ -195,12 +205,12 @@ class SendHandlers:
         if found is None or text.count("TIMER_") != 1 or "REAL_" in text:
             # It asks for no time after all, or a broker has added to its properties before.
             return self._send_special(connection, request)
-        now_ms = self._appender.begin(request.now_ms)
+        appender, timers = self._appender, self._timers
+        now_ms = appender.store_timestamp if appender.has_begun else appender.begin(request.now_ms)
         kind, digits = found.groups()
         deliver_ms = int(digits) if kind == "IVER_MS" else now_ms + int(digits) * (1000 if kind == "AY_SEC" else 1)
         if deliver_ms <= now_ms:
             return self._send_special(connection, request)
-        timers = self._timers
         if not timers.is_limited:
             refusal = timers.refusal(deliver_ms, now_ms)
         else:
@@ -218,9 +228,9 @@ class SendHandlers:
             self._stored_properties(text)
             + f"{told}\x02TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
         )
-        if len(body) > self._max_body_size or len(property_bytes) > properties.MAX_BYTES or 0 in property_bytes:
-            self._appender.check(body, property_bytes)
-        offset = self._appender.add(
+        if len(body) > self._max_body_size or len(property_bytes) > self._max_timer_properties or 0 in property_bytes:
+            appender.check(body, property_bytes, AGAIN_ROOM)
+        offset = appender.add(
             timers.queue,
             body,
             property_bytes,
@@ -275,9 +285,8 @@ class SendHandlers:
 
     def _stored_properties(self, text: str) -> bytes:
         """The properties as stored: without WAIT, which is for us only, and with CLUSTER, as RocketMQ has them."""
-        at = text.find(_WAIT_TRUE)
-        if at >= 0 and (at == 0 or text[at - 1] == properties.PROPERTY_END):
-            text = text[:at] + text[at + len(_WAIT_TRUE) :]
+        if _WAIT_TRUE in text:
+            text = text.replace(_WAIT_TRUE, properties.PROPERTY_END, 1)
         elif "WAIT\x01" in text:
             text = properties.without(text, properties.WAIT)
         if "CLUSTER\x01" in text:
@@ -556,7 +565,7 @@ class SendHandlers:
                     queue,
                     body,
                     property_bytes,
-                    properties.tags_code_of(property_bytes.decode()),
+                    tags_code_of(property_bytes.decode()),
                     header.born_timestamp,
                     connection.born_host,
                     flag,
@@ -594,9 +603,9 @@ def _unique_key(text: str) -> str | None:
     at = text.find(_UNIQ_KEY)
     if at < 0:
         return None
-    start = at + len(_UNIQ_KEY)
+    start = at + _UNIQ_KEY_SIZE
     end = text.find(properties.PROPERTY_END, start)
     unique_key = text[start:end] if end >= 0 else text[start:]
-    if (at and text[at - 1] != properties.PROPERTY_END) or text.find(_UNIQ_KEY, start) >= 0:
+    if (at and text[at - 1] != properties.PROPERTY_END) or text.count(_UNIQ_KEY) != 1:
         unique_key = properties.get(text, properties.UNIQ_KEY) or ""
     return unique_key if " " not in unique_key else None

@@ -82,12 +82,16 @@ class SendBackHandlers:
         limit = retry_limit(self._groups, header.group, request.version, header.max_reconsume_times)
         level = header.delay_level
         sys_flag = 2 if header.unit_mode else 0
-        if message.reconsume_times >= limit or level < 0:
-            topic, level = dead_letters(self._topics, header.group, sys_flag), 0
-        else:
-            level = level or _FIRST_RETRY_LEVEL + message.reconsume_times
-            topic = group_topic(self._topics, f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums, sys_flag)
-        await self._topics.saved(topic)
+        is_dead = message.reconsume_times >= limit or level < 0
+        level = 0 if is_dead else level or _FIRST_RETRY_LEVEL + message.reconsume_times
+        while True:
+            if is_dead:
+                topic = dead_letters(self._topics, header.group, sys_flag)
+            else:
+                topic = group_topic(self._topics, f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums, sys_flag)
+            if topic.is_saved:
+                break
+            await self._topics.saved(topic)  # it may be deleted meanwhile: then there is another one, or none
         if not topic.config.perm & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
         appender = self._store.appender
@@ -119,4 +123,5 @@ class SendBackHandlers:
             message.sys_flag,
             min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
             self._clock.now_ms(),
+            is_stored=True,
         )

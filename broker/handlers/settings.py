@@ -46,7 +46,8 @@ class SettingsHandlers:
 
     async def update(self, connection: Connection, request: Request[NoFields]) -> Answer:
         """Change settings, all or none. They have effect when this is answered, and are in the configuration file if
-        there is one that can be written; of the table of levels the checkpoint knows then."""
+        there is one; of the table of levels the checkpoint knows then. Where one of the two could not be done, which
+        the answer says, they have effect all the same, until the next start or crash."""
         bodies.check_size(request.body, "settings")
         try:
             values = config_text.parse(bytes(request.body).decode(), "the request")
@@ -56,18 +57,20 @@ class SettingsHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
         if ignored:
             log.warning("properties_ignored", properties=ignored, peer=connection.peer)
+        why_not_kept = ""
         if changes:
             why_not_kept = await self._save(changes)
-            pinned = self._settings.origin.pinned
+            origin = self._settings.origin
+            of_all = why_not_kept if origin.file is not None else "there is no configuration file"
             for name, old, new in changes:
-                why = "the environment or a flag sets it" if name in pinned else why_not_kept
+                why = "the environment or a flag sets it" if name in origin.pinned else of_all
                 log.info(
                     "setting_changed",
                     property=name,
                     old=old,
                     new=new,
                     peer=connection.peer,
-                    kept_in=self._settings.origin.file if not why else None,
+                    kept_in=origin.file if not why else None,
                     until_restart_because=why or None,
                 )
         if any(change.name == "messageDelayLevel" for change in changes) and not await self._levels_noted():
@@ -76,13 +79,19 @@ class SettingsHandlers:
                 "messageDelayLevel is changed, but the disk did not confirm that in time: after a crash now messages "
                 "that wait might go by the new one",
             )
+        if why_not_kept:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                "the settings are changed, but until the next start only: the configuration file could not be "
+                f"written ({why_not_kept})",
+            )
         return response(ResponseCode.SUCCESS)
 
     async def _save(self, changes: list[Change]) -> str:
-        """Put changes into the configuration file; gives why that was not possible, or nothing."""
+        """Put changes into the configuration file, if there is one; gives why that was not possible, or nothing."""
         file = self._settings.origin.file
         if file is None:
-            return "there is no configuration file"
+            return ""
         values = {change.name: change.new for change in changes}
         try:
             await self._workers.run(Background.TABLES, lambda: config_text.save(file, values))

@@ -7,12 +7,12 @@ from typing import Final
 
 from broker.errors import Refused
 from broker.topics import Topic
-from protocol import properties, timer_properties
+from protocol import properties, record_checksum, timer_properties
 from protocol.codes import ResponseCode
 from protocol.command import Body
 from protocol.errors import TimerIllegal
 from protocol.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
-from protocol.timer_properties import deliver_time, out_ms
+from protocol.timer_properties import AGAIN_ROOM, deliver_time, out_ms
 from scheduler.delay_levels import queue_id_of
 from scheduler.level_queues import LevelQueues
 from scheduler.timer_config import Refusal
@@ -104,10 +104,13 @@ class Staging:
         now_ms: int,
         origin: int = 0,
         key: int = 0,
+        *,
+        is_stored: bool = False,
     ) -> int:
         """Stage a message that comes now for a queue: at once, by way of a delay level, or by way of the timers for a
         time. With a timer, `origin` is the physical offset of a message that it replaces, and `key` see
-        `Timers.staged`."""
+        `Timers.staged`. `is_stored`: it was stored before, and comes once more."""
+        property_bytes = record_checksum.without(property_bytes)
         text = property_bytes.decode()
         topic_name, real_queue = queue.topic, queue.queue_id
         if level > 0:
@@ -124,12 +127,18 @@ class Staging:
             text = properties.with_property(text, properties.REAL_TOPIC, topic_name)
             text = properties.with_property(text, properties.REAL_QID, str(real_queue))
             property_bytes = text.encode()
-        self._appender.check(body, property_bytes)
+        # A retry takes what room there is. It has properties of brokers', which it goes without if need be.
+        room = AGAIN_ROOM if is_delayed and not is_stored else 0
+        self._appender.check(body, property_bytes, room, is_stored=is_stored)
         store_timestamp = self._appender.begin(now_ms)
+        promise = 0
         if level > 0:
-            code = self._levels.table.deliver_time(level, store_timestamp)
+            code = promise = self._levels.table.deliver_time(level, store_timestamp)
+        elif deliver_ms is not None and properties.get(text, properties.TIMER_DEL_UNIQKEY) is None:
+            code = promise = deliver_ms
         else:
-            code = deliver_ms if deliver_ms is not None else properties.tags_code_of(text)
+            # One that deletes another is to be looked at, by its unique key: it has no time, and names no record.
+            code = properties.tags_code_of(text)
         offset = self._appender.add(
             queue,
             body,
@@ -140,7 +149,7 @@ class Staging:
             flag,
             sys_flag & ~HOST_FLAGS,
             reconsume_times,
-            origin or (code if is_delayed else 0),  # the promise: see MessageStore.tags_code
+            origin or promise,  # see MessageStore.tags_code
         )
         if queue is self._timers.queue:
             self._timers.staged(offset, topic_name, key)

@@ -43,7 +43,7 @@ _OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
 }
 _NOT_RECALLED: Final = {
     Cancelled.DELIVERED: "the message is already delivered",
-    Cancelled.NO_LONGER_WAITS: "the message waits no longer: it is delivered or cancelled",
+    Cancelled.NO_LONGER_WAITS: "it was delivered or cancelled, or the store was compacted since",
     Cancelled.UNKNOWN: "no such message",
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -73,3 +75,15 @@ def test_a_file_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 def test_a_line_without_a_value_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^the request, line 2: 'y' is not NAME=VALUE$"):
         config_text.parse("x=1\ny\n", "the request")
+
+
+def test_what_cannot_be_made_durable_leaves_the_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("x=0\n")
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        config_text.save(str(file), {"x": "1"})
+    assert [path.name for path in tmp_path.iterdir()] == ["broker.conf"]
+    assert file.read_text() == "x=0\n"

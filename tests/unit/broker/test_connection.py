@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from broker.connection import (
+    LARGE_RESPONSE_BYTES,
     MAX_REQUESTS,
     READ_BYTES,
     READERS,
@@ -19,13 +20,12 @@ from broker.connection import (
     WRITE_HIGH_BYTES,
     Connection,
     InputBudget,
-    OutputBudget,
 )
+from broker.output_budget import OutputBudget
 from broker.request_turns import IsOver, RequestTurns
 from protocol import codec
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from protocol.command import Command
-from protocol.errors import FrameError
 from protocol.frame import BINARY, JSON, Frame, join_frame
 from protocol.headers import QueueOfTopic
 from protocol.message_id import pack_host
@@ -82,7 +82,7 @@ def connect(
     loop = asyncio.get_running_loop()
     turns = turns or request_turns(loop)
     connection = Connection(
-        frames, loop, budget or InputBudget(asyncio.get_running_loop()), output or OutputBudget(), turns
+        frames, loop, budget or InputBudget(asyncio.get_running_loop()), output or OutputBudget(loop), turns
     )
     return Peer(connection, ("127.0.0.1", port))
 
@@ -169,29 +169,75 @@ async def test_small_answers_to_one_read_do_not_pile_up(broker: UnboundBroker) -
 
 
 async def test_what_clients_do_not_read_counts_until_they_read_or_leave(loop: SteppedLoop) -> None:
-    output = OutputBudget(limit=500_000)
+    output = OutputBudget(loop)
     frames = Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(300_000)))
     first, second = connect(frames, output=output), connect(frames, output=output)
     for peer in (first, second):
         peer.transport.block()
         peer.feed(numbered(1))
-    assert output.used > 600_000
-    assert output.is_full
+    assert output.used == sum(peer.transport.get_write_buffer_size() for peer in (first, second)) > 600_000
     first.transport.unblock()
-    assert not output.is_full
+    assert output.used == second.transport.get_write_buffer_size()
     second.transport.abort()
     await turns()
     assert output.used == 0
 
 
-async def test_pulls_are_refused_when_too_much_is_not_read(broker: UnboundBroker, peer: Peer) -> None:
-    await peer.ask(send("T"))
-    broker._output.used = broker._output.limit + 1
-    answer = await peer.ask(pull("T"))
-    assert (answer.code, "do not read" in (answer.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
-    assert (await peer.ask(send("T"))).code == 0
-    broker._output.used = 0
-    assert (await peer.ask(pull("T"))).code == 0
+async def test_a_large_response_counts_until_the_last_byte_is_sent(loop: SteppedLoop) -> None:
+    """Also where less is left of it than a client may leave of small ones: it is in memory as a whole."""
+    output = OutputBudget(loop)
+    frames = Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(LARGE_RESPONSE_BYTES)))
+    peer = connect(frames, output=output)
+    peer.transport.block()
+    peer.feed(numbered(3))
+    assert (len(frames.frames), output.used) == (1, peer.transport.get_write_buffer_size())
+    peer.transport.unblock()
+    assert output.used == 0
+    await turns()
+    assert len(frames.frames) == 3
+    peer.transport.block()
+    frames.answer = join_frame(JSON, b'{"code":0,"flag":1}', bytes(50_000))
+    peer.feed(numbered(3))
+    assert (len(frames.frames), output.used) == (6, 0), "small ones may pile up as ever"
+
+
+async def test_who_holds_most_that_is_not_read_is_closed(loop: SteppedLoop) -> None:
+    """At once, so that what all hold never is above the limit; the answers of a client that reads get through."""
+    output = OutputBudget(loop, limit=2_000_000)
+    frames = Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(300_000)))
+    strangers = [connect(frames, output=output, port=port) for port in range(1, 11)]
+    for peer in strangers:
+        peer.transport.block()
+        peer.feed(numbered(5))
+        assert output.used <= output.limit
+        loop.advance(3)
+    assert [peer.transport.is_aborted for peer in strangers] == [True] * 4 + [False] * 6
+    assert [(event, peer) for event, peer, _ in frames.complaints] == [
+        ("connection_dropped", f"127.0.0.1:{port}") for port in range(1, 5)
+    ]
+    assert "300027 bytes of responses that it has not read for 18 s" in frames.complaints[0][2]
+    reads = connect(Frames(join_frame(JSON, b'{"code":0,"flag":1}', bytes(1_500_000))), output=output)
+    reads.transport.block()
+    reads.feed(numbered(1))
+    assert not reads.transport.is_aborted, "it had no time yet to read what is more than any of the others holds"
+    reads.transport.unblock()
+    assert len(reads.responses) == 1
+    await turns()
+    assert output.used == sum(peer.transport.get_write_buffer_size() for peer in strangers)
+    assert len(frames.lost) == sum(peer.transport.is_aborted for peer in strangers)
+
+
+async def test_a_consumer_gets_its_messages_whatever_strangers_leave_unread(tmp_path: Path) -> None:
+    async with running(tmp_path, "maxUnreadResponseBytes=33554432") as broker:
+        peer = broker.connect()
+        await peer.ask_all([send("T", bytes(500_000)) for _ in range(4)])
+        strangers = [broker.connect() for _ in range(100)]
+        for stranger in strangers:
+            stranger.transport.block()
+            stranger.post(*(pull("T") for _ in range(3)))
+        assert any(stranger.transport.is_aborted for stranger in strangers)
+        assert broker._output.used <= broker._output.limit
+        assert (await peer.ask(pull("T"))).code == 0
 
 
 # --- frames that are not finished
@@ -247,7 +293,7 @@ async def test_the_unfinished_frame_goes_with_its_connection(frames: Frames, dro
     gc.disable()
     try:
         if drop:
-            peer.connection.drop(FrameError("too large"))
+            peer.connection.drop("too large")
         else:
             peer.transport.abort()
             await turns()
@@ -363,7 +409,7 @@ async def test_a_client_is_known_by_address_and_port(frames: Frames) -> None:
     loop = asyncio.get_running_loop()
     own, mapped = (
         Peer(
-            Connection(frames, loop, InputBudget(asyncio.get_running_loop()), OutputBudget(), request_turns(loop)),
+            Connection(frames, loop, InputBudget(asyncio.get_running_loop()), OutputBudget(loop), request_turns(loop)),
             (host, 5),
         )
         for host in ("::1", "::ffff:10.0.0.1")

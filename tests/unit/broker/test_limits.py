@@ -19,7 +19,9 @@ from protocol.command import Command
 from protocol.headers import (
     ConsumerGroup,
     ConsumerSendMsgBack,
+    CreateTopic,
     DeleteSubscriptionGroup,
+    GetRouteInfo,
     KVEntry,
     KVKey,
     Topic,
@@ -433,6 +435,30 @@ async def test_thousands_of_registrations_without_topics_are_bounded_too(broker:
     taken = [answer.code for answer in answers].count(0)
     assert 50 < taken < 100
     assert len(broker.nameserver._brokers) == taken
+
+
+async def test_so_many_brokers_register(broker: UnboundBroker, peer: Peer) -> None:
+    """A route is looked for among all of them."""
+    await change(peer, maxRegisteredBrokers=3)
+    others = [broker.connect() for _ in range(4)]
+    for number, other in enumerate(others[:3]):
+        assert (await other.ask(registration(f"b{number}", topics=[TopicConfig("T")]))).code == 0
+    await refused(others[3], registration("b3"), ResponseCode.SYSTEM_ERROR, "maxRegisteredBrokers=3")
+    assert (await others[0].ask(registration("b0", topics=[TopicConfig("other")]))).code == 0
+    answer = await peer.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo("T")))
+    assert [found["brokerName"] for found in json.loads(bytes(answer.body))["brokerDatas"]] == ["b1", "b2"]
+    others[1].transport.abort()
+    await turns()
+    assert (await others[3].ask(registration("b3"))).code == 0
+
+
+async def test_attributes_that_are_far_too_many_are_not_looked_at(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """800,000 of them took a second."""
+    text = ",".join(f"+a{number}=b" for number in range(100_000))
+    monkeypatch.setattr("broker.handlers.admin.policy_of", None)
+    header = CreateTopic("T", "TBW102", 4, 4, 6, "SINGLE_TAG", 0, False, text)
+    many = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    await refused(peer, many, ResponseCode.SYSTEM_ERROR, f"attributes of {len(text)} characters")
 
 
 # --- settings

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from broker.connection import Connection
 from broker.long_poll import HeldPull, LongPolls
+from broker.topics import PERM_READ, PERM_WRITE
 from protocol import record
+from protocol.bodies import SubscriptionGroupConfig
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import PullMessage, Request, Topic
+from protocol.headers import CreateTopic, NoFields, PullMessage, Request, Topic
+from storage.errors import NotInMemory
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, SteppedLoop, request_turns, turns
 from tests.support.wire import pull, request, send
@@ -153,6 +158,38 @@ async def test_a_consumer_that_does_not_read_gets_nothing_pushed(
     assert (await consumer.ask(pull(topic, 1))).code == 0
 
 
+async def test_a_consumer_that_reads_again_gets_at_once_what_came_meanwhile(
+    broker: UnboundBroker, peer: Peer, topic: str
+) -> None:
+    """Not when its pull's time is up: a link that is slow for a moment must not make messages late."""
+    await peer.ask(send("Big", bytes(1_000_000)))
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    consumer.post(pull(topic, 0, queue_id=2, suspend_ms=15_000))
+    consumer.transport.block()
+    consumer.post(pull("Big"))
+    await peer.ask(send(topic, b"news"))
+    await turns()
+    consumer.transport.unblock()
+    await turns()
+    big, news = consumer.responses
+    assert (len(big.body) > 1_000_000, offsets(news)) == (True, [1])
+    assert (broker._pulls.polls.count, broker._pulls.polls._passed_over) == (1, {})
+
+
+async def test_a_consumer_that_leaves_without_reading_is_forgotten(
+    broker: UnboundBroker, peer: Peer, topic: str
+) -> None:
+    await peer.ask(send("Big", bytes(1_000_000)))
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    consumer.transport.block()
+    consumer.post(pull("Big"))
+    await peer.ask(send(topic, b"news"))
+    await turns()
+    consumer.transport.abort()
+    await turns()
+    assert (broker._pulls.polls.count, broker._pulls.polls._passed_over) == (0, {})
+
+
 async def test_beyond_the_capacity_pulls_are_answered_at_once(tmp_path: Path) -> None:
     async with running(tmp_path, "pullThreadPoolQueueCapacity=2") as broker:
         peer = broker.connect()
@@ -189,15 +226,104 @@ async def test_short_polling_waits_its_own_time(tmp_path: Path, loop: SteppedLoo
         assert [answer.code for answer in consumer.responses] == [ResponseCode.PULL_NOT_FOUND]
 
 
-async def test_a_pull_of_a_topic_that_is_deleted_ends(
-    broker: UnboundBroker, peer: Peer, topic: str, loop: SteppedLoop
+def deletion(topic: str) -> Command:
+    return request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic))
+
+
+def queues(topic: str, read: int, perm: int = PERM_READ | PERM_WRITE) -> Command:
+    """A request that makes or changes a topic."""
+    header = CreateTopic(topic, "TBW102", read, 8, perm, "SINGLE_TAG")
+    return request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+
+async def test_pulls_of_a_topic_that_is_deleted_are_answered_at_once(
+    broker: UnboundBroker, peer: Peer, topic: str
 ) -> None:
-    consumer = await held(broker, pull(topic, 1, suspend_ms=2000))
-    assert (await peer.ask(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic)))).code == 0
-    for _ in range(4):
-        loop.advance(1)
-        await turns()
-    assert [answer.code for answer in consumer.responses] == [ResponseCode.PULL_OFFSET_MOVED]
+    """As pulls are that come later; those of other topics wait on."""
+    await peer.ask(send("Other"))
+    consumers = [
+        await held(broker, pull(topic, at, queue_id=queue, suspend_ms=15_000)) for queue, at in ((0, 1), (2, 0))
+    ]
+    other = await held(broker, pull("Other", 1, suspend_ms=15_000))
+    assert (await peer.ask(deletion(topic))).code == 0
+    await turns()
+    late = await peer.ask(pull(topic, 1, suspend_ms=15_000))
+    assert late.code == ResponseCode.TOPIC_NOT_EXIST
+    assert [[(answer.code, answer.remark) for answer in consumer.responses] for consumer in consumers] == [
+        [(late.code, late.remark)]
+    ] * 2
+    assert (other.responses, broker._pulls.polls.count) == ([], 1)
+
+
+async def test_a_pull_whose_topic_is_deleted_while_its_queue_is_read_is_told_so(
+    broker: UnboundBroker, peer: Peer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_read = asyncio.Event()
+
+    class ColdQueue:
+        """Reads of a consume queue that is not in memory."""
+
+        def at_once(self, *_: object) -> None:
+            raise NotInMemory("consumequeue", 0, lambda: None)
+
+        async def run(self, look: Callable[..., object], *arguments: object) -> object:
+            await is_read.wait()
+            return look(*arguments)
+
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    monkeypatch.setattr(broker._pulls, "_reads", ColdQueue())
+    await peer.ask(send(topic))
+    await turns()
+    assert (await peer.ask(deletion(topic))).code == 0
+    is_read.set()
+    await turns()
+    assert [answer.code for answer in consumer.responses] == [ResponseCode.TOPIC_NOT_EXIST]
+
+
+async def test_a_topic_that_is_made_again_wakes_who_waited_for_the_old_one(
+    broker: UnboundBroker, peer: Peer, topic: str
+) -> None:
+    """The pull is answered; the next one waits for the queue that messages go into now."""
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    await peer.ask_all([deletion(topic), queues(topic, 8)])
+    await turns()
+    assert len(consumer.responses) == 1
+    consumer.post(pull(topic, 0, suspend_ms=15_000))
+    await turns()
+    assert len(consumer.responses) == 1
+    await peer.ask(send(topic, b"news"))
+    await turns()
+    assert offsets(consumer.responses[1]) == [0]
+
+
+async def test_pulls_end_that_a_changed_topic_does_not_allow(broker: UnboundBroker, peer: Peer, topic: str) -> None:
+    await peer.ask(queues(topic, 8))
+    waiting = [
+        await held(broker, pull(topic, at, queue_id=queue, suspend_ms=15_000)) for queue, at in ((0, 1), (4, 0), (7, 0))
+    ]
+    await peer.ask(queues(topic, 5))
+    await turns()
+    assert [[answer.code for answer in consumer.responses] for consumer in waiting] == [
+        [],
+        [],
+        [ResponseCode.SYSTEM_ERROR],
+    ]
+    await peer.ask(queues(topic, 5, PERM_WRITE))
+    await turns()
+    assert [consumer.responses[0].code for consumer in waiting[:2]] == [ResponseCode.NO_PERMISSION] * 2
+    assert broker._pulls.polls.count == 0
+
+
+async def test_a_held_pull_of_a_group_that_may_not_consume_any_more_gets_no_messages(
+    broker: UnboundBroker, peer: Peer, topic: str
+) -> None:
+    consumer = await held(broker, pull(topic, 1, suspend_ms=15_000))
+    group = SubscriptionGroupConfig(group_name="consumers", consume_enable=False)
+    body = msgspec.json.encode(group)
+    assert (await peer.ask(request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields(), body))).code == 0
+    await peer.ask(send(topic))
+    await turns()
+    assert [answer.code for answer in consumer.responses] == [ResponseCode.NO_PERMISSION]
 
 
 async def test_a_stopping_broker_answers_those_who_wait(tmp_path: Path) -> None:
@@ -214,7 +340,9 @@ async def test_a_stopping_broker_answers_those_who_wait(tmp_path: Path) -> None:
 class FakeQueue:
     """As much of a consume queue as pulls wait for."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue_id: int = 0) -> None:
+        self.topic = "T"
+        self.queue_id = queue_id
         self.watchers: list[Callable[[Any], None]] = []
 
     def watch(self, watcher: Callable[[Any], None]) -> None:
@@ -228,9 +356,15 @@ class FakeQueue:
             watcher(self)
 
 
+class FakeConnection:
+    """As much of a connection as pulls wait over."""
+
+    takes_answers = True
+
+
 def held_pull(queue: FakeQueue, deadline: float, connection: object = None) -> HeldPull:
     request = cast("Request[PullMessage]", None)
-    return HeldPull(cast("Connection", connection or object()), request, cast("Any", queue), 0, None, deadline)
+    return HeldPull(cast("Connection", connection or FakeConnection()), request, cast("Any", queue), 0, None, deadline)
 
 
 def long_polls(
@@ -395,3 +529,25 @@ async def test_nothing_is_kept_of_a_pull_that_was_answered(loop: SteppedLoop) ->
     assert not (polls._by_second)
     assert not (polls._held)
     assert not (polls._by_connection)
+
+
+async def test_pulls_of_queues_that_nobody_may_pull_from_end_in_turns(loop: SteppedLoop) -> None:
+    ended: list[HeldPull] = []
+    polls = long_polls(loop, lambda _: pytest.fail("nothing came"), ended.append, share=3)
+    queues = [FakeQueue(number) for number in range(4)]
+    pulls = [held_pull(queue, loop.time() + 60) for queue in queues for _ in range(10)]
+    for each in pulls:
+        assert polls.hold(each)
+    polls.end("U")
+    await turns()
+    assert ended == []
+    polls.end("T", 1)
+    while len(ended) < 30:
+        before = len(ended)
+        await turns(1)
+        assert before < len(ended) + 1 <= before + 4
+    assert ended == pulls[10:]
+    assert [len(queue.watchers) for queue in queues] == [1, 0, 0, 0]
+    polls.end("T")
+    await turns(10)
+    assert (len(ended), polls.count, polls._queues) == (40, 0, {})

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from broker.connection import Connection, FrameHandler, InputBudget, OutputBudget
+from broker.connection import Connection, FrameHandler, InputBudget
+from broker.output_budget import OutputBudget
 from broker.registration import ANSWER_SECONDS, CONNECT_SECONDS, Address, Registration
 from broker.request_turns import IsOver
 from broker.topics import Topics
@@ -72,7 +73,7 @@ class NameServers:
             await asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()
         handler = cast("FrameHandler", Handler())
-        connection = Connection(handler, loop, InputBudget(loop), OutputBudget(), request_turns(loop))
+        connection = Connection(handler, loop, InputBudget(loop), OutputBudget(loop), request_turns(loop))
         self.peers[address] = Peer(connection, address)
         self._answered[address] = 0
         return connection

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
 import pytest
 
+from broker.workers import Background
 from protocol import record
 from protocol.codes import RequestCode, ResponseCode
 from protocol.command import Command
-from protocol.headers import ConsumerSendMsgBack, CreateTopic
+from protocol.headers import ConsumerSendMsgBack, CreateTopic, Topic
 from protocol.message_id import pack_host
 from protocol.record import FLAG_STORE_IPV6, StoredMessage
 from storage.consume_queue import SCHEDULE_TOPIC
 from tests.support.broker import Peer, UnboundBroker
+from tests.support.loop import turns
 from tests.support.wire import pull, request, send
 
 
@@ -67,6 +70,25 @@ async def test_a_message_sent_back_waits_for_its_level_and_then_comes_by_its_ret
     assert again.get_property("ORIGIN_MESSAGE_ID") == original.offset_message_id
 
 
+async def test_a_retry_topic_that_is_deleted_while_a_message_waits_for_it_is_made_again(
+    broker: UnboundBroker, peer: Peer, original: StoredMessage, loop: Any
+) -> None:
+    """The message goes into the queue that consumers read, rather than into one of the deleted topic."""
+    broker.lanes.hold(Background.TABLES)
+    peer.post(back(original.physical_offset, -1))
+    await turns()
+    peer.post(request(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("%DLQ%g")))
+    await turns()
+    assert "%DLQ%g" not in broker.topics.table
+    broker.lanes.let_go(Background.TABLES)
+    while len(peer.responses) < 3:
+        await asyncio.sleep(0)
+    assert [answer.code for answer in peer.responses[1:]] == [0, 0]
+    assert broker.topics.table["%DLQ%g"].is_saved
+    (message,) = record.decode_all(bytes((await peer.ask(pull("%DLQ%g"))).body))
+    assert message.body == b"body"
+
+
 @pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (18, 17), (19, 17), (2**31 - 1, 17)])
 async def test_the_consumer_may_choose_the_level(
     broker: UnboundBroker, peer: Peer, original: StoredMessage, level: int, queue_id: int
@@ -112,6 +134,15 @@ async def test_the_largest_count_of_tries_is_no_hindrance(broker: UnboundBroker,
     assert last(broker).topic == "%DLQ%g"
     assert last(broker).reconsume_times == 2**31 - 1
     assert not [line for line in logged if line["event"] == "request_failed"]
+
+
+async def test_a_message_that_is_larger_than_may_be_sent_now_comes_back(broker: UnboundBroker, peer: Peer) -> None:
+    await peer.ask(send("T", bytes(5000)))
+    message = last(broker)
+    broker.store.appender.max_body_size = 1000
+    await peer.ask(back(message.physical_offset))
+    assert len(last(broker).body) == 5000
+    assert last(broker).topic == SCHEDULE_TOPIC
 
 
 @pytest.mark.parametrize("offset", [1, -1, 10**6, 2**63 - 1, -(2**63)])

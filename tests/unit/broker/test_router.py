@@ -127,7 +127,7 @@ async def test_a_send_that_waits_for_its_topic_is_answered_once_when_its_run_fai
 
 
 async def test_one_way_sends_are_stored_and_never_answered(peer: Peer, topic: str, writes: Writes) -> None:
-    peer.frames.clear()
+    peer.forget()
     peer.post(send(topic, oneway=True), send(topic, oneway=True, queue_id=99))
     assert (await peer.ask(request(MAX_OFFSET, QueueOfTopic(topic, 0)))).ext["offset"] == "2"
     assert len(peer.frames) == 1
@@ -168,7 +168,7 @@ async def test_a_flush_that_takes_too_long_turns_only_stored_messages_into_timeo
         monkeypatch.setattr(loop, "run_in_executor", lambda *_: stuck)
         commands = [send("T"), send("T", queue_id=99), send("T"), send("T", oneway=True)]
         for frame_codec in CODECS:
-            peer.frames.clear()
+            peer.forget()
             peer.post(*commands, frame_codec=frame_codec)
             await turns()
             loop.advance(1.1)  # type: ignore[attr-defined]
@@ -233,7 +233,7 @@ async def test_a_body_that_does_not_parse_is_answered_and_logged_once(peer: Peer
 @pytest.mark.parametrize("frame_codec", CODECS)
 async def test_no_one_way_request_is_answered(peer: Peer, topic: str, frame_codec: int) -> None:
     """Not even with an error."""
-    peer.frames.clear()
+    peer.forget()
     broken = request(MAX_OFFSET, oneway=True)
     peer.post(
         request(UNKNOWN, oneway=True),
@@ -253,7 +253,7 @@ async def test_no_one_way_request_is_answered(peer: Peer, topic: str, frame_code
 @pytest.mark.parametrize("frame_codec", CODECS)
 async def test_answers_are_in_the_codec_of_their_request(peer: Peer, topic: str, frame_codec: int) -> None:
     """Sends, pulls, and what goes through a task."""
-    peer.frames.clear()
+    peer.forget()
     commands = [
         send(topic),
         send(topic, v1=True),
@@ -271,7 +271,7 @@ async def test_answers_are_in_the_codec_of_their_request(peer: Peer, topic: str,
 
 
 async def test_codecs_may_change_within_a_connection(peer: Peer, topic: str) -> None:
-    peer.frames.clear()
+    peer.forget()
     mixed = [
         (BINARY, send(topic)),
         (JSON, send(topic)),
@@ -292,7 +292,7 @@ async def test_a_json_header_in_any_order_is_taken(peer: Peer, topic: str) -> No
         b'{"code":30,"opaque":77,"extFields":{"queueId":"+0","topic":"T","x":null}}',
         b'{"code":30,"code":30,"opaque":77,"extFields":{"queueId":"00","topic":"T"}}',
     ):
-        peer.frames.clear()
+        peer.forget()
         peer.feed(join_frame(JSON, head))
         assert [(answer.opaque, answer.ext) for answer in peer.responses] == [(77, {"offset": "1"})]
 
@@ -436,7 +436,7 @@ async def test_a_broken_header_closes_the_connection_after_what_came_before_it(
     broker: UnboundBroker, peer: Peer, topic: str, frame_codec: int, header: bytes, logged: list[Any]
 ) -> None:
     """Nothing that comes after it counts: it may not have been meant as it is read."""
-    peer.frames.clear()
+    peer.forget()
     before, after = send(topic), send(topic)
     peer.feed(codec.encode(before) + join_frame(frame_codec, header) + codec.encode(after))
     await turns()
@@ -448,7 +448,7 @@ async def test_a_broken_header_closes_the_connection_after_what_came_before_it(
 
 
 async def test_responses_that_nobody_waits_for_are_passed_over(peer: Peer, topic: str, logged: list[Any]) -> None:
-    peer.frames.clear()
+    peer.forget()
     for code in (0, UNKNOWN, RequestCode.GET_BROKER_CONFIG, RequestCode.UNLOCK_BATCH_MQ):
         peer.post(*(Command(code=code, flag=flag, opaque=5) for flag in (FLAG_RESPONSE, FLAG_RESPONSE | FLAG_ONEWAY)))
     assert peer.frames == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,28 @@ async def test_a_message_from_ipv6_keeps_its_host(broker: UnboundBroker) -> None
     for _ in range(2):
         message = await sent(broker, peer, send("T"))
         assert (message.born_host, message.sys_flag) == (pack_host("2001:db8::1", 5), FLAG_BORN_IPV6)
+
+
+@pytest.mark.parametrize("wish", ["", "DELAY\x013\x02", f"TIMER_DELIVER_MS\x01{NOW_MS + 60_000}\x02"])
+async def test_records_end_with_their_checksums_where_that_is_set(tmp_path: Path, wish: str) -> None:
+    async with running(tmp_path, "enabledAppendPropCRC=true") as broker:
+        peer = broker.connect()
+        texts = [f"{wish}A\x01a", f"{wish}__CRC32#\x011234567890\x02"]
+        messages = [await sent(broker, peer, send("T", b"body", properties=text)) for text in [*texts, *texts]]
+        if not wish:
+            parts = batch.encode([(0, b"one", texts[0]), (0, b"two", texts[1])])
+            messages += stored(broker, await peer.ask(send("T", parts, batch=True)))
+        size = MAX_BYTES
+        while (answer := await peer.ask(send("T", properties=f"{wish}A\x01{'x' * size}"))).code:
+            assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+            size -= 1
+        assert MAX_BYTES - 300 < size < MAX_BYTES - 21
+        for message in [*messages, *stored(broker, answer)]:
+            data = broker.store.log.read(message.physical_offset, message.size)
+            assert data is not None
+            value = f"{zlib.crc32(data[:-20]) & 0x7FFFFFFF:010}"[::-1]
+            assert bytes(data[-20:]) == f"__CRC32#\x01{value}\x02".encode()
+            assert message.properties_text.count("__CRC32#") == 1
 
 
 @pytest.mark.parametrize(

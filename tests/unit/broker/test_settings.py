@@ -191,13 +191,21 @@ async def test_a_change_is_kept_in_the_configuration_file(tmp_path: Path, logged
     assert load(str(file), [], {}).config.file_reserved_hours == 48
 
 
-async def test_a_file_that_cannot_be_written_does_not_hold_a_change_up(tmp_path: Path, logged: Any) -> None:
-    async with running(tmp_path, origin=Origin(str(tmp_path / "gone" / "broker.conf"))) as broker:
+@pytest.mark.parametrize("what", ["no directory", "something in the way"])
+async def test_where_the_file_cannot_be_written_the_answer_says_so(tmp_path: Path, logged: Any, what: str) -> None:
+    """The change has effect all the same."""
+    file = tmp_path / ("gone/broker.conf" if what == "no directory" else "broker.conf")
+    if what == "something in the way":
+        file.write_text("brokerName=broker-a\n")
+        (tmp_path / "broker.conf.tmp").mkdir()
+    async with running(tmp_path / "store", origin=Origin(str(file))) as broker:
         peer = broker.connect()
-        await change(peer, fileReservedTime=48)
+        answer = await peer.ask(update("fileReservedTime=48\n"))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert (answer.remark or "").startswith("the settings are changed, but until the next start only: ")
         assert (await told(peer))["fileReservedTime"] == "48"
     (line,) = [line for line in logged if line["event"] == "setting_changed"]
-    assert "cannot be read" in line["until_restart_because"]
+    assert ("cannot be read" if what == "no directory" else "Is a directory") in line["until_restart_because"]
 
 
 # --- what a change changes

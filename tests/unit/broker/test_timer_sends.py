@@ -15,8 +15,10 @@ from protocol.frame import CODECS
 from protocol.properties import MAX_BYTES
 from protocol.recall_handle import RecallHandle
 from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
-from protocol.timer_properties import due_of
+from protocol.timer_properties import AGAIN_ROOM, due_of
 from scheduler.timer_config import Refusal
+from storage.budget import Unlimited
+from storage.clock import Moment
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import request, send
@@ -349,6 +351,9 @@ async def test_a_mark_that_deletes_a_message_needs_a_time_to_come(broker: Unboun
         message = await sent(broker, peer, send("T", properties=f"{mark}\x02TIMER_DELIVER_MS\x01{LATER_MS}"))
         assert message.topic == TIMER_TOPIC
         assert message.get_property("TIMER_DEL_UNIQKEY") == "T+U1"
+        # It names no record that it deletes, and its unit tells no time: as RocketMQ has it, it is looked at.
+        assert message.prepared_transaction_offset == 0
+        assert broker.timers.queue.unit(message.queue_offset) == (message.physical_offset, message.size, 0)
     command = send("T", properties=f"{mark}\x02TIMER_DELIVER_MS\x01{NOW_MS}")
     assert "if set del msg" in await refused(peer, command, ResponseCode.MESSAGE_ILLEGAL)
 
@@ -382,7 +387,7 @@ async def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
         peer = broker.connect()
         text = f"TIMER_DELIVER_MS\x01{LATER_MS}"
         room = MAX_BYTES - len("\x02A\x01\x02CLUSTER\x01DefaultCluster") - len(text)
-        room -= len(f"\x02TIMER_OUT_MS\x01{NOW_MS}\x02REAL_TOPIC\x01T\x02REAL_QID\x010")
+        room -= len(f"\x02TIMER_OUT_MS\x01{NOW_MS}\x02REAL_TOPIC\x01T\x02REAL_QID\x010") + AGAIN_ROOM
         largest = f"{text}\x02A\x01{'x' * room}"
         for _ in range(2):
             assert (await peer.ask(send("T", bytes(1000), properties=largest))).code == ResponseCode.SUCCESS
@@ -390,6 +395,34 @@ async def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
         await refused(peer, send("T", properties=f"{largest}x"), ResponseCode.MESSAGE_ILLEGAL)
         await refused(peer, send("T", properties=f"{text}\x02A\x01\0"), ResponseCode.MESSAGE_ILLEGAL)
         assert broker.timers.queue.next_offset == 2
+
+
+@pytest.mark.parametrize("wish", [f"TIMER_DELIVER_MS\x01{LATER_MS}", "DELAY\x012"])
+async def test_the_largest_that_waits_can_be_appended_once_more(known: UnboundBroker, peer: Peer, wish: str) -> None:
+    """Or no file would expire as long as it waits."""
+    size = MAX_BYTES
+    while True:
+        answer = await peer.ask(send("T", properties=f"{wish}\x02A\x01{'x' * size}"))
+        if answer.code == ResponseCode.SUCCESS:
+            break
+        size -= 1
+    assert size > MAX_BYTES - 300
+    kept, limit = 0, known.store.log.end
+    now = Moment(NOW_MS, 1.0)
+    known.timers.step(now, Unlimited())
+    while (was_needed := known.timers.keep_some(limit, now)) is not None:
+        kept += was_needed
+    assert kept == 1
+
+
+@pytest.mark.parametrize("wish", [f"TIMER_DELIVER_MS\x01{LATER_MS}", "DELAY\x012"])
+async def test_what_was_taken_stays_though_less_is_taken_now(known: UnboundBroker, peer: Peer, wish: str) -> None:
+    """A lower maxMessageSize is for what comes: no file could expire before what waits, and no consumer send back."""
+    assert (await peer.ask(send("T", bytes(5000), properties=wish))).code == ResponseCode.SUCCESS
+    known.store.appender.max_body_size = 1000
+    limit, now = known.store.log.end, Moment(NOW_MS, 1.0)
+    known.timers.step(now, Unlimited())
+    assert known.timers.keep_some(limit, now)
 
 
 async def test_a_full_store_takes_nothing_and_a_refused_send_leaves_nothing(known: UnboundBroker, peer: Peer) -> None:

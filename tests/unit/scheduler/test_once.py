@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler import runs
 from scheduler.level_delivery import DeliveryConfig
 from scheduler.level_queues import NAME
-from scheduler.runs import Run
+from scheduler.runs import Run, Seen
 from storage.consume_queue import SCHEDULE_TOPIC
 from storage.pull import ColdRead
 from tests.unit.scheduler.world import World
@@ -123,7 +123,7 @@ def test_what_was_delivered_out_of_order_is_not_counted(*, checkpoint_first: boo
     def counted() -> tuple[int, int]:
         told = [each for each in world.levels.waiting_before(world.store.log.end, world.clock.now_ms()) if each]
         return len(told), sum(
-            len(due) for due in world.levels.due_times(world.clock.now_ms()) if not isinstance(due, ColdRead)
+            len(part[2]) for part in world.levels.due_times(world.clock.now_ms()) if not isinstance(part, ColdRead)
         )
 
     assert counted() == (1, 1)
@@ -157,13 +157,15 @@ def test_a_store_that_rocketmq_wrote_last_goes_by_its_progress() -> None:
         ),
     ),
     st.lists(OFFSETS),
+    st.none()
+    | st.builds(Seen, OFFSETS, OFFSETS, OFFSETS, st.just(b"") | st.binary(min_size=16, max_size=16).filter(any)),
     st.binary(max_size=60),
 )
 def test_a_note_is_read_as_it_was_written_and_rubbish_is_none(
-    crc: int, levels: dict[int, list[Run]], delivered: list[int], rubbish: bytes
+    crc: int, levels: dict[int, list[Run]], delivered: list[int], seen: Seen | None, rubbish: bytes
 ) -> None:
-    note = runs.encode(crc, levels, delivered)
-    assert runs.decode(note) == runs.Note(crc, levels, array("q", delivered))
+    note = runs.encode(crc, levels, delivered, seen)
+    assert runs.decode(note) == runs.Note(crc, levels, array("q", delivered), seen)
     assert runs.decode(note[:-1]) is None
     levels = {level: [run._replace(limit_ms=None) for run in found] for level, found in levels.items()}
     earlier = runs.encode(crc, levels)[:-4]

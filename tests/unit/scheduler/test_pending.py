@@ -14,8 +14,10 @@ from scheduler.delay_levels import DelayLevels
 from scheduler.level_delivery import DeliveryConfig
 from scheduler.pending import Place, Selection, Waiting
 from scheduler.timer_config import Cancelled, TimerConfig
+from scheduler.timer_ids import first_place
 from scheduler.timer_policies import policy_of
 from storage.budget import Pieces
+from storage.clock import look
 from storage.errors import StoreFull
 from storage.pull import ColdRead
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
@@ -306,6 +308,75 @@ def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monke
         world.pass_time(5000)
 
 
+def filled(random: Random) -> PendingWorld:
+    """200 messages that wait, of levels and with a timer."""
+    world = PendingWorld()
+    for number in range(200):
+        if number % 3:
+            world.send(START_MS + 100_000 + number)
+        else:
+            world.schedule(random.choice((3, 4)))
+    world.run()
+    return world
+
+
+def beside_moves(
+    world: PendingWorld, search: Iterator[Any], random: Random, places: list[int], chance: float
+) -> Iterator[Any]:
+    """What a search gives, while messages get other records: from some step on, which `chance` says, all whose files
+    are about to go, and before it maybe those that somebody gives another time."""
+    is_keeping, changes = False, random.random() < 0.5
+    for each in search:
+        yield each
+        is_keeping = is_keeping or random.random() < chance
+        for _ in range(random.choice((0, 1, 3))):
+            if is_keeping:
+                world.timers.keep_some(world.store.log.end, look(world.clock))
+            elif changes:
+                world.reschedule(random.choice(places), START_MS + 100_000 + random.randrange(1000))
+            world.step(Pieces(random.choice((0, 2))))
+
+
+@pytest.mark.parametrize("chance", range(10))
+def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its file is about to go, or because somebody gives it another time."""
+    monkeypatch.setattr("scheduler.timer_log._SCAN_UNITS", 8)
+    random = Random(chance)
+    world = filled(random)
+    for _ in range(3):
+        before = {first_place(each.message): each.message.physical_offset for each in world.select()}
+        assert len(before) == 200
+        search, told = world.search(), []
+        for each in beside_moves(world, search, random, list(before.values()), 0.01):
+            if isinstance(each, Waiting):
+                told.append(each)
+        firsts = [first_place(each.message) for each in told]
+        assert sorted(firsts) == sorted(before)
+        assert [each.place for each in told] == sorted(each.place for each in told)
+        world.run()
+
+
+@pytest.mark.parametrize("topic", [None, "orders"])
+@pytest.mark.parametrize("chance", range(5))
+def test_what_is_appended_once_more_beside_a_count_counts_once(
+    chance: int, topic: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.timer_log._SCAN_UNITS", 8)
+    random = Random(chance)
+    world = filled(random)
+    for step_ms in (0, 1000, 1500):
+        places = [each.message.physical_offset for each in world.select()]
+        if step_ms:
+            search: Iterator[Any] = world.pending.curve(START_MS, step_ms, 10_000, world.now_ms, topic)
+        else:
+            search = world.pending.count(Selection(topic), world.now_ms)
+        counted = None
+        for each in beside_moves(world, search, random, places, 0.05):
+            counted = each if each is not None and not isinstance(each, ColdRead) else counted
+        assert (sum(counted) if isinstance(counted, list) else counted) == 200
+        world.run()
+
+
 @pytest.mark.parametrize("chance", range(40))
 def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever slots messages get between the pages: held back by a pause, brought back, rolled, put off, over the ends
@@ -403,6 +474,23 @@ def test_a_run_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
     world.clock.advance(30_000)
     world.run()
     assert b"m4" in [each.message.body for each in steps if isinstance(each, Waiting)]
+
+
+def test_runs_of_a_level_may_end_beside_a_search(world: PendingWorld) -> None:
+    """More than one, of which it has not come to some."""
+    for table in ("1s 5s 25s 2h", "1s 5s 20s 2h", "1s 5s 60s 2h"):
+        world.schedule(3)
+        world.table = DelayLevels(table)
+        world.levels.set_table(world.table, world.now_ms)
+    world.schedule(3, b"newest")
+    select, count = world.search(EVERYTHING), world.pending.count(Selection("orders"), world.now_ms)
+    next(select), next(count)
+    assert len(world.levels.levels[3].runs) == 3
+    world.clock.advance(31_000)
+    world.run()
+    assert len(world.levels.levels[3].runs) == 1
+    assert [each.message.body for each in select if isinstance(each, Waiting)] == [b"newest"]
+    assert [each for each in count if isinstance(each, int)] == [2]
 
 
 def test_files_of_the_timer_log_may_expire_beside_a_search() -> None:

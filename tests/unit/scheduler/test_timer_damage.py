@@ -77,6 +77,25 @@ def used(world: TimerWorld) -> list[tuple[str, int]]:
     return [(path, min(52 * 30, end - int(path.rpartition("/")[2]))) for path in paths]
 
 
+def test_all_queues_made_again_say_nothing_of_the_timer_log() -> None:
+    """All of the commitlog is read then, which tells of withdrawals that the note knows, too."""
+    world = TimerWorld()
+    places = [world.send(START_MS + 60_000 + number) for number in range(20)]
+    world.run()
+    for place in places[:10]:
+        assert world.cancel(place) is Cancelled.CANCELLED
+    world.run()
+    world.checkpoint()
+    assert world.cancel(places[10]) is Cancelled.CANCELLED
+    for name in [name for name in world.files.names if "/consumequeue/" in name or name.endswith("queuecheck")]:
+        world.files.remove(name)
+    with capture_logs() as logs:
+        world.open()
+    assert not warnings(logs)
+    world.pass_time(70_000)
+    assert len(world.bodies()) == 9
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 30),

@@ -13,6 +13,7 @@ from protocol.properties import java_hash
 from scheduler.pending import Selection
 from scheduler.timer_config import Cancelled, TimerConfig
 from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
+from storage.budget import Pieces
 from storage.errors import NotInMemory
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
@@ -346,3 +347,57 @@ def test_counting_a_topic_whose_hash_is_its_own_reads_no_record() -> None:
     world.run()
     world.store.message_at = None  # type: ignore[method-assign,assignment]
     assert last(world.pending.count(Selection("alone"), world.now_ms)) == 1
+
+
+@pytest.mark.parametrize("keeps", [1, 2], ids=["kept once", "kept twice"])
+@pytest.mark.parametrize(
+    ("policy", "down_ms"),
+    [
+        (TimerPolicy(is_paused=True), 0),
+        (TimerPolicy(rate=1), 0),
+        (TimerPolicy(spread_ms=9000), 0),
+        (TimerPolicy(drop_after_ms=5000), 60_000),
+        (TimerPolicy(catch_up_spread_ms=9000), 60_000),
+        (TimerPolicy(newest=True), 60_000),
+    ],
+)
+def test_a_level_that_waits_on_as_a_timer_has_no_policy(policy: TimerPolicy, down_ms: int, keeps: int) -> None:
+    """Its file was about to expire. What its topic asks of timers was never asked of it."""
+    world = TimerWorld(levels="1s 5s 30s")
+    for _ in range(10):
+        world.schedule(3, text="KEYS\x01one\x02")
+    world.run()
+    for _ in range(keeps):
+        assert world.keep() == 10
+        world.run()
+    world.timers.set_policy("orders", policy)
+    world.clock.advance(down_ms)
+    world.pass_time(31_000)
+    assert times(world) == [max(down_ms, 30_000)] * 10
+
+
+def test_a_level_that_waits_on_as_a_timer_is_nobodys_newer_one() -> None:
+    world = TimerWorld(levels="1s 5s 30s")
+    for due_ms in (10_000, 20_000):
+        world.send(START_MS + due_ms, text="KEYS\x01one\x02")
+    world.schedule(3, text="KEYS\x01one\x02")
+    world.run()
+    assert world.keep() == 3
+    world.run()
+    world.timers.set_policy("orders", TimerPolicy(newest=True))
+    world.clock.advance(60_000)
+    for _ in range(30):
+        world.step(Pieces(1))  # so that the search comes to the level's message before that is delivered
+    world.pass_time(31_000)
+    assert sorted(world.bodies()) == [b"m2", b"m3"]
+
+
+def test_a_level_that_is_given_a_time_is_a_timer() -> None:
+    world = TimerWorld(levels="1s 5s 30s")
+    place = world.schedule(3)
+    world.run()
+    assert world.keep() == 1
+    world.timers.set_policy("orders", TimerPolicy(is_paused=True))
+    assert world.reschedule(place, START_MS + 2000)[0] is Cancelled.CANCELLED
+    world.pass_time(40_000)
+    assert times(world) == []

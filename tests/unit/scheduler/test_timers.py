@@ -22,6 +22,7 @@ from protocol.record import StoredMessage
 from scheduler import timer_files
 from scheduler.timer_config import Cancelled, Refusal, TimerConfig
 from scheduler.timer_files import Found, Sums, TimerNote
+from scheduler.timer_log import UNIT, UNIT_SIZE
 from scheduler.timer_policies import TimerPolicy
 from scheduler.timer_search import LOOK_UNITS
 from scheduler.timer_sums import FileSum
@@ -30,6 +31,7 @@ from scheduler.timer_wheel import TimerWheel
 from storage.budget import Pieces
 from storage.clock import look
 from storage.commitlog import Commitlog
+from storage.consume_queue import SCHEDULE_TOPIC
 from storage.copies import origin_of
 from storage.origins import Origins
 from storage.pull import ColdRead, ReadAhead
@@ -651,6 +653,39 @@ def test_kills_do_not_undo_taking_over(style: str) -> None:
         assert world.bodies() == [b"waits"]
 
 
+@pytest.mark.parametrize("style", ["nothing", "everything", "some"])
+def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: str) -> None:
+    """RocketMQ's broker writes timercheck once a second; where it was killed the log has more units. A message that was
+    due when it came has none, and may not have been delivered."""
+    world = TimerWorld()
+    for number in range(40):
+        world.send(START_MS + 60_000 + number * 100, b"%d" % number)
+    world.run()
+    world.close()
+    assert world.timers.queue.next_offset == 40
+    path = f"/s/timerlog/{0:020}"
+    units = np.frombuffer(world.files.read_whole(path) or b"", UNIT).copy()
+    was_due = 33
+    units[was_due:39] = units[was_due + 1 : 40]
+    units[39] = np.zeros(1, UNIT)[0]
+    units["previous"][was_due:39] = np.maximum(units["previous"][was_due:39] - UNIT_SIZE, -1)
+    check = timer_files.TimerCheck(START_MS, 32 * UNIT_SIZE, 32, 32)
+    for name, data in (path, units.tobytes()), ("/s/config/timercheck", check.encode()), ("/s/lock", b"lock"):
+        world.files.write_whole(name, data)
+    world.files.remove("/s/timerwheel")
+    before = len(world.files.operations)
+    world.open()
+    assert world.recovered.is_foreign
+    files, ms = world.files, world.now_ms
+    for when in range(before, len(files.operations) + 1):
+        world.files = files.after_crash(when, random.Random(when), style)
+        world.clock.set_wall(ms)
+        world.open()
+        world.pass_time(60_000 + 5000)
+        assert Counter(world.bodies()) == Counter(b"%d" % number for number in range(40)), when
+        assert world.state().pending == 0
+
+
 def test_a_cancel_survives_a_power_cut_long_after(world: TimerWorld) -> None:
     """Its mark is in a file of the timer log that was synced before."""
     places = [world.send(START_MS + 500_000) for _ in range(250)]
@@ -685,6 +720,36 @@ def test_a_message_that_moves_is_kept_when_its_file_goes() -> None:
     assert world.bodies().count(b"far") == 1
     (far,) = [message for message in world.delivered() if message.body == b"far"]
     assert (origin_of(far.prepared_transaction_offset) or 0) >= limit, "delivered by the record that stays"
+
+
+@pytest.mark.parametrize("kind", ["retry", "level of RocketMQ's", "timer of RocketMQ's"])
+def test_what_has_as_many_properties_as_there_may_be_is_kept(kind: str) -> None:
+    """Or no file before it would ever go."""
+    world = TimerWorld(levels="1s 1h")
+    text = "MSG_REGION\x01DefaultRegion\x02CLUSTER\x01DefaultCluster\x02TRACE_ON\x01true\x02"
+    if kind == "retry":
+        text = "CLUSTER\x01c\x02RETRY_TOPIC\x01orders\x02ORIGIN_MESSAGE_ID\x010A0B0C0D00002A9F0000000000001234\x02"
+    due_ms = START_MS + 3_600_000
+    rest = "UNIQ_KEY\x01K\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    wish = f"TIMER_DELAY_SEC\x013600\x02TIMER_OUT_MS\x01{due_ms}" if "timer" in kind else "DELAY\x012"
+    text += f"{wish}\x02{rest}\x02MINE\x01"
+    text += "x" * (properties.MAX_BYTES - len(text))
+    appender = world.store.appender
+    appender.begin(world.now_ms)
+    queue = world.timers.queue if "timer" in kind else world.store.ensure_queue(SCHEDULE_TOPIC, 1)
+    promise = due_ms if kind == "retry" else 0
+    appender.add(queue, b"body", text.encode(), due_ms, START_MS, HOST, prepared_transaction_offset=promise)
+    appender.commit()
+    world.run()
+    for _ in range(3):
+        assert world.keep() == 1
+        world.pass_time(1000)
+    world.pass_time(3_600_000)
+    (message,) = world.delivered()
+    assert message.store_timestamp == due_ms
+    assert properties.get(message.properties_text, "MINE") == properties.get(text, "MINE")
+    assert properties.get(message.properties_text, "UNIQ_KEY") == "K"
+    assert "RETRY_TOPIC" in message.properties_text or kind != "retry"
 
 
 def test_what_a_policy_holds_is_kept_when_its_file_goes() -> None:
@@ -911,6 +976,27 @@ def test_what_cannot_be_handed_over_is_delivered_all_the_same(world: TimerWorld)
     assert world.bodies() == [b"m1", b"m2", b"m3"]
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_what_was_delivered_before_the_clock_was_set_back_is_handed_over_as_delivered(is_loaded: bool) -> None:
+    """A kill, then a clock that goes back: the next start finds messages delivered that are due only to come."""
+    world = TimerWorld()
+    for delay in (3100, 3200, 5500, 300_000):
+        world.send(START_MS + delay)
+    world.run()
+    world.checkpoint()
+    world.pass_time(4000)
+    assert world.bodies() == [b"m1", b"m2"]
+    world.clock.set_wall(START_MS - (0 if is_loaded else 200_000))
+    world.open()
+    world.run()
+    world.close()
+    world.files.write_whole("/s/lock", b"lock")  # RocketMQ's broker had it
+    world.open()
+    assert world.recovered.is_foreign
+    world.pass_time(600_000)
+    assert world.bodies() == [b"m1", b"m2", b"m3", b"m4"]
+
+
 def test_a_log_that_was_made_anew_is_not_taken_for_the_one_that_the_checkpoint_knows() -> None:
     """It may have the same units, while the wheel's file has nothing of them yet."""
     world = TimerWorld(TimerConfig(log_segment_size=5200))
@@ -1068,3 +1154,28 @@ def test_a_checkpoint_that_is_damaged_is_not_one_of_somebody_else(damage: str) -
     assert next(line["event"] for line in lines if line["log_level"] == "warning") == "checkpoint_damaged"
     world.pass_time(10_000)
     assert len(world.bodies()) == len(set(world.bodies())) == 11
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A\x01\x02B\x01c",
+        "\x01v\x02A\x01b",
+        "A\x01b\x02A\x01d",
+        "A\x01b\x01c",
+        "TAGS\x01a\x02TAGS\x01b",
+        "A\x02B\x01c",
+        "A\x01b",
+    ],
+)
+@pytest.mark.parametrize("how", ["keep", "reschedule"])
+def test_what_is_appended_once_more_has_the_properties_that_it_had(world: TimerWorld, text: str, how: str) -> None:
+    place = world.send(START_MS + 5000, text=f"{text}\x02")
+    world.run()
+    if how == "keep":
+        assert world.keep() == 1
+    else:
+        assert world.reschedule(place, START_MS + 5000)[0] is Cancelled.CANCELLED
+    world.pass_time(6000)
+    (message,) = world.delivered()
+    assert message.properties_text.startswith(f"{text}\x02")

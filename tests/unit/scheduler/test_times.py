@@ -5,14 +5,19 @@ from __future__ import annotations
 import struct
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from scheduler.clock_watch import ClockWatch
 from scheduler.delay_levels import DelayLevels
+from scheduler.level import Level
+from scheduler.level_delivery import DeliveryConfig
 from storage.clock import ManualClock, look
 from storage.clock import look as observe
 from storage.consume_queue import SCHEDULE_TOPIC
 from tests.unit.scheduler.world import World
+from tests.unit.storage.conftest import append
 
 HOUR_MS = 3_600_000
 
@@ -20,10 +25,12 @@ HOUR_MS = 3_600_000
 def delivery_times(world: World, ms: int) -> dict[bytes, int]:
     """Let time pass, and note how long after the start each message came."""
     found: dict[bytes, int] = {}
+    known = 0
     for passed in range(0, ms + 1, 100):
         world.run()
-        for body in world.bodies():
-            found.setdefault(body, passed)
+        for message in world.delivered(first=known):
+            found.setdefault(message.body, passed)
+            known += 1
         world.clock.advance(100)
     return found
 
@@ -107,6 +114,33 @@ def test_the_clock_set_after_the_table_was_shortened() -> None:
     assert delivery_times(world, 26_000) == {b"30 s": 25_000}
 
 
+@pytest.mark.parametrize("ms", [3_600_000, 15_000, -3_600_000, -15_000])
+def test_the_clock_set_wrong_and_right_again_before_anybody_looks(ms: int) -> None:
+    """A message that is stored meanwhile has somebody look."""
+    world = World()
+    world.schedule(3, b"before")
+    world.step()
+    for body, jump in ((b"while", ms), (b"after", -ms)):
+        world.clock.set_wall(world.clock.now_ms() + jump)
+        wakes = world.wakes
+        world.schedule(3, body)
+        assert world.wakes == wakes + 1
+        world.step()
+    assert delivery_times(world, 31_000) == {b"before": 30_000, b"while": 30_000, b"after": 30_000}
+
+
+def test_a_report_that_sees_the_clock_set_has_it_looked_at() -> None:
+    world = World()
+    world.schedule(3, b"before")
+    world.step()
+    wakes = world.wakes
+    world.levels.report(observe(world.clock))
+    assert world.wakes == wakes
+    world.clock.set_wall(world.clock.now_ms() + 1000)
+    world.levels.report(observe(world.clock))
+    assert world.wakes == wakes + 1
+
+
 class HeldUpClock(ManualClock):
     """The process is held up between two readings, sometimes."""
 
@@ -145,12 +179,77 @@ def test_files_that_expire_under_several_runs_are_counted() -> None:
     lost = world.store.ensure_queue(SCHEDULE_TOPIC, 2).min_offset
     assert lost > 3
     level = world.levels.levels[3]
-    assert level.waiting == 8 - lost
     with capture_logs() as logs:
+        world.step()
+        assert level.waiting == 8 - lost
         world.pass_time(31_000)
     assert [body[:1] for body in world.bodies()] == [b"%d" % number for number in range(lost, 8)]
     assert (level.waiting, level.skipped) == (0, lost)
     assert [line["event"] for line in logs if line["event"] == "level_offset_corrected"]
+
+
+def expire_half(world: World, level: Level) -> int:
+    """Let half of the commitlog files and their units go, of whose messages others took the place as retention has it;
+    gives how many."""
+    end = world.store.log.end // 2 // world.segment_size * world.segment_size
+    units = [level.queue.unit(offset) for offset in range(level.queue.next_offset)]
+    gone = [unit for unit in units if unit is not None and unit[0] < end]
+    for unit in gone:
+        message = world.store.message_at(unit[0])
+        assert message is not None
+        world.levels.withdraw(message)
+    world.store.log.drop_before(end)
+    for queue in world.store.all_queues():
+        queue.advance_min(world.store.log.begin)
+    assert 0 < level.queue.min_offset == len(gone) < level.queue.next_offset
+    world.levels.expire_some()
+    return len(gone)
+
+
+@pytest.mark.parametrize("is_due", [False, True], ids=["not due", "due and refused"])
+def test_what_retention_appended_once_more_is_no_loss(*, is_due: bool) -> None:
+    """What waits is counted right at once. A put that the store refused goes on with what is left of it."""
+    world = World(None, DeliveryConfig(is_async=True), segment_size=4096)
+    for number in range(300):
+        world.schedule(1, b"%d" % number)
+    level = world.levels.levels[1]
+    world.step()
+    if is_due:
+        world.clock.advance(1000)
+        world.store.health.fill("full")
+        world.step()
+        assert level.failed
+        assert level.runs[0].cursor == 300
+        world.store.health.has_room()
+    with capture_logs() as logs:
+        gone = expire_half(world, level)
+        assert gone > 100, "a file of the level's queue is gone, too"
+        assert level.waiting == 300 - gone
+        world.step()
+        assert level.waiting == 300 - gone - level.delivered
+        world.pass_time(60_000)
+    assert world.bodies() == [b"%d" % number for number in range(gone, 300)]
+    assert (level.waiting, level.skipped, level.withdrawn, level.pending, level.failed) == (0, 0, 0, 0, {})
+    assert [line for line in logs if line["log_level"] != "info"] == []
+    assert level.offset == 300
+
+
+def test_what_waits_behind_files_that_expired_is_found() -> None:
+    """The head of the level is not due, so nothing has looked where its queue begins now."""
+    world = World(segment_size=4096)
+    for number in range(8):
+        world.schedule(3, b"%d" % number + bytes(1000))
+    world.step()
+    world.store.log.drop_before(8192)
+    for queue in world.store.all_queues():
+        queue.advance_min(world.store.log.begin)
+    level = world.levels.levels[3]
+    lost = level.queue.min_offset
+    assert level.runs[0].cursor < lost < 8
+    now_ms = world.clock.now_ms()
+    found = [each for each in world.levels.waiting_before(world.store.log.end, now_ms) if isinstance(each, tuple)]
+    assert [message.body[:1] for message, _ in found] == [b"%d" % number for number in range(lost, 8)]
+    assert sum(len(part[2]) for part in world.levels.due_times(now_ms) if isinstance(part, tuple)) == 8 - lost
 
 
 def test_the_clock_set_back_while_the_broker_was_down() -> None:
@@ -166,6 +265,81 @@ def test_the_clock_set_back_while_the_broker_was_down() -> None:
     assert delivery_times(world, 6000) == {b"0": 5000, b"1": 5000}, "not early, and not an hour late"
 
 
+@pytest.mark.parametrize("is_running", [False, True])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_the_clock_that_was_set_back_counts_once_however_often_the_broker_starts(end: str, is_running: bool) -> None:
+    """Also where nothing was stored since: then the newest record stays one of the future."""
+    world = World()
+    world.clock.advance(10 * HOUR_MS)
+    world.schedule(3, b"0")
+    world.run()
+    if not is_running:
+        world.stop()
+    world.clock.set_wall(world.clock.now_ms() - HOUR_MS)
+    if not is_running:
+        world.open()
+    world.run()
+    for _ in range(3):
+        if end == "stop":
+            world.stop()
+        else:
+            world.checkpoint()
+        world.clock.advance(2000)
+        world.open()
+        world.run()
+        assert world.levels.next_due_ms is not None
+    assert delivery_times(world, 60_000) == {b"0": 30_000 - 6000}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            ["schedule", "back", "back while down", "forward", "stop", "kill", "checkpoint", "wait", "report", "run"]
+        ),
+        max_size=14,
+    )
+)
+def test_no_message_is_early_whatever_the_clock_and_the_broker_do(steps: list[str]) -> None:
+    """The clock is set back, at times while the broker is down, which it can see in part at best; and forward while it
+    runs. Each message is to come when its delay is over by a clock that nobody sets, or later by what nobody saw."""
+    world = World()
+    world.clock.advance(100 * HOUR_MS)
+    promised = dict[bytes, float]()
+    for number, step in enumerate([*steps, "schedule"]):
+        if step == "schedule":
+            world.run()
+            promised[b"%d" % number] = world.clock.monotonic() + 30
+            world.schedule(3, b"%d" % number)
+        elif step in ("back", "forward"):
+            world.run()
+            world.clock.set_wall(world.clock.now_ms() + (-HOUR_MS if step == "back" else HOUR_MS))
+            world.run()
+        elif step in ("stop", "kill", "back while down"):
+            if step == "kill":
+                world.checkpoint()
+            else:
+                world.stop()
+            if step == "back while down":
+                world.clock.set_wall(world.clock.now_ms() - HOUR_MS)
+            world.open()
+        elif step == "checkpoint":
+            world.checkpoint()
+        elif step == "report":
+            world.levels.report(observe(world.clock))
+        elif step == "wait":
+            world.clock.advance(2000)
+        else:
+            world.run()
+    while promised:
+        due = world.run()
+        for message in world.delivered():
+            if (at := promised.pop(message.body, None)) is not None:
+                assert world.clock.monotonic() >= at - 0.001
+        assert due is not None or not promised
+        world.clock.advance(max(1, (due or 0) - world.clock.now_ms()))
+
+
 def test_levels_change_while_messages_wait_and_promises_are_kept() -> None:
     world = World()
     world.schedule(3, b"30 s")
@@ -174,6 +348,23 @@ def test_levels_change_while_messages_wait_and_promises_are_kept() -> None:
         world.schedule(level, body)
     assert delivery_times(world, 31_000) == {b"30 s": 30_000, b"10 s": 10_000, b"2 s": 2000, b"7 s": 7000}
     assert len(world.levels.levels[3].runs) == 1
+
+
+@pytest.mark.parametrize("then", ["live", "restart", "kill"])
+def test_a_level_that_was_gone_comes_back_shorter(then: str) -> None:
+    """What waits in it since before does not hold up what comes now."""
+    world = World()
+    world.schedule(3, b"30 s")
+    world.set_table("1s")
+    table = world.set_table("1s 5s 2s")
+    if then == "restart":
+        world.stop()
+    elif then == "kill":
+        world.checkpoint()
+    if then != "live":
+        world.open(table)
+    world.schedule(3, b"2 s")
+    assert delivery_times(world, 31_000) == {b"30 s": 30_000, b"2 s": 2000}
 
 
 def test_a_shortened_level_is_known_after_a_kill() -> None:
@@ -243,3 +434,156 @@ def test_a_level_that_is_late_is_logged_with_the_reason() -> None:
     world.levels.report(look(world.clock))
     described = world.levels.describe(world.levels.levels[1], world.clock.now_ms())
     assert described.startswith("pending=0 nextDue=- lateMillis=0 lastLateMillis=1500")
+
+
+@pytest.mark.parametrize("jump_ms", [-HOUR_MS, -20_000])
+@pytest.mark.parametrize("end", ["stop", "kill after a checkpoint", "kill"])
+@pytest.mark.parametrize("stored", ["level", "plain"])
+def test_the_clock_set_back_and_something_stored_right_before_the_end(jump_ms: int, end: str, stored: str) -> None:
+    """Nobody has looked at the clock in between: what was stored then tells."""
+    world = World()
+    world.clock.advance(2 * HOUR_MS)
+    world.run()
+    world.schedule(3, b"before")
+    world.levels.report(observe(world.clock))
+    world.clock.advance(1000)
+    if end == "kill":
+        world.checkpoint()
+    world.schedule(3, b"not seen")
+    world.clock.set_wall(world.clock.now_ms() + jump_ms)
+    if stored == "level":
+        world.schedule(3, b"after")
+    else:
+        append(world.store, "plain", 0, b"x", now_ms=world.clock.now_ms())
+    if end == "stop":
+        world.stop()
+    elif end != "kill":
+        world.checkpoint()
+    world.clock.advance(2000)
+    for _ in range(2):
+        world.open()
+    expected = {b"before": 27_000, b"not seen": 28_000} | ({b"after": 28_000} if stored == "level" else {})
+    # What passed between the last look and the message that tells is not known: so much later, and never early.
+    times = delivery_times(world, 40_000)
+    assert times.keys() == expected.keys()
+    for body, passed in expected.items():
+        assert passed <= times[body] <= passed + 2000, (body, times)
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS])
+def test_the_clock_set_right_before_a_clean_stop(jump_ms: int) -> None:
+    """Nothing is stored that would tell: the stop looks at the clock."""
+    world = World()
+    world.clock.advance(2 * HOUR_MS)
+    world.run()
+    world.schedule(3, b"x")
+    world.run()
+    world.clock.advance(1000)
+    world.clock.set_wall(world.clock.now_ms() + jump_ms)
+    world.stop()
+    world.clock.advance(2000)
+    world.open()
+    assert delivery_times(world, 40_000) == {b"x": 27_000}
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS, 20_000, -20_000])
+@pytest.mark.parametrize("end", ["stop", "kill", "kill, and something stored"])
+@pytest.mark.parametrize("is_down", [False, True])
+@pytest.mark.parametrize("is_same_boot", [False, True])
+def test_the_clock_set_that_nobody_looked_at_before_the_end(
+    jump_ms: int, end: str, *, is_down: bool, is_same_boot: bool
+) -> None:
+    """A clock that nobody sets tells, as long as the machine is the same and was not started again. Without it what is
+    set back is known in part, and what is set forward is time that passed."""
+    world = World()
+    world.clock.boot_id = b"the first boot.."
+    world.clock.advance(2 * HOUR_MS)
+    world.schedule(3, b"before")
+    world.run()
+    world.checkpoint()
+    world.clock.advance(1000)
+    world.schedule(3, b"not noted")
+    world.clock.advance(1000)
+    if end == "stop":
+        world.stop()
+    if not is_down or end != "stop":
+        world.clock.set_wall(world.clock.now_ms() + jump_ms)
+    if end == "kill, and something stored":
+        world.schedule(3, b"after")
+    if end == "stop" and not is_down:
+        world.open()
+        world.stop()
+    if is_down and end == "stop":
+        world.clock.set_wall(world.clock.now_ms() + jump_ms)
+    if not is_same_boot:
+        world.clock.boot_id = b"the second boot."
+    world.clock.advance(2000)
+    with capture_logs() as logs:
+        for _ in range(3):  # it counts once
+            world.open()
+    expected = {b"before": 26_000, b"not noted": 27_000}
+    if end == "kill, and something stored":
+        expected[b"after"] = 28_000
+    times = delivery_times(world, 2 * HOUR_MS if not is_same_boot else 40_000)
+    assert times.keys() == expected.keys()
+    if is_same_boot:
+        assert times == expected
+        told = [line["event"] for line in logs if line["event"].startswith("clock_set")]
+        if not (end == "stop" and not is_down):  # else the first of the two starts has said so
+            assert set(told) == {"clock_set_forward" if jump_ms > 0 else "clock_set_back"}
+    elif jump_ms < 0:
+        assert all(passed >= expected[body] for body, passed in times.items())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["schedule", "set", "set and kill", "set while down", "stop", "kill", "checkpoint", "wait"]),
+        max_size=14,
+    ),
+    st.sampled_from((HOUR_MS, -HOUR_MS, 100_000, -100_000)),
+)
+def test_messages_keep_their_delay_whatever_the_clock_does_until_the_machine_is_started_again(
+    steps: list[str], jump_ms: int
+) -> None:
+    world = World()
+    world.clock.boot_id = b"the only boot..."
+    world.clock.advance(100 * HOUR_MS)
+    world.run()
+    world.checkpoint()
+    promised = dict[bytes, float]()
+
+    def schedule(name: str) -> None:
+        promised[name.encode()] = world.clock.monotonic() + 30
+        world.schedule(3, name.encode())
+
+    for number, step in enumerate([*steps, "schedule"]):
+        if step == "schedule":
+            world.run()
+            schedule(f"{number}")
+        elif step == "set":
+            world.clock.set_wall(world.clock.now_ms() + jump_ms)
+            world.run()
+        elif step == "set and kill":
+            world.clock.set_wall(world.clock.now_ms() + jump_ms)
+            schedule(f"{number}")
+            world.open()
+        elif step in ("stop", "kill", "set while down"):
+            if step != "kill":
+                world.stop()
+            if step == "set while down":
+                world.clock.set_wall(world.clock.now_ms() + jump_ms)
+            world.open()
+        elif step == "checkpoint":
+            world.checkpoint()
+        else:
+            world.clock.advance(2000)
+        if world.levels.wants_checkpoint:  # the broker makes it at once
+            world.checkpoint()
+    while promised:
+        due = world.run()
+        for message in world.delivered():
+            if (at := promised.pop(message.body, None)) is not None:
+                assert at - 0.001 <= world.clock.monotonic() <= at + 0.001 + 2.0 * steps.count("wait")
+        assert due is not None or not promised
+        world.clock.advance(max(1, (due or 0) - world.clock.now_ms()))

@@ -31,19 +31,26 @@ class World:
         *,
         sync_flush: bool = False,
         segment_size: int = 1 << 20,
+        with_checksums: bool = False,
     ) -> None:
         self.files = files or SimulatedFiles()
         self.clock = ManualClock(1_000_000)
         self.delivery = delivery or DeliveryConfig()
         self.sync_flush = sync_flush
         self.segment_size = segment_size
+        self.with_checksums = with_checksums
         self.wakes = 0
         self.open()
 
     def open(self, table: DelayLevels = TABLE) -> None:
         """Open, also after a kill -9: what was written is there, what was in memory is not."""
         self.files.after_kill()
-        config = StoreConfig("/s", commitlog_segment_size=self.segment_size, queue_segment_size=2000)
+        config = StoreConfig(
+            "/s",
+            commitlog_segment_size=self.segment_size,
+            queue_segment_size=2000,
+            with_checksums=self.with_checksums,
+        )
         self.store = MessageStore(config, self.files, ("127.0.0.1", 10911), table.deliver_time)
         recovered = self.store.open()
         self.file = file = ConfigFile(self.files, "/s/config/delayOffset.json")
@@ -75,6 +82,7 @@ class World:
 
     def stop(self) -> None:
         """Stop cleanly."""
+        self.levels.watch_clock(look(self.clock))
         while self.levels.hand_over_some(self.clock.now_ms()):
             pass
         self.owned.stop()
@@ -107,11 +115,12 @@ class World:
         appender.commit()
         return due
 
-    def delivered(self, topic: str = "orders", queue_id: int = 3) -> list[StoredMessage]:
+    def delivered(self, topic: str = "orders", queue_id: int = 3, *, first: int = 0) -> list[StoredMessage]:
+        """Messages of a queue from a queue offset on."""
         queue = self.store.queue(topic, queue_id)
         if queue is None:
             return []
-        units = [queue.unit(offset) for offset in range(queue.next_offset)]
+        units = [queue.unit(offset) for offset in range(first, queue.next_offset)]
         messages = [self.store.message_at(unit[0], unit[1]) for unit in units if unit is not None]
         return [message for message in messages if message is not None]
 

@@ -22,12 +22,14 @@ def make_store(
     segment_size: int = 65536,
     queue_size: int = 400,
     host: str = "127.0.0.1",
+    with_checksums: bool = False,
 ) -> MessageStore:
     config = StoreConfig(
         str(root),
         commitlog_segment_size=segment_size,
         queue_segment_size=queue_size,
         max_message_size=16384,
+        with_checksums=with_checksums,
     )
     return MessageStore(config, files or OsFiles(), (host, 10911), LEVELS.deliver_time)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocol import record
 from protocol.message_id import pack_host
+from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6
 from storage.check import problems
 from storage.copies import Records
 from storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreFull
@@ -60,6 +61,24 @@ def test_addresses_of_both_families(tmp_path: Path, born: str, stored: str) -> N
     assert message is not None
     assert (message.born_host, message.store_host) == (pack_host(born, 99), pack_host(stored, 10911))
     assert message.size == store.log.end
+    assert list(problems(store)) == []
+
+
+@pytest.mark.parametrize("flags", [FLAG_BORN_IPV6, FLAG_STORE_IPV6, FLAG_BORN_IPV6 | FLAG_STORE_IPV6])
+@pytest.mark.parametrize("stored", ["127.0.0.1", "2001:db8::1"])
+def test_flags_are_of_the_addresses_that_are_written(tmp_path: Path, stored: str, flags: int) -> None:
+    """A record that is made of another has the flags of that one's addresses, of a broker that had another."""
+    store = make_store(tmp_path, host=stored)
+    store.open()
+    store.appender.begin(NOW_MS)
+    store.appender.add(
+        store.ensure_queue("t", 0), b"x", b"K\x01v", 0, 1, pack_host("10.1.2.3", 99), 0, flags | FLAG_COMPRESSED
+    )
+    store.appender.commit()
+    message = store.message_at(0)
+    assert message is not None
+    assert (message.body, message.properties_text, message.store_host) == (b"x", "K\x01v", pack_host(stored, 10911))
+    assert message.sys_flag == FLAG_COMPRESSED | (FLAG_STORE_IPV6 if ":" in stored else 0)
     assert list(problems(store)) == []
 
 

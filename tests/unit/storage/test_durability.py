@@ -554,6 +554,29 @@ def test_where_nothing_is_new_there_is_no_checkpoint() -> None:
     assert len(files_of(owned).operations) > operations
 
 
+def test_where_nothing_is_appended_notes_are_made_once_in_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soon after a start the disk gets checkpoints more often than that."""
+    owned = owned_store(config=DurabilityConfig(flush_interval=0.5, queue_interval=1.0))
+    made: list[None] = []
+
+    def note() -> bytes:
+        made.append(None)
+        return b""
+
+    monkeypatch.setattr(owned.urgent, "note", note)
+    owned.settle()
+    made.clear()
+    for _ in range(100):
+        owned.clock.advance(100)
+        owned.settle()
+    assert 5 < len(made) <= 12
+    append(owned.store, "t", 0, b"x")
+    for _ in range(10):
+        owned.clock.advance(100)
+        owned.settle()
+    assert owned.store.checkpoint.recovery_offset == owned.store.log.end
+
+
 def test_after_a_start_checkpoints_come_soon_and_then_less_often() -> None:
     owned = owned_store(config=DurabilityConfig(flush_interval=0.5, queue_interval=0.25))
     found: list[float] = []
@@ -1006,6 +1029,42 @@ def test_files_that_cannot_be_removed_harm_nobody() -> None:
     again.checkpoint()
     again.expire()
     assert len(files_of(again).list(LOG)) == 1, "the next start finds them"
+
+
+def test_what_waits_is_kept_beyond_the_watermark_too() -> None:
+    """Or no file would go, and no message be taken, ever again."""
+    owned, keeper = aged()
+    owned.checkpoint()
+    files_of(owned).used = 0.95
+    keeper.to_keep = 3
+    owned.expire()
+    with pytest.raises(StoreFull):
+        append(owned.store, "t", 0, b"x")
+    assert (keeper.to_keep, owned.store.log.begin) == (0, 0), "not durable yet"
+    owned.checkpoint()
+    owned.expire()
+    assert owned.store.log.begin > 0
+    with pytest.raises(StoreFull):
+        append(owned.store, "t", 0, b"x")
+
+
+def test_a_file_that_cannot_be_removed_leaves_no_gap() -> None:
+    """Those behind it stay until it is gone, whatever expires meanwhile; those in other directories go."""
+    owned, keeper = aged()
+    keeper.needed = 3 * SEGMENT
+    owned.checkpoint()
+    files = files_of(owned)
+    files.fail("remove", errno.EPERM, f"{LOG}/{SEGMENT:020}")
+    owned.expire()
+    assert files.list(LOG)[0] == f"{SEGMENT:020}"
+    keeper.needed = 6 * SEGMENT
+    files.fail("remove", errno.EPERM, f"{LOG}/{SEGMENT:020}")
+    owned.expire()
+    assert owned.store.log.begin == 6 * SEGMENT
+    assert [int(name) for name in files.list(LOG)] == [base * SEGMENT for base in range(1, 10)]
+    assert reopened(files)[0].log.begin == SEGMENT, "a start may come at any moment"
+    owned.expire()
+    assert [int(name) for name in files.list(LOG)] == [base * SEGMENT for base in range(6, 10)]
 
 
 @pytest.mark.parametrize("seed", range(20))

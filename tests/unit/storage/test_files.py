@@ -300,3 +300,64 @@ def test_what_is_no_file_is_told_at_once(tmp_path: Path) -> None:
             with pytest.raises(StoreFormatError):
                 OsFiles().read_whole(path)
     OsFiles().require_file(str(tmp_path / "nothing"))
+
+
+# --- reads that the system cuts short
+
+
+def _bad_page(monkeypatch: pytest.MonkeyPatch, begin: int) -> None:
+    """Read as Linux does where a page cannot be read: what is before it, then an error."""
+    real = os.pread
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if offset + size <= begin or offset >= begin + 4096:
+            return real(fd, size, offset)
+        if offset >= begin:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, begin - offset, offset)
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(os, "preadv", preadv)
+
+
+READS = {
+    "read": lambda file, at, size: file.read(at, size),
+    "read_ranges": lambda file, at, size: file.read_ranges([(0, 10), (at, size)]),
+    "read_apart": lambda file, at, size: file.read_apart([(0, 10), (at, size)]),
+}
+
+
+@pytest.mark.parametrize("how", READS)
+@pytest.mark.parametrize("at", [8192, 8190, 4000, 8192 + 4000])
+def test_a_page_that_cannot_be_read_is_an_error_also_behind_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, at: int
+) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 100_000)
+    _bad_page(monkeypatch, 8192)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        READS[how](file, at, 5000)
+    assert raised.value.filename == file.path
+    assert READS[how](file, 20_000, 5000).strip(b"\0") == b""
+
+
+@pytest.mark.parametrize("how", READS)
+def test_what_is_read_in_parts_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 5000)
+    data = os.urandom(5000)
+    file.write(0, data)
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: real(fd, (size + 1) // 2, offset))
+    expected = data[1000:4000] if how == "read" else data[:10] + data[1000:4000]
+    assert READS[how](file, 1000, 3000) == expected
+
+
+def test_ranges_beyond_a_file_that_was_cut_off_are_zeros(tmp_path: Path) -> None:
+    file = OsFiles().create(str(tmp_path / "f"), 5000)
+    file.write(0, b"x" * 5000)
+    os.truncate(file.path, 1000)
+    for read in (file.read_ranges, file.read_apart):
+        assert read([(990, 20), (3000, 10)]) == b"x" * 10 + bytes(20)
+    assert file.read(990, 20) == b"x" * 10

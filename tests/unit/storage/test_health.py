@@ -112,3 +112,21 @@ def test_each_refusal_is_an_error_of_its_own_that_keeps_nothing_alive(verdict: V
         with pytest.raises(StoreError):
             send(body)
     assert sys.getrefcount(body) == 2
+
+
+@pytest.mark.parametrize("verdict", [CLOSED, HEALTHY, FULL, POISONED])
+def test_what_makes_room_is_taken_where_there_is_none(verdict: Verdict) -> None:
+    changes: list[Verdict] = []
+    health = health_with(verdict, changes)
+    changes.clear()
+    with health.making_room():
+        assert health.verdict is (HEALTHY if verdict is FULL else verdict)
+    assert (health.verdict, changes) == (verdict, []), "nobody else is told"
+
+
+@pytest.mark.parametrize("worse", [FULL, POISONED])
+def test_what_goes_wrong_while_room_is_made_stays(worse: Verdict) -> None:
+    health = health_with(FULL)
+    with health.making_room():
+        health.fill("no byte is left") if worse is FULL else health.poison("no byte is left")
+    assert (health.verdict, health.reason) == (worse, "no byte is left")

@@ -13,7 +13,7 @@ COMMIT = 2 << 2
 
 
 def record(topic: bytes, promise: int, at: int = 1000, flag: int = 0, properties: bytes = b"") -> ScannedRecord:
-    return ScannedRecord(at, 100, 0, 0, flag, 5, topic, properties, promise)
+    return ScannedRecord(at, 100, 0, 0, flag, 5, topic, properties, promise, 0, 0)
 
 
 @given(

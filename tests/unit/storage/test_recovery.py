@@ -260,7 +260,7 @@ def test_the_end_of_the_log_must_not_be_gone_unless_somebody_says_so(kept: int) 
     for name in names[kept:]:
         files.remove(f"/s/commitlog/{name}")
     before = {path: bytes(node.data) for path, node in files.names.items()}
-    with pytest.raises(StoreFileMissing, match=f"/s/commitlog/{names[-1]}: is missing.*remove /s/checkpoint"):
+    with pytest.raises(StoreFileMissing, match=f"/s/commitlog/{names[-1]}: is missing.*`duemq store repair /s`"):
         reopened(files)
     assert {path: bytes(node.data) for path, node in files.names.items()} == before
     if not kept:
@@ -546,3 +546,73 @@ def test_what_is_cut_and_cannot_be_kept_stops_the_start() -> None:
     with pytest.raises(OSError, match="No space left"):
         make_store("/s", files, segment_size=8192).open()
     assert {path: bytes(node.data) for path, node in files.names.items() if "commitlog" in path} == log
+
+
+@pytest.mark.parametrize("queues", ["lost", "there"])
+def test_an_older_copy_of_the_last_commitlog_file_stops_the_start(queues: str) -> None:
+    """As a file that is missing does: what was acknowledged is not there, and must not be missed in silence."""
+    files = SimulatedFiles()
+    store = filled("/s", files, 5)
+    last = store.log.segment_bases()[-1]
+    path = f"/s/commitlog/{last:020}"
+    older = bytes(files.names[path].data)
+    for number in range(8):
+        append(store, "a", 0, b"%d" % number * 30)
+    assert store.log.segment_bases()[-1] == last
+    stop(store)
+    files.names[path].data[:] = older
+    if queues == "lost":
+        files.remove_tree("/s/consumequeue")
+    before = {path: bytes(node.data) for path, node in files.names.items()}
+    with pytest.raises(StoreFormatError, match=f"{path}: has no record before .* older copy.*`duemq store repair /s`"):
+        reopened(files)
+    assert {path: bytes(node.data) for path, node in files.names.items()} == before
+    files.remove("/s/checkpoint")
+    again = reopened(files)
+    assert list(problems(again)) == []
+    assert again.ensure_queue("b", 0).next_offset == 5
+
+
+@pytest.mark.parametrize("expired_files", [0, 1, 2])
+def test_what_lies_before_records_that_are_gone_stays_visible(expired_files: int) -> None:
+    """The consume queues are made again from a commitlog that ends before what they had: their offsets go on, and what
+    the commitlog has can be read, also when its first files go, and be found by its time."""
+    files = SimulatedFiles()
+    store = make_store("/s", files, segment_size=8192)
+    store.open()
+    told = {}
+    for number in range(80):
+        [physical] = append(store, "a", 0, b"%d" % number * 150, now_ms=NOW_MS + number)
+        told[number] = physical
+    last, damaged = store.log.segment_bases()[-1], 70
+    assert told[damaged] > last, "the files before the last one have whole records only"
+    stop(store)
+    base = told[damaged] // 8192 * 8192
+    files.names[f"/s/commitlog/{base:020}"].data[told[damaged] - base + 100] ^= 1
+    files.remove_tree("/s/consumequeue")
+    for base in range(0, expired_files * 8192, 8192):
+        files.remove(f"/s/commitlog/{base:020}")
+    for _ in range(3):
+        store = reopened(files)
+        queue = store.ensure_queue("a", 0)
+        first = min(number for number, physical in told.items() if physical >= store.log.begin)
+        assert (queue.min_offset, queue.next_offset) == (first, 80)
+        for number in range(first, damaged):
+            unit = queue.unit(number)
+            assert unit is not None
+            assert unit[0] == told[number]
+        for number in (first, first + 5, damaged - 1):
+            assert store.offset_by_time(queue, NOW_MS + number) == number
+        assert store.offset_by_time(queue, NOW_MS + 1000) == damaged
+        stop(store)
+    queue.advance_min(last)
+    assert queue.min_offset == min(number for number, physical in told.items() if physical >= last)
+
+
+def test_the_size_of_consume_queue_files_is_rounded_up_to_whole_units_as_rocketmq_does() -> None:
+    files = SimulatedFiles()
+    store = make_store("/s", files, queue_size=1999)
+    store.open()
+    append(store, "a", 0, b"x")
+    stop(store)
+    assert len(files.names[f"/s/consumequeue/a/0/{0:020}"].data) == 2000
