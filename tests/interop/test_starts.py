@@ -1,0 +1,105 @@
+"""What the audit says of a start (`spark_jobs.starts`) is what Apache's brokers do that are started on the files.
+
+The stores are those of the tests of `duemq store repair`; here they are not repaired."""
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.events import RangeEvents
+from spark_jobs.figures import Figures
+from spark_jobs.progress import read_progress
+from spark_jobs.ranges import plan
+from spark_jobs.starts import Start, starts
+from spark_jobs.store_files import StoreFiles
+from tests.interop.environment import ClientPool, SharedBroker, make_broker
+from tests.interop.support import eventually
+from tests.interop.test_repair import PROPERTIES, SCHEDULE, SHORTENED, TOPIC, ZEROED, Stores, bodies, damage, stored
+from tests.peers.messages import Outgoing
+from tests.spark.stores import copy_store, sampled
+
+pytestmark = pytest.mark.timeout(300)
+
+TIMER_QUEUE = "consumequeue/rmq_sys_wheel_timer"
+CASES = [
+    ("apache-4.9.7", "stop", (SCHEDULE,)),
+    ("apache-4.9.7", "stop", (ZEROED,)),
+    ("apache-4.9.7", "stop", ("consumequeue",)),
+    ("apache-4.9.7", "kill", (SCHEDULE,)),
+    ("apache-5.3.3", "stop", (SCHEDULE,)),
+    ("apache-5.3.3", "stop", (TIMER_QUEUE,)),
+    ("apache-5.3.3", "stop", ("timerlog",)),
+    ("apache-5.3.3", "stop", ("timerwheel",)),
+    ("apache-5.3.3", "kill", ("timerlog", "timerwheel")),
+    ("apache-5.3.3", "kill", (SCHEDULE, TIMER_QUEUE)),
+]
+ALWAYS = [CASES[0], CASES[3], CASES[8]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def stores(
+    shared_broker: SharedBroker, clients: ClientPool, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stores]:
+    await shared_broker.make_room()
+    directory = tmp_path_factory.mktemp("starts")
+    yield Stores(directory, clients)
+    shutil.rmtree(directory)
+
+
+def told(path: Path) -> Start:
+    """What the audit says of the broker that wrote a store."""
+    store = StoreFiles.open(path)
+    progress = read_progress(store, str(PROPERTIES["messageDelayLevel"]))
+    found = [events for part in plan(store) for events in RangeEvents(store, part, progress)]
+    matched = match_by_origin(*(np.concatenate([getattr(each, name) for each in found]) for name in ("waits", "done")))
+    cases = np.concatenate([matched.cases, match_by_key(matched.waits, matched.done)])
+    (own,) = [each for each in starts(store, Figures.of(cases, 1000, 0), []) if each.wrote_it]
+    return own
+
+
+@pytest.mark.parametrize(("kind", "end", "lost"), sampled(CASES, ALWAYS))
+async def test_a_broker_finds_what_the_audit_says(
+    stores: Stores, clients: ClientPool, tmp_path: Path, kind: str, end: str, lost: tuple[str, ...]
+) -> None:
+    written = await stores.get(kind, end)
+    assert told(written).misses == 0, "nothing is wrong with it"
+    store = copy_store(written, tmp_path / "store")
+    damage(store, lost)
+    expected = told(store)
+    assert expected.broker == kind.removeprefix("apache-")
+    before = bodies(store)
+    java = await clients.java(expected.broker)
+    broker = make_broker(kind, tmp_path / "broker", SHORTENED, store=store)
+    try:
+        await broker.start()
+        await eventually(partial(java.admin(broker.nameserver).route, TOPIC))
+        await eventually(partial(stored, broker, java), lambda found: found >= before.total() + expected.finds)
+        # What comes behind all of them, in each way that works still, says that no more of them come.
+        ends = [Outgoing(b"end level 1", level=1), Outgoing(b"end level 3", level=3)]
+        if kind == "apache-5.3.3" and TIMER_QUEUE not in lost:
+            at = str(time.time_ns() // 1_000_000 + 3000)
+            ends.append(Outgoing(b"end timer", properties={"TIMER_DELIVER_MS": at}))
+        async with await java.producer(broker.nameserver) as producer:
+            await producer.send(TOPIC, ends)
+
+        async def has_ended() -> bool:
+            return {message.body for message in ends} <= bodies(store).keys()
+
+        await eventually(has_ended)
+        await broker.stop()
+    finally:
+        if broker.running:
+            await broker.kill()
+    came = Counter(body.split()[1] for body in bodies(store) if body.startswith(b"waits"))
+    assert came.total() == expected.finds
+    assert expected.reasons or not expected.misses
+    twice = [body for body, count in bodies(store).items() if body.startswith(b"soon level") and count > 1]
+    assert len(twice) == expected.again

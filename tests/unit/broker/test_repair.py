@@ -1,0 +1,911 @@
+"""`duemq store repair`: what is beside a commitlog, made anew from it.
+
+The oracle is the broker that wrote the store, while it still ran: what waits then has to wait in the repaired store,
+and what it had delivered must not come again. RocketMQ's records name no origin: a store as its broker leaves it is one
+of ours in whose records that field is 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import repair as module
+from broker import repair_index as module_index
+from broker.errors import RepairError
+from broker.repair import Report, repair
+from broker.store_cli import main
+from scheduler import level_queues, runs
+from scheduler.delay_levels import DelayLevels
+from scheduler.pending import Pending, Selection, Waiting
+from storage import checkpoint
+from storage.clock import ManualClock, look
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from storage.errors import StoreFormatError
+from storage.files import OsFiles
+from storage.jobs import Lane
+from storage.store import REPAIR_DIRECTORY
+from tests.unit.spark_jobs import compact_world
+from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, SEGMENT, START_MS, TABLE, Broker, new_broker
+
+SETTINGS = {
+    "messageDelayLevel": TABLE.text,
+    "mappedFileSizeConsumeQueue": str(QUEUE_UNITS * 20),
+    "mappedFileSizeTimerLog": "5200",
+}
+SIZES = {name: value for name, value in SETTINGS.items() if name.startswith("mappedFile")}
+PREPARED_AT = 76
+DERIVED = (
+    "consumequeue",
+    f"consumequeue/{SCHEDULE_TOPIC}",
+    f"consumequeue/{TIMER_TOPIC}",
+    "consumequeue/orders",
+    "timerlog",
+    "timerwheel",
+    "checkpoint",
+    "queuecheck",
+    "config/delayOffset.json",
+    "config/timercheck",
+    "config/timermetrics",
+)
+
+
+@pytest.fixture(autouse=True)
+def _files_are_let_go_of() -> Iterator[None]:
+    yield
+    Broker.let_go_of_all()
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """The command logs nothing; other tests look at logs."""
+    yield
+    structlog.reset_defaults()
+
+
+def waiting(broker: Broker) -> Counter[bytes]:
+    """The bodies of the messages that a broker has waiting."""
+    pending = Pending(broker.store, broker.timers, broker.levels)
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    return Counter(each.message.body for each in found)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """All files of a directory."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def commitlog(root: Path) -> dict[str, bytes]:
+    return content(root / "commitlog")
+
+
+def change_records(root: Path, change: Callable[[bytearray, int], None]) -> None:
+    """Change each record of a commitlog: `change` is given a file's bytes, and where in them a record begins."""
+    for path in sorted((root / "commitlog").iterdir()):
+        data, at = bytearray(path.read_bytes()), 0
+        while at + 8 < len(data):
+            size, magic = struct.unpack_from(">iI", data, at)
+            if magic != 0xDAA320A7:
+                break
+            change(data, at)
+            at += size
+        path.write_bytes(data)
+
+
+def as_of_apache(root: Path) -> None:
+    """Make the store one that RocketMQ's broker wrote: no record names another, and no file is ours."""
+
+    def of_theirs(data: bytearray, at: int) -> None:
+        data[at + PREPARED_AT : at + PREPARED_AT + 8] = bytes(8)
+
+    change_records(root, of_theirs)
+    (root / "lock").write_bytes(b"lock")
+    for name in ("checkpoint", "queuecheck"):
+        remove(root / name)
+
+
+def repaired(root: Path, clock: ManualClock, to: Path | None = None) -> Report:
+    """Repair a store, whose commitlog stays as it is."""
+    before = commitlog(root)
+    report = repair(str(root), now=look(clock), settings=SETTINGS, to=str(to) if to else None)
+    assert commitlog(root) == before
+    assert not (root / REPAIR_DIRECTORY).exists()
+    return report
+
+
+def copied(broker: Broker, name: str) -> Path:
+    target = broker.root.parent / name
+    shutil.copytree(broker.root, target)
+    remove(target / "abort")
+    return target
+
+
+def filled(root: Path) -> Broker:
+    """A broker of which some messages are delivered and others wait."""
+    broker = new_broker(root)
+    for number in range(60):
+        broker.send("plain", b"plain %d" % number, f"UNIQ_KEY\x01p{number}", number % 2)
+        broker.schedule(1 + number % 4, b"level %d" % number, f"l{number}")
+        broker.timer(START_MS + 1000 + number * 997, b"timer %d" % number, f"t{number}")
+    broker.pass_time(20_000)
+    names = {name: {"topicName": name, "readQueueNums": 4, "writeQueueNums": 4} for name in ("orders", "plain")}
+    (root / "config/topics.json").write_text(json.dumps({"topicConfigTable": names}))
+    return broker
+
+
+def delivers_the_rest(root: Path, clock: ManualClock, wanted: Counter[bytes], delivered: list[bytes]) -> None:
+    """A broker that opens a store has what is wanted waiting, and delivers each of it once."""
+    after = Broker(root, clock)
+    assert waiting(after) == wanted
+    assert Counter(after.bodies()) == Counter(delivered)
+    after.pass_time(3_700_000)
+    assert Counter(after.bodies()) == Counter(delivered) + wanted
+    after.close()
+
+
+@pytest.mark.parametrize("is_apache", [False, True])
+@pytest.mark.parametrize("lost", DERIVED)
+def test_whatever_is_lost_is_made_again(tmp_path: Path, lost: str, *, is_apache: bool) -> None:
+    broker = filled(tmp_path / "old")
+    wanted, delivered = waiting(broker), broker.bodies()
+    assert len(wanted) > 50
+    assert len(delivered) > 30
+    broker.close()
+    root = copied(broker, "damaged")
+    if is_apache:
+        as_of_apache(root)
+    remove(root / lost)
+    topics = (root / "config/topics.json").read_bytes()
+    report = repaired(root, broker.clock)
+    assert (root / "config/topics.json").read_bytes() == topics
+    assert (root / "lock").read_bytes() == (b"lock" if is_apache and not report.repaired else b"duemq")
+    delivers_the_rest(root, broker.clock, wanted, delivered)
+
+
+@pytest.mark.parametrize("is_apache", [False, True])
+def test_nothing_but_the_commitlog_is_needed(tmp_path: Path, *, is_apache: bool) -> None:
+    broker = filled(tmp_path / "old")
+    wanted, delivered = waiting(broker), broker.bodies()
+    root = tmp_path / "damaged"
+    shutil.copytree(broker.root / "commitlog", root / "commitlog")
+    if is_apache:
+        as_of_apache(root)
+    report = repaired(root, broker.clock)
+    assert report.repaired
+    assert report.levels == {4: 15, 3: 15}
+    assert report.timers == sum(body.startswith(b"timer") for body in wanted)
+    assert sum(report.levels.values()) + report.timers == wanted.total()
+    assert report.topics_added == ["orders", "plain"]
+    assert set(json.loads((root / "config/topics.json").read_bytes())["topicConfigTable"]) == {"orders", "plain"}
+    delivers_the_rest(root, broker.clock, wanted, delivered)
+
+
+def test_a_sound_store_is_left_alone(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    before = content(broker.root)
+    report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
+    assert report.differences == []
+    assert not report.repaired
+    assert content(broker.root) == before
+
+
+@pytest.mark.parametrize(
+    ("lost", "path", "why"),
+    [
+        (f"consumequeue/{SCHEDULE_TOPIC}", f"consumequeue/{SCHEDULE_TOPIC}/3", "lacks units 0 to 14"),
+        ("timerlog", "timerlog", "is missing, and with it 40 of 40 messages that wait"),
+        ("timerwheel", "timerwheel", "is missing; 40 messages wait in it"),
+        ("checkpoint", "checkpoint", "does not say how far the timers are"),
+    ],
+)
+def test_a_dry_run_says_what_is_wrong_and_writes_nothing(tmp_path: Path, lost: str, path: str, why: str) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    remove(broker.root / lost)
+    before = {name: os.stat(broker.root / name).st_mtime_ns for name in content(broker.root)}
+    files = content(broker.root)
+    report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
+    assert (path, why) in report.differences
+    assert not report.repaired
+    assert content(broker.root) == files
+    assert {name: os.stat(broker.root / name).st_mtime_ns for name in files} == before
+
+
+def test_consume_queues_of_another_file_size_than_is_set_are_made_anew(tmp_path: Path) -> None:
+    """As a repair leaves them that was not told the size: no broker with another one would start."""
+    broker = filled(tmp_path / "old")
+    wanted = waiting(broker)
+    broker.close()
+    remove(broker.root / "consumequeue")
+    other = {**SETTINGS, "mappedFileSizeConsumeQueue": str(QUEUE_UNITS * 60)}
+    assert repair(str(broker.root), now=look(broker.clock), settings=other).repaired
+    report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
+    why = f"has files of {QUEUE_UNITS * 60} bytes instead of {QUEUE_UNITS * 20}"
+    assert {difference.why for difference in report.differences} == {why}
+    assert report.repaired
+    after = Broker(broker.root, broker.clock)
+    assert waiting(after) == wanted
+
+
+def test_an_older_copy_of_the_commitlogs_last_file_is_gone_on_with(tmp_path: Path) -> None:
+    """A start refuses such a store, and names the repair."""
+    broker = new_broker(tmp_path / "old")
+    for number in range(5):
+        broker.schedule(4, b"old %d" % number, f"k{number}")
+    broker.close()
+    before = commitlog(broker.root)
+    broker = Broker(broker.root, broker.clock)
+    for number in range(5, 9):
+        broker.schedule(4, b"new %d" % number, f"k{number}")
+    broker.close()
+    for name, data in before.items():
+        (broker.root / "commitlog" / name).write_bytes(data)
+    with pytest.raises(StoreFormatError, match=f"older copy.*`duemq store repair {broker.root}`"):
+        Broker(broker.root, broker.clock)
+    assert repair(str(broker.root), now=look(broker.clock), settings=SETTINGS).repaired
+    after = Broker(broker.root, broker.clock)
+    assert sum(waiting(after).values()) == 5
+
+
+@pytest.mark.parametrize("lost", ["config/delayOffset.json", "config/timercheck"])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_of_a_store_of_ours_also_what_only_apaches_brokers_go_by_is_made_anew(
+    tmp_path: Path, lost: str, *, is_cut: bool
+) -> None:
+    """Without it they deliver again what was delivered."""
+    broker = filled(tmp_path / "old")
+    broker.close()
+    before = (broker.root / lost).read_bytes()
+    if is_cut:
+        (broker.root / lost).write_bytes(before[:20])
+    else:
+        remove(broker.root / lost)
+    remove(broker.root / f"{lost}.bak")
+    dry = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
+    assert [difference.path for difference in dry.differences] == [lost]
+    assert repaired(broker.root, broker.clock).repaired
+    made = (broker.root / lost).read_bytes()
+    if lost.endswith("timercheck"):  # the log's positions are others: what was delivered is not in it any more
+        made, before = made[:8] + made[16:24], before[:8] + before[16:24]
+    assert made == before
+    assert repaired(broker.root, broker.clock).differences == []
+
+
+@pytest.mark.parametrize("size", [7, 13, 260])
+@pytest.mark.parametrize("name", [f"consumequeue/{SCHEDULE_TOPIC}/0", "timerlog"])
+def test_a_file_that_was_cut_off_does_not_say_how_large_files_are(tmp_path: Path, name: str, size: int) -> None:
+    """The next start wants all to have the size of its settings."""
+    broker = filled(tmp_path / "old")
+    wanted = waiting(broker)
+    broker.close()
+    first = min((broker.root / name).iterdir())
+    os.truncate(first, size)
+    assert repair(str(broker.root), now=look(broker.clock), settings={"messageDelayLevel": TABLE.text}).repaired
+    reopened = Broker(broker.root, broker.clock)
+    assert waiting(reopened) == wanted
+    reopened.close()
+
+
+@pytest.mark.parametrize("has_abort", [False, True])
+@pytest.mark.parametrize("is_apache", [False, True])
+def test_a_store_whose_broker_was_killed_is_made_as_after_a_stop(
+    tmp_path: Path, *, is_apache: bool, has_abort: bool
+) -> None:
+    """What it delivered last is not in the files that Apache's brokers go by."""
+    broker = filled(tmp_path / "old")
+    broker.owned.checkpoint()
+    for number in range(10):
+        broker.schedule(1, b"last %d" % number)
+        broker.timer(broker.clock.now_ms() + 1500, b"last timer %d" % number, f"last{number}")
+    broker.clock.advance(1600)
+    broker.run()
+    wanted = waiting(broker)
+    root = tmp_path / "killed"
+    shutil.copytree(broker.root, root)
+    if is_apache:
+        as_of_apache(root)
+    elif not has_abort:
+        remove(root / "abort")
+    dry = repair(str(root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
+    assert "abort" in [difference.path for difference in dry.differences]
+    assert repaired(root, broker.clock).repaired
+    assert repaired(root, broker.clock).differences == []
+    assert not (root / "abort").exists()
+    offsets = json.loads((root / "config/delayOffset.json").read_bytes())["offsetTable"]
+    assert {int(level): offset for level, offset in offsets.items()} == {
+        number: level.offset for number, level in broker.levels.levels.items()
+    }
+    reopened = Broker(root, broker.clock)
+    assert waiting(reopened) == wanted
+    reopened.close()
+
+
+def test_a_dry_run_of_apaches_store_names_the_levels(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "damaged")
+    as_of_apache(root)
+    remove(root / "config/delayOffset.json")
+    remove(root / "config/timercheck")
+    report = repair(str(root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
+    assert report.written_by == "RocketMQ 5.x"
+    assert dict(report.differences) == {
+        "config/delayOffset.json": "is missing: level 1 at 0 instead of 15, level 2 at 0 instead of 15",
+        "config/timercheck": "is missing or cut off",
+    }
+
+
+def test_beside_the_store(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    wanted, delivered = waiting(broker), broker.bodies()
+    broker.close()
+    remove(broker.root / "consumequeue")
+    (broker.root / "config/consumerOffset.json").write_text('{"offsetTable":{"orders@g":{0:7}}}')
+    (broker.root / "index").mkdir()
+    (broker.root / "index/20231114221320000").write_bytes(b"an index")
+    before = content(broker.root)
+    report = repaired(broker.root, broker.clock, tmp_path / "new")
+    assert report.target == str(tmp_path / "new")
+    assert content(broker.root) == before
+    made = content(tmp_path / "new")
+    assert commitlog(tmp_path / "new") == commitlog(broker.root)
+    for name in ("config/consumerOffset.json", "index/20231114221320000"):
+        assert made[name] == before[name]
+    assert not (tmp_path / "new.partial").exists()
+    delivers_the_rest(tmp_path / "new", broker.clock, wanted, delivered)
+
+
+@pytest.mark.parametrize("few", [65_536, 2])
+def test_what_was_delivered_behind_others_is_marked_for_rocketmq(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """Its broker knows one offset of each level. Ours knows it of the checkpoint: of many only those."""
+    monkeypatch.setattr(level_queues, "_SETTLE_UNITS", few)
+    broker = new_broker(tmp_path / "old")
+    for number in range(10):
+        broker.schedule(3, b"%d" % number, f"k{number}")
+        broker.schedule(1, b"%d" % number, f"l{number}", "others")
+    broker.pass_time(1500)
+    broker.close()
+    root = copied(broker, "damaged")
+    after = Broker(root, broker.clock)
+    # What RocketMQ's broker leaves that was told to begin in the middle.
+    for number in (4, 5, 7):
+        message = after.messages(SCHEDULE_TOPIC, 2)[number]
+        after.send("orders", message.body, message.properties_text, 3)
+    after.close()
+    as_of_apache(root)
+    _born_as_scheduled(root)
+    remove(root / "config/delayOffset.json")
+    repaired(root, broker.clock)
+    units = (root / f"consumequeue/{SCHEDULE_TOPIC}/2/{0:020}").read_bytes()
+    sizes = [struct.unpack_from(">i", units, 20 * number + 8)[0] for number in range(10)]
+    assert [number for number, size in enumerate(sizes) if size == 2] == [4, 5, 7]
+    assert '"3":0' in (root / "config/delayOffset.json").read_text().replace(" ", "")
+    known = checkpoint.load(OsFiles(), str(root / "checkpoint")).notes[level_queues.NAME]
+    note = runs.decode(known)
+    assert note is not None
+    assert len(note.delivered) == (3 if few == 2 else 13)
+    last = Broker(root, broker.clock)
+    assert waiting(last) == Counter(b"%d" % number for number in (0, 1, 2, 3, 6, 8, 9))
+
+
+def _born_as_scheduled(root: Path) -> None:
+    """Give all records the producer's time that `Broker.schedule` has."""
+
+    def as_scheduled(data: bytearray, at: int) -> None:
+        struct.pack_into(">q", data, at + 40, 7)
+        struct.pack_into(">i", data, at + 72, 0)
+
+    change_records(root, as_scheduled)
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_repaired_store_is_one_that_was_stopped(tmp_path: Path, *, is_beside: bool) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "killed")
+    as_of_apache(root)
+    before = commitlog(root)
+    (root / "abort").touch()
+    for name in ("delayOffset.json", "delayOffset.json.bak"):
+        (root / "config" / name).write_text('{"offsetTable":{1:3}}')
+    if is_beside:
+        (root / "commitlog").rename(tmp_path / "disk")
+        (root / "commitlog").symlink_to(tmp_path / "disk")
+    target = tmp_path / "new" if is_beside else root
+    repair(str(root), now=look(broker.clock), settings=SETTINGS, to=str(target) if is_beside else None)
+    assert not (target / "abort").exists()
+    assert not (target / "config/delayOffset.json.bak").exists()
+    assert not (target / "commitlog").is_symlink()
+    assert commitlog(target) == before
+    assert (root / "abort").exists() == is_beside
+
+
+# --- random histories
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, int, frozenset[str], bool, bool]:
+    """Seed of the load, its length, what is lost, whether the broker is killed, and whose store it is."""
+    return (
+        draw(st.integers(0, 2**16)),
+        draw(st.integers(1, 120)),
+        draw(st.frozensets(st.sampled_from(DERIVED), max_size=5)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories())
+def test_any_history(
+    tmp_path_factory: pytest.TempPathFactory, history: tuple[int, int, frozenset[str], bool, bool]
+) -> None:
+    seed, length, lost, is_killed, is_apache = history
+    chance = random.Random(seed)
+    directory = tmp_path_factory.mktemp("history")
+    broker = new_broker(directory / "old")
+    timers, levels = list[int](), list[int]()
+    for number in range(length):
+        now, body, key = broker.clock.now_ms(), b"%d" % number, f"k{number}"
+        match chance.choice(("plain", "level", "level", "timer", "timer", "time", "cancel", "checkpoint", "again")):
+            case "plain":
+                broker.send("plain", body * 50, f"UNIQ_KEY\x01{key}")
+            case "level":
+                levels.append(broker.schedule(chance.randint(1, 4), body, key))
+            case "timer":
+                timers.append(broker.timer(now + chance.randint(1, 60_000), body, key))
+            case "time":
+                broker.pass_time(chance.choice((1, 300, 1000, 7000)))
+            case "cancel":
+                left = {each for each in timers if _waits(broker, each)}
+                if left:
+                    broker.cancel(chance.choice(sorted(left)))
+            case "checkpoint":
+                broker.owned.checkpoint()
+            case "again" if not is_apache:
+                # As the levels' messages are cancelled: RocketMQ cannot.
+                left = {each for each in levels if _waits(broker, each)}
+                if left:
+                    broker.cancel(chance.choice(sorted(left)))
+    broker.run()
+    wanted, delivered = waiting(broker), broker.bodies()
+    if not is_killed:
+        broker.close()
+    root = directory / "damaged"
+    shutil.copytree(broker.root, root)
+    if is_apache:
+        as_of_apache(root)
+    for name in sorted(lost):
+        remove(root / name)
+    if not any((root / "commitlog").iterdir()):
+        return
+    report = repaired(root, broker.clock)
+    if report.repaired:
+        again = repair(str(root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
+        assert again.differences == []
+        delivers_the_rest(root, broker.clock, wanted, delivered)
+    shutil.rmtree(directory)
+
+
+def _waits(broker: Broker, physical_offset: int) -> bool:
+    pending = Pending(broker.store, broker.timers, broker.levels)
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    return physical_offset in {each.message.physical_offset for each in found}
+
+
+# --- damage in the commitlog
+
+
+def zeroed(root: Path, at: int, size: int) -> None:
+    path = root / "commitlog" / f"{at // SEGMENT * SEGMENT:020}"
+    data = bytearray(path.read_bytes())
+    data[at % SEGMENT : at % SEGMENT + size] = bytes(size)
+    path.write_bytes(data)
+
+
+def test_a_damaged_stretch_of_an_old_file_is_passed_over(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "old")
+    places = [broker.schedule(4, b"%d" % number * 300, f"k{number}") for number in range(400)]
+    assert broker.store.log.end > 5 * SEGMENT
+    broker.close()
+    zeroed(broker.root, places[10], places[13] - places[10])
+    remove(broker.root / "consumequeue")
+    report = repaired(broker.root, broker.clock)
+    assert [(each.start, each.end) for each in report.damages] == [(places[10], places[13])]
+    assert report.commitlog_end == broker.store.log.end
+    after = Broker(broker.root, broker.clock)
+    assert sum(waiting(after).values()) == 397
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("damage", ["a flipped byte in a body", "zeros"])
+def test_what_our_start_serves_behind_a_damage_a_repair_keeps(tmp_path: Path, damage: str, *, is_stopped: bool) -> None:
+    """A start of ours reads from its checkpoint on, wherever that is in the last files."""
+    broker = new_broker(tmp_path / "old")
+    places = [broker.schedule(4, b"%03d" % number * 100, f"k{number}") for number in range(30)]
+    broker.owned.checkpoint()
+    if is_stopped:
+        broker.close()
+    if damage == "zeros":
+        zeroed(broker.root, places[20], 100)
+    else:
+        path = broker.root / "commitlog" / f"{0:020}"
+        data = bytearray(path.read_bytes())
+        data[places[20] + 90] ^= 1
+        path.write_bytes(data)
+    broker.store.abandon()
+    shutil.copytree(broker.root, tmp_path / "plain")
+    plain = Broker(tmp_path / "plain", broker.clock)
+    wanted, waits = waiting(plain), plain.levels.levels[4].waiting
+    assert sum(wanted.values()) == 29
+    plain.close()
+    remove(broker.root / "consumequeue" / SCHEDULE_TOPIC)
+    for _ in range(2):
+        report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
+        assert [each.start for each in report.damages] == [places[20]]
+        assert report.behind == 0
+        after = Broker(broker.root, broker.clock)
+        assert waiting(after) == wanted
+        assert after.levels.levels[4].waiting == (waits if damage != "zeros" else 29)
+        after.close()
+
+
+def test_a_damage_in_the_last_files_is_where_a_start_will_cut(tmp_path: Path) -> None:
+    """Apache's, and ours where no checkpoint says up to where it had read them."""
+    broker = new_broker(tmp_path / "old")
+    places = [broker.schedule(4, b"%d" % number * 300, f"k{number}") for number in range(30)]
+    broker.close()
+    remove(broker.root / "checkpoint")
+    zeroed(broker.root, places[20], 100)
+    before = commitlog(broker.root)
+    report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
+    assert (report.commitlog_end, report.behind, report.records) == (places[20], 9, 20)
+    assert commitlog(broker.root) == before
+    after = Broker(broker.root, broker.clock)
+    assert sum(waiting(after).values()) == 20
+
+
+# --- what stops it, and what ends it
+
+
+def test_a_store_that_a_broker_has_open_is_refused(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    pid = os.fork()
+    if not pid:  # a lock of this process would not be seen by itself
+        try:
+            repair(str(broker.root), now=look(broker.clock), settings=SETTINGS)
+        except RepairError as error:
+            os._exit(0 if "a broker has this store open" in str(error) else 2)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("make", [lambda root: None, lambda root: (root / "commitlog").mkdir()])
+def test_what_is_no_store_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path)
+    with pytest.raises(RepairError, match="commitlog"):
+        repair(str(tmp_path), now=look(ManualClock(START_MS)))
+    assert not (tmp_path / "lock").exists()
+
+
+class _Killed(BaseException):
+    """Ends the work as a kill would: nothing cleans up behind it."""
+
+
+@pytest.mark.parametrize("is_apache", [False, True])
+def test_killed_at_any_rename_a_further_run_repairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_apache: bool
+) -> None:
+    broker = filled(tmp_path / "old")
+    wanted, delivered = waiting(broker), broker.bodies()
+    broker.close()
+    rename, put_back = os.rename, module._put_back
+    # What delays RocketMQ's levels have the queues that are there tell alone.
+    level = f"consumequeue/{SCHEDULE_TOPIC}/2/{0:020}"
+    units = (broker.root / level).read_bytes()
+    sizes = {name: value for name, value in SETTINGS.items() if name != "messageDelayLevel"}
+    for limit in range(100):
+        root = copied(broker, f"killed-{limit}")
+        if is_apache:
+            as_of_apache(root)
+        remove(root / f"consumequeue/{SCHEDULE_TOPIC}/0")
+        remove(root / "timerlog")
+        count = 0
+
+        def killing(source: str, target: str, limit: int = limit) -> None:
+            nonlocal count
+            if count == limit:
+                raise _Killed
+            count += REPAIR_DIRECTORY in str(source) + str(target)
+            rename(source, target)
+
+        calls: list[int] = []
+
+        def first_only(root: str, partial: str, calls: list[int] = calls) -> None:
+            calls.append(1)
+            if len(calls) == 1:
+                put_back(root, partial)
+
+        monkeypatch.setattr(os, "rename", killing)
+        monkeypatch.setattr(module, "_put_back", first_only)
+        try:
+            repair(str(root), now=look(broker.clock), settings=sizes)
+            is_over = True
+        except _Killed:
+            is_over = False
+        monkeypatch.setattr(os, "rename", rename)
+        monkeypatch.setattr(module, "_put_back", put_back)
+        if (root / REPAIR_DIRECTORY / "old").exists():
+            with pytest.raises(StoreFormatError, match="run `duemq store repair` again"):
+                Broker(root, broker.clock)
+        repair(str(root), now=look(broker.clock), settings=sizes)
+        assert not (root / REPAIR_DIRECTORY).exists()
+        assert (root / level).read_bytes() == units
+        delivers_the_rest(root, ManualClock(broker.clock.now_ms()), wanted, delivered)
+        shutil.rmtree(root)
+        if is_over:
+            assert limit > 8
+            return
+    raise AssertionError("it never ended")
+
+
+# --- what belongs to it
+
+
+def test_queues_whose_messages_expired_go_on(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "old")
+    for number in range(70):
+        broker.send("gone", b"x", f"UNIQ_KEY\x01g{number}")
+    while broker.store.log.end < 3 * SEGMENT:
+        broker.send("plain", b"x" * 1000)
+    broker.close()
+    (broker.root / "commitlog" / f"{0:020}").unlink()
+    remove(broker.root / "consumequeue/plain")
+    root = copied(broker, "apache")
+    as_of_apache(root)
+    for store in (broker.root, root):
+        repaired(store, broker.clock)
+        after = Broker(store, broker.clock)
+        assert after.store.ensure_queue("gone", 0).next_offset == 70, "no queue offset is given twice"
+        after.close()
+
+
+def test_deleted_topics_stay_deleted(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "apache")
+    as_of_apache(root)
+    (root / "config/topics.json").write_text('{"topicConfigTable":{"orders":{"topicName":"orders"}}}')
+    remove(root / "consumequeue/plain")
+    remove(root / "config/delayOffset.json")
+    report = repaired(root, broker.clock)
+    assert report.topics_left_out == ["plain"]
+    assert report.topics_added == []
+    assert not (root / "consumequeue/plain").exists()
+
+
+def test_a_topic_that_we_removed_stays_so_whatever_becomes_of_topics_json(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.owned.durability.remove_topic("plain", lambda error: None)
+    broker.owned.workers.run(Lane.FILES)
+    broker.send("plain", b"of a new topic of that name", queue_id=1)
+    broker.close()
+    remove(broker.root / "config/topics.json")
+    remove(broker.root / "timerlog")
+    report = repaired(broker.root, broker.clock)
+    assert report.topics_added == ["orders", "plain"]
+    after = Broker(broker.root, broker.clock)
+    assert after.bodies("plain", 0) == []
+    assert after.bodies("plain", 1) == [b"of a new topic of that name"]
+
+
+def test_topics_of_an_earlier_edition_of_topics_json_are_not_taken_for_deleted(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    remove(broker.root / "consumequeue")
+    (broker.root / "config/topics.json").write_bytes(b"torn")
+    (broker.root / "config/topics.json.bak").write_text('{"topicConfigTable":{"orders":{"topicName":"orders"}}}')
+    report = repaired(broker.root, broker.clock)
+    assert (report.topics_added, report.topics_left_out) == (["plain"], [])
+    assert "plain" in json.loads((broker.root / "config/topics.json").read_bytes())["topicConfigTable"]
+
+
+def test_topics_that_were_lost_are_added(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    kept = {"perm": 4, "topicName": "orders", "readQueueNums": 9, "writeQueueNums": 9, "new in 6.0": 1}
+    table = {"topicConfigTable": {"orders": kept}, "dataVersion": {"counter": 3}}
+    (broker.root / "config/topics.json").write_text(json.dumps(table))
+    report = repaired(broker.root, broker.clock)
+    assert report.topics_added == ["plain"]
+    made = json.loads((broker.root / "config/topics.json").read_bytes())
+    assert made["topicConfigTable"]["orders"] == kept
+    assert made["topicConfigTable"]["plain"]["readQueueNums"] == 2
+
+
+def test_the_delays_of_levels_are_those_of_the_queues_that_are_left(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "apache")
+    as_of_apache(root)
+    before = (root / f"consumequeue/{SCHEDULE_TOPIC}/2/{0:020}").read_bytes()
+    remove(root / f"consumequeue/{SCHEDULE_TOPIC}/3")
+    sizes = {name: value for name, value in SETTINGS.items() if name != "messageDelayLevel"}
+    report = repair(str(root), now=look(broker.clock), settings=sizes)
+    assert report.delays_assumed == [4]
+    assert (root / f"consumequeue/{SCHEDULE_TOPIC}/2/{0:020}").read_bytes() == before
+    unit = (root / f"consumequeue/{SCHEDULE_TOPIC}/3/{0:020}").read_bytes()[:20]
+    assert struct.unpack(">qiq", unit)[2] == START_MS + 30_000, "RocketMQ's own table"
+
+
+# --- the index
+
+
+def times(broker: Broker) -> Counter[tuple[bytes, int]]:
+    """The bodies of the messages that a broker has waiting, and when it will deliver them."""
+    pending = Pending(broker.store, broker.timers, broker.levels)
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    return Counter((each.message.body, each.due_ms) for each in found)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"messageDelayLevel": "1s 2s"}, SETTINGS])
+def test_what_waits_keeps_its_time_whatever_table_the_repair_is_told(
+    tmp_path: Path, settings: dict[str, str], monkeypatch: pytest.MonkeyPatch, *, is_stopped: bool
+) -> None:
+    """The table may also have changed while the broker ran, and the clock may have been set: the records do not tell
+    that, but the checkpoint does."""
+    broker = new_broker(tmp_path / "store")
+    for number in range(4):
+        broker.schedule(number + 1, b"by the first table, level %d" % (number + 1))
+    broker.send("orders", b"now")
+    table = DelayLevels("1s 4s 10s 20s")
+    broker.levels.set_table(table, broker.clock.now_ms())
+    for number in range(4):
+        broker.schedule(number + 1, b"by the second table, level %d" % (number + 1))
+    broker.clock.set_wall(broker.clock.now_ms() - 3_600_000)
+    broker.run()
+    broker.owned.checkpoint()
+    wanted = times(broker)
+    assert len(wanted) == 8
+    if is_stopped:
+        broker.close()
+    remove(broker.root / "consumequeue" / SCHEDULE_TOPIC)
+    remove(broker.root / "abort")
+    broker.store.abandon()
+    for again in range(2):
+        repair(str(broker.root), now=look(broker.clock), settings={**settings, **SIZES})
+        monkeypatch.setattr(compact_world, "TABLE", table)
+        reopened = Broker(broker.root, broker.clock)
+        assert times(reopened) == wanted
+        reopened.close()
+        if not again:
+            remove(broker.root / "consumequeue" / SCHEDULE_TOPIC)
+
+
+@pytest.mark.parametrize("settings", [{}, {"messageDelayLevel": "1s 2s"}])
+def test_without_a_checkpoint_messages_keep_the_promise_that_their_records_have(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    broker = new_broker(tmp_path / "store")
+    for number in range(4):
+        broker.schedule(number + 1, b"level %d" % (number + 1))
+    wanted = times(broker)
+    broker.close()
+    remove(broker.root / "checkpoint")
+    repair(str(broker.root), now=look(broker.clock), settings={**settings, **SIZES})
+    reopened = Broker(broker.root, broker.clock)
+    assert times(reopened) == wanted
+    reopened.close()
+
+
+def found_by_key(root: Path, key: str) -> list[int]:
+    """The physical offsets that RocketMQ's lookup of a key finds, newest first."""
+    value = 0
+    for unit in struct.unpack(f">{len(key.encode('utf-16-be')) // 2}H", key.encode("utf-16-be")):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    value = abs(value - (1 << 32) if value >> 31 else value)
+    found = []
+    for path in sorted((root / "index").iterdir(), reverse=True):
+        with path.open("rb") as file:
+            file.seek(40 + value % 5_000_000 * 4)
+            (item,) = struct.unpack(">i", file.read(4))
+            while item:
+                file.seek(40 + 20_000_000 + item * 20)
+                of, physical, _, item = struct.unpack(">iqii", file.read(20))
+                if of == value:
+                    found.append(physical)
+    return found
+
+
+@pytest.mark.parametrize("most", [module_index.MOST, 10])
+def test_the_index_is_made_anew_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(module_index, "MOST", most)
+    monkeypatch.setattr(module_index, "_BATCH", 7)
+    broker = new_broker(tmp_path / "old")
+    places: dict[str, list[int]] = {}
+    for number in range(40):
+        keys = f"order-{number % 3} ключ-{number}"
+        name = "plain" if number % 3 else "others"
+        at = broker.send(name, b"x", f"KEYS\x01{keys}\x02UNIQ_KEY\x01u{number}")
+        for key in (*keys.split(), f"u{number}"):
+            places.setdefault(f"{name}#{key}", []).insert(0, at)
+    broker.send("plain", b"without a key")
+    broker.close()
+    as_of_apache(broker.root)
+    dry = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
+    assert dry.lacks_index
+    report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS, with_index=True)
+    assert report.repaired
+    assert report.index_files == -(-120 // most) == len(list((broker.root / "index").iterdir()))
+    assert {key: found_by_key(broker.root, key) for key in places} == places
+    assert found_by_key(broker.root, "plain#none") == []
+    stamp = struct.unpack_from(">q", (broker.root / "checkpoint").read_bytes(), 16)[0]
+    assert stamp == START_MS, "RocketMQ removes files that end behind that"
+
+
+def test_an_index_that_is_there_stays(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "apache")
+    as_of_apache(root)
+    (root / "index").mkdir()
+    (root / "index/20231114221320000").write_bytes(b"an index")
+    (root / "checkpoint").write_bytes(struct.pack(">qqq", 1, 2, 3).ljust(4096, b"\0"))
+    remove(root / f"consumequeue/{SCHEDULE_TOPIC}")
+    report = repaired(root, broker.clock)
+    assert report.repaired
+    assert not report.lacks_index
+    assert content(root / "index") == {"20231114221320000": b"an index"}
+    assert struct.unpack_from(">q", (root / "checkpoint").read_bytes(), 16)[0] == 3
+
+
+# --- the command
+
+
+def test_the_command(tmp_path: Path) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    remove(broker.root / f"consumequeue/{SCHEDULE_TOPIC}/3")
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"messageDelayLevel={TABLE.text}\nmappedFileSizeConsumeQueue={QUEUE_UNITS * 20}\naclEnable=true\n")
+    arguments = ["repair", str(broker.root), "--config", str(conf), "--set", "mappedFileSizeTimerLog=5200"]
+    dry = CliRunner().invoke(main, [*arguments, "--dry-run"])
+    assert dry.exit_code == 1, dry.output
+    assert f"consumequeue/{SCHEDULE_TOPIC}/3 lacks units 0 to 14" in dry.output
+    assert "run it without --dry-run" in dry.output
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    assert f"repaired: {broker.root}" in done.output
+    again = CliRunner().invoke(main, [*arguments, "--dry-run"])
+    assert again.exit_code == 0, again.output
+    assert "nothing is to be repaired" in again.output
+
+
+def test_the_command_tells_errors_in_one_line(tmp_path: Path) -> None:
+    found = CliRunner().invoke(main, ["repair", str(tmp_path / "none")])
+    assert found.exit_code == 2
+    assert found.output == f"duemq: {tmp_path}/none has no commitlog/: it is no store of duemq or RocketMQ\n"
