@@ -11,6 +11,7 @@ from typing import Final, Self, TypeVar
 from duemq import _checks
 from duemq._client import Client, typed_body
 from duemq._connection import Codec
+from duemq._id_brokers import is_of_none
 from duemq._message import ChangedMessage, ChangeResult, Changes, DueCurve, PendingMessage
 from duemq._settings import Rhythm
 from duemq._times import Span, Time, span_ms, time_ms
@@ -42,7 +43,8 @@ class Admin:
     with ten million waiting messages takes about a second to look through them.
 
     Methods select by `topic`, `key` (one of a message's keys, or its message id) and time: due from `begin` on and
-    before `end`, each a datetime with a time zone or seconds since the epoch. What is None selects by nothing.
+    before `end`, each a datetime with a time zone or seconds since the epoch. What is None selects by nothing. Brokers
+    that the name servers do not know now, since they are down, are not asked.
 
     They raise ArgumentError, ClosedError, NotSupportedError where no broker is a duemq, BrokerError, ConnectError,
     ConnectionLostError and RequestTimeoutError.
@@ -172,7 +174,8 @@ class Admin:
     ) -> Changes:
         """Cancel messages that wait: those with the ids that their broker gave them
         (`SendResult.offset_message_id`), or those of a topic with a key or for a time. Where a selection fails at one
-        broker, it may have been carried out at others."""
+        broker, it may have been carried out at others. A broker goes on with a change that was not answered in time:
+        `count` tells how many of a selection still wait."""
         return await self._change(headers.ChangePending("cancel"), offset_message_ids, topic, key, begin, end)
 
     async def reschedule(
@@ -241,10 +244,15 @@ class Admin:
         results = {each: ChangedMessage(each, ChangeResult.NEVER_EXISTED) for each in ids}
         for message in (message for each in lists for message in each if message.result != "NEVER_EXISTED"):
             results[message.msg_id] = _changed(message)
-        told = tuple(results.values())
-        if any(message.result is ChangeResult.NEVER_EXISTED for message in told):
+        nowhere = [each for each, message in results.items() if message.result is ChangeResult.NEVER_EXISTED]
+        if nowhere:
             # One that cannot be asked may have those that nobody else has.
             _raise_first(errors)
+            addresses = await self._addresses()
+            for each in nowhere:
+                if is_of_none(each, addresses):
+                    results[each] = ChangedMessage(each, ChangeResult.BROKER_UNKNOWN)
+        told = tuple(results.values())
         return Changes(dict(Counter(message.result for message in told)), told)
 
     async def _change_at(self, address: str, header: headers.ChangePending) -> bodies.ChangedMessages:

@@ -13,6 +13,7 @@ from duemq._cli_shared import (
     GROUP,
     client_options,
     duration,
+    fail,
     moment,
     one_line_errors,
     origin,
@@ -25,6 +26,7 @@ from duemq._consumer import From, PushConsumer
 from duemq._message import CancelResult, ReceivedMessage
 from duemq._producer import Producer
 from duemq._times import now_ms
+from duemq.errors import RequestTimeoutError
 
 
 @click.command(short_help="Send a message, now or due later.")
@@ -238,7 +240,10 @@ def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, c
         async with Producer(nameserver, group=GROUP, codec=codec, timeout=timeout / 1000) as producer:
             results.update(await producer.cancel(ids))
 
-    run(work())
+    try:
+        run(work())
+    except RequestTimeoutError as error:
+        fail(f"{error}. The same command again tells what became of each message")
     for name, result in results.items():
         click.echo(_format.cancelled_as_json(name, result) if as_json else _format.cancelled_as_text(name, result))
     if set(results.values()) - {CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED}:

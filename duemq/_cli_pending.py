@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
@@ -13,9 +14,11 @@ import click
 
 from duemq import _format
 from duemq._admin import LEAST_STEP_MS, MOST_STEPS, Admin
-from duemq._cli_shared import client_options, duration, moment, one_line_errors, print_line, run
+from duemq._cli_shared import client_options, duration, fail, moment, one_line_errors, print_line, run
 from duemq._connection import Codec
 from duemq._message import ChangeResult, Changes
+from duemq.errors import RequestTimeoutError
+from protocol.codes import RequestCode
 
 
 @click.group(short_help="Look at messages that wait, and change them.")
@@ -27,7 +30,8 @@ def pending() -> None:
     duemq pending curve --step 10m --steps 24
     duemq pending cancel --topic reminders --from 2031-01-01T00:00 --to 2031-01-02T00:00
 
-    Needs duemq brokers; all that the name servers know are asked.
+    Needs duemq brokers. All that the name servers know are asked: what waits at a broker that is down is neither shown
+    nor changed.
     """
 
 
@@ -145,7 +149,7 @@ def cancel_pending(**options: Any) -> None:
     least one of --key, --from and --to. `duemq pending count` with the same options tells beforehand how many they are.
 
     Prints what became of each ID, or how many had which result. The exit code is 1 if there are some that will be
-    delivered all the same.
+    delivered all the same, and if --timeout is over before a broker is done: it goes on then.
     """
     _change(Admin.cancel, {ChangeResult.CANCELLED, ChangeResult.ALREADY_CANCELLED}, **options)
 
@@ -192,9 +196,27 @@ def _change(
         async with admin:
             found.append(await change(admin, ids or None, **selection))
 
-    run(work())
+    try:
+        run(work())
+    except RequestTimeoutError as error:
+        # Any other request changes nothing, as that to the name server.
+        fail(f"{error}. {_what_now(ids)}" if error.request == RequestCode.CHANGE_PENDING.name else str(error))
     (changes,) = found
     for line in [_format.changes_as_json(changes)] if as_json else _format.changes_as_text(changes, by_id=bool(ids)):
         click.echo(line)
     if set(changes.counts) - wanted:
         sys.exit(1)
+
+
+def _what_now(ids: tuple[str, ...]) -> str:
+    """What a user should know where a change was not answered in time."""
+    goes_on = "The broker goes on with the change"
+    if ids:
+        return f"{goes_on}; the same command again tells what became of each message"
+    options = click.get_current_context().params
+    words = ["duemq", "pending", "count"]
+    for option, name in (("topic", "topic"), ("key", "key"), ("from", "begin"), ("to", "end"), ("nameserver",) * 2):
+        value = options[name]
+        if value is not None:
+            words += [f"--{option}", value.isoformat() if isinstance(value, datetime) else value]
+    return f"{goes_on}; how many of the messages still wait: {shlex.join(words)}"

@@ -5,7 +5,8 @@ How it works: a rebalance works out which queues are this member's (`_member`), 
 calls the handler, or the caller does that itself. What is finished is committed from time to time (`_offsets`).
 
 Messages are delivered at least once: after a crash, or when queues change hands, those that were finished but not
-committed, or handled at that moment, are delivered again.
+committed, or handled at that moment, are delivered again. A member whose process stopped for minutes, while others had
+its queues, goes on where the group is by then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
@@ -97,6 +99,7 @@ class PushConsumer:
         codec: Codec = "auto",
         _rhythm: Rhythm | None = None,
         _clock: Clock = now_ms,
+        _monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_options(group, on_message, model, concurrency, offset_file)
         if max_ahead < 1:
@@ -116,6 +119,7 @@ class PushConsumer:
             local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
             rhythm=_rhythm or Rhythm(),
             clock=_clock,
+            monotonic=_monotonic,
         )
         self._member = Member(config, self._inbox)
         self._workers: set[asyncio.Task[None]] = set()

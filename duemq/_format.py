@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from duemq._durations import format_duration
+from duemq._id_brokers import broker_of
 from duemq._message import (
     CancelResult,
     ChangeResult,
@@ -21,12 +22,14 @@ from duemq._message import (
     SendResult,
 )
 
+_UNKNOWN: Final = "is of the broker {broker}, which is not there now; it may wait there"
 _CANCELLED: Final = {
     CancelResult.CANCELLED: "is cancelled",
     CancelResult.ALREADY_CANCELLED: "was cancelled before",
     CancelResult.ALREADY_DELIVERED: "is delivered already",
-    CancelResult.NO_LONGER_WAITS: "was delivered or cancelled, long ago",
+    CancelResult.NO_LONGER_WAITS: "was delivered or cancelled long ago, or its store was compacted since",
     CancelResult.NEVER_EXISTED: "is no message that waits or waited here",
+    CancelResult.BROKER_UNKNOWN: _UNKNOWN,
 }
 
 _CHANGED: Final = {
@@ -35,8 +38,12 @@ _CHANGED: Final = {
     ChangeResult.DELIVERED_NOW: ("is due now", "are due now"),
     ChangeResult.ALREADY_DELIVERED: ("is delivered already", "are delivered already"),
     ChangeResult.ALREADY_CANCELLED: ("was cancelled before", "were cancelled before"),
-    ChangeResult.NO_LONGER_WAITS: ("was delivered or cancelled, long ago", "were delivered or cancelled, long ago"),
+    ChangeResult.NO_LONGER_WAITS: (
+        "was delivered or cancelled long ago, or its store was compacted since",
+        "were delivered or cancelled long ago, or their store was compacted since",
+    ),
     ChangeResult.NEVER_EXISTED: ("is no message that waits or waited here", "are no messages that wait or waited here"),
+    ChangeResult.BROKER_UNKNOWN: (_UNKNOWN, _UNKNOWN),
 }
 _BAR: Final = 50
 """Characters of the longest bar of a curve."""
@@ -72,7 +79,13 @@ def result_as_json(result: SendResult) -> str:
 
 def cancelled_as_text(name: str, result: CancelResult) -> str:
     """What became of a message that was to be cancelled."""
-    return f"{printable(name)} {_CANCELLED[result]}"
+    return _outcome(name, _CANCELLED[result])
+
+
+def _outcome(offset_message_id: str, text: str) -> str:
+    if text is _UNKNOWN:
+        text = text.format(broker=broker_of(offset_message_id))
+    return f"{printable(offset_message_id)} {text}"
 
 
 def cancelled_as_json(name: str, result: CancelResult) -> str:
@@ -116,7 +129,7 @@ def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
     """What became of messages: a line for each, or one for all with the same result."""
     if by_id:
         for message in changes.messages:
-            yield f"{printable(message.offset_message_id)} {_CHANGED[message.result][0]}"
+            yield _outcome(message.offset_message_id, _CHANGED[message.result][0])
         return
     for result, count in changes.counts.items():
         yield f"{count} message{'s' if count != 1 else ''} {_CHANGED[result][count != 1]}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -54,6 +55,8 @@ class MemberConfig:
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
     rhythm: Rhythm = field(default_factory=Rhythm)
     clock: Clock = now_ms
+    monotonic: Callable[[], float] = time.monotonic
+    """Seconds, by a clock that nobody sets."""
 
     @property
     def broadcasting(self) -> bool:
@@ -144,6 +147,7 @@ class Member:
     async def commit(self, *, even_unchanged: bool = False) -> None:
         """Store the offsets; what goes wrong is logged."""
         async with self._moving:
+            await self._catch_up_with_group()
             offsets = {}
             for queue, (reader, _) in self._readers.items():
                 offset = reader.offset_to_commit(even_unchanged=even_unchanged)
@@ -204,6 +208,7 @@ class Member:
     async def _update(self, topic: str, mine: Iterable[MessageQueue]) -> None:
         wanted = set(mine)
         async with self._moving:
+            await self._catch_up_with_group()
             had = {queue for queue in self._readers if queue.topic == topic}
             if wanted == had:
                 return
@@ -225,7 +230,9 @@ class Member:
             broadcasting=self._config.broadcasting,
             rhythm=self._config.rhythm,
             clock=self._config.clock,
+            monotonic=self._config.monotonic,
             progressed=self._progress.set,
+            overtaken=self._overtaken,
             complaints=self._complaints,
             max_ahead=self._config.max_ahead,
         )
@@ -238,6 +245,48 @@ class Member:
         task.cancel()
         if offset is not None:
             await self._save({queue: offset})
+
+    async def _catch_up_with_group(self) -> None:
+        """Before offsets are stored: where nothing was heard for long, and others have gone on meanwhile, read on from
+        where the group is now; `_moving` is held."""
+        readers = [reader for reader, _ in self._readers.values() if reader.has_to_check]
+        who = "asking for the group's offsets"
+        try:
+            for error in await asyncio.gather(*(reader.check() for reader in readers), return_exceptions=True):
+                if error is not None:
+                    raise error
+        except (DueMQError, OSError) as error:
+            self._complaints.raise_(who, str(error))
+        else:
+            self._complaints.settle(who)
+        for reader in readers:
+            if reader.dropped:
+                self._begin_anew(reader)
+
+    def _overtaken(self, reader: QueueReader) -> None:
+        """A reader has found out that the group has gone on without it."""
+        self._tasks.start(self._begin_anew_in_turn(reader), f"duemq reader {reader.queue} anew")
+
+    async def _begin_anew_in_turn(self, reader: QueueReader) -> None:
+        async with self._moving:
+            self._begin_anew(reader)
+
+    def _begin_anew(self, reader: QueueReader) -> None:
+        """Read a queue from the group's offset on; `_moving` is held. Nothing changes where the queue has another
+        reader by now, or none."""
+        queue = reader.queue
+        if queue not in self._readers or self._readers[queue][0] is not reader:
+            return
+        log.warning(
+            "%s had heard nothing of %s for over %g s, and the group has gone on without it: reading on from the "
+            "group's offset",
+            self._config.group,
+            queue,
+            self._config.rhythm.expiry,
+        )
+        _, task = self._readers.pop(queue)
+        task.cancel()
+        self._add(queue)
 
     async def _look_up_topics(self) -> None:
         """Look once at all topics, so that a wrong address of the name server fails the start."""

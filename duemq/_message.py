@@ -46,9 +46,13 @@ class CancelResult(StrEnum):
     ALREADY_CANCELLED = "ALREADY_CANCELLED"
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
     NO_LONGER_WAITS = "NO_LONGER_WAITS"
-    """Delivered or cancelled: so long ago that its broker does not know which any more."""
+    """Delivered or cancelled, so long ago that its broker does not know which any more; or its store was compacted
+    since, which ends the life of ids."""
     NEVER_EXISTED = "NEVER_EXISTED"
     """No broker has such a message, or had one."""
+    BROKER_UNKNOWN = "BROKER_UNKNOWN"
+    """No broker that the name servers know has it, and the one that gave the id is none of them now, by the address in
+    the id: where that one is only down, the message may wait there."""
 
 
 class ChangeResult(StrEnum):
@@ -60,9 +64,13 @@ class ChangeResult(StrEnum):
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
     ALREADY_CANCELLED = "ALREADY_CANCELLED"
     NO_LONGER_WAITS = "NO_LONGER_WAITS"
-    """Delivered or cancelled: so long ago that its broker does not know which any more."""
+    """Delivered or cancelled, so long ago that its broker does not know which any more; or its store was compacted
+    since, which ends the life of ids."""
     NEVER_EXISTED = "NEVER_EXISTED"
     """No broker has such a message, or had one."""
+    BROKER_UNKNOWN = "BROKER_UNKNOWN"
+    """No broker that the name servers know has it, and the one that gave the id is none of them now, by the address in
+    the id: where that one is only down, the message may wait there."""
 
 
 @dataclass(frozen=True, slots=True)

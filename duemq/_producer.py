@@ -18,6 +18,7 @@ from duemq._client import Client, typed_body, typed_header
 from duemq._connection import Codec
 from duemq._delay import Plan, Wish, make_plan, read_wish
 from duemq._delay_tables import DelayTables
+from duemq._id_brokers import is_of_none
 from duemq._message import CancelResult, Message, MessageQueue, SendResult, SendStatus
 from duemq._outgoing import Outgoing, compressed, one_key, prepare
 from duemq._routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
@@ -304,7 +305,8 @@ class Producer:
         self, offset_message_ids: Iterable[str], *, timeout: float | None = None
     ) -> dict[str, CancelResult]:
         """Cancel messages that wait, for a time or a delay level, by the ids that their broker gave them
-        (`SendResult.offset_message_id`); gives what became of each. All brokers are asked; duemq's answer.
+        (`SendResult.offset_message_id`); gives what became of each. All brokers that the name servers know are asked;
+        duemq's answer.
 
         Raises ArgumentError, ClosedError, NotSupportedError where no broker is a duemq, NoPermissionError where
         recallMessageEnable=false, ConnectError, ConnectionLostError and RequestTimeoutError. `timeout`: of each
@@ -330,6 +332,9 @@ class Producer:
             errors = [error for error in errors if not isinstance(error, NotSupportedError)]
         if errors and CancelResult.NEVER_EXISTED in results.values():
             raise errors[0]
+        for each, result in results.items():
+            if result is CancelResult.NEVER_EXISTED and is_of_none(each, addresses):
+                results[each] = CancelResult.BROKER_UNKNOWN
         return results
 
     async def _cancel_at(self, address: str, ids: list[str], timeout: float) -> dict[str, CancelResult]:

@@ -30,7 +30,12 @@ class QueueReader:
     """Pulls a queue and puts what it finds into the inbox.
 
     `subscription` is asked for before each pull, since it may change. `progressed` is called when something was read
-    or finished.
+    or finished, `overtaken`, with this reader, when it ends because the group has gone on without it. `monotonic` is in
+    seconds.
+
+    A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
+    gives its queues to others, maybe back later. So whoever has heard nothing of the broker for long asks for the
+    group's offset before anything else is handled or stored.
     """
 
     def __init__(
@@ -45,7 +50,9 @@ class QueueReader:
         broadcasting: bool,
         rhythm: Rhythm,
         clock: Clock,
+        monotonic: Callable[[], float],
         progressed: Callable[[], None],
+        overtaken: Callable[[QueueReader], None],
         complaints: Complaints,
         max_ahead: int,
     ) -> None:
@@ -53,7 +60,8 @@ class QueueReader:
         self._not_too_far_ahead = asyncio.Event()
         self.queue = queue
         self.dropped = False
-        """Whether another member has the queue now: what was read of it is neither handled nor committed any more."""
+        """Whether another member has the queue now, or had it meanwhile: what was read of it is neither handled nor
+        committed any more."""
         self._api = api
         self._offsets = offsets
         self._inbox = inbox
@@ -62,10 +70,14 @@ class QueueReader:
         self._broadcasting = broadcasting
         self._rhythm = rhythm
         self._clock = clock
+        self._monotonic = monotonic
         self._progressed = progressed
+        self._overtaken = overtaken
         self._complaints = complaints
         self._tracker: OffsetTracker | None = None
         self._committed = -1
+        self._heard = monotonic()
+        """When the broker last told something of this queue."""
         self._end: int | None = None
         self._hold = False
 
@@ -74,8 +86,31 @@ class QueueReader:
         """Whether all is finished that was in the queue when this member got it."""
         return self._end is not None and self._tracker is not None and self._tracker.committable >= self._end
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing was heard of the queue for so long that others may have it."""
+        return self._monotonic() - self._heard > self._rhythm.expiry
+
+    @property
+    def has_to_check(self) -> bool:
+        """Whether there is an offset to be stored, but others may have stored a newer one."""
+        return self._tracker is not None and self._tracker.committable != self._committed and self.is_silent
+
+    async def check(self) -> None:
+        """Where nothing was heard for long, look whether the group has gone on without this member, or was sent back:
+        then this reader is `dropped`. Raises what the request for the group's offset raises."""
+        if self._tracker is None or not self.is_silent:
+            return
+        stored = await self._offsets.load(self.queue)
+        if stored is not None and not self._committed <= stored <= self._tracker.committable:
+            self.dropped = True
+        self._heard = self._monotonic()
+
     def offset_to_commit(self, *, even_unchanged: bool) -> int | None:
-        """The offset to be stored, or None where there is none or it is stored already."""
+        """The offset to be stored, or None where there is none, it is stored already, or others may have stored a newer
+        one."""
+        if self.dropped or self.is_silent:
+            return None
         if self._tracker is None or (self._tracker.committable == self._committed and not even_unchanged):
             return None
         return self._tracker.committable
@@ -117,7 +152,7 @@ class QueueReader:
             self._progressed()
 
     async def run(self) -> None:
-        """Read until cancelled. What goes wrong is logged once and tried again, with growing pauses."""
+        """Read until cancelled or overtaken. What goes wrong is logged once and tried again, with growing pauses."""
         failures, who = 0, f"reading {self.queue}"
         while True:
             try:
@@ -133,6 +168,9 @@ class QueueReader:
                 log.exception("cannot read %s", self.queue)
             else:
                 self._complaints.settle(who)
+                if self.dropped:
+                    self._overtaken(self)
+                    return
                 failures = 0
                 continue
             failures += 1
@@ -144,6 +182,7 @@ class QueueReader:
             offset = await self._find_start()
             log.debug("reading %s from offset %d on", self.queue, offset)
             self._tracker = OffsetTracker(offset)
+            self._heard = self._monotonic()
         await self._wait_for_the_slowest(self._tracker)
         await self._inbox.wait_for_room()
         await self._pull(self._tracker)
@@ -168,6 +207,10 @@ class QueueReader:
         # whose answer tells that it is over.
         hold, self._hold = self._hold, True
         pulled = await self._api.pull(self.queue, asked, self._subscription(), hold=hold)
+        await self.check()
+        if self.dropped:
+            return
+        self._heard = self._monotonic()
         if self._end is None:
             self._end = pulled.end_offset
         if pulled.moved:

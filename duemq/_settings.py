@@ -14,7 +14,10 @@ class Rhythm:
     """For requests that the caller gives no timeout: routes, heartbeats, offsets."""
 
     heartbeat: float = 30.0
-    """Between heartbeats, and between refreshes of the routes. A broker forgets a client after 120 s."""
+    """Between heartbeats, and between refreshes of the routes."""
+
+    expiry: float = 120.0
+    """After so long without a heartbeat a broker forgets a client, and others have its queues."""
 
     delays: float = 30.0
     """How long it is believed which delays a broker and each of its topics has: they may change while it runs."""

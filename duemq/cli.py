@@ -1,11 +1,14 @@
 """The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
-`duemq clock advance`, and `duemq spark`, whose commands `spark_jobs.cli` has.
+`duemq clock advance`, `duemq store`, whose commands `broker.store_cli` has, and `duemq spark`, whose commands
+`spark_jobs.cli` has.
 
 Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +22,7 @@ _ELSEWHERE: Final = {
     "cancel": ("duemq._cli_messages", "cancel"),
     "pending": ("duemq._cli_pending", "pending"),
     "clock": ("duemq._cli_clock", "clock"),
+    "store": ("broker.store_cli", "main"),
     "spark": ("spark_jobs.cli", "main"),
 }
 """Commands by their names: the modules that have them, and what they are called there."""
@@ -50,6 +54,7 @@ def main() -> None:
     duemq receive greetings --follow     wait for messages
     duemq send greetings hello --in 5s   send one that is due in 5 seconds
     duemq pending list                   show what waits
+    duemq store repair ./store           make anew what a store has beside its commitlog
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
@@ -94,12 +99,15 @@ def serve(
     duemq serve --store ./data
     duemq serve --store ./data --set messageDelayLevel='1s 5s 1m 1h' --log-format json
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads for algebra, of which a broker does none
     try:
         from broker.main import serve as run_broker
     except ModuleNotFoundError as error:
         from duemq._cli_shared import fail
 
         fail(f"the broker needs the package {error.name}; install duemq[broker]")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     sys.exit(
         run_broker(
             config_file=str(config) if config else None,

@@ -88,13 +88,15 @@ class ConnectionLostError(DueMQError, ConnectionError):
 
 
 class RequestTimeoutError(DueMQError, TimeoutError):
-    """No answer in time; the request may have been carried out. Attributes: `address`, `timeout` in seconds."""
+    """No answer in time; the request may have been carried out. Attributes: `address`; `request`, its name; `timeout`
+    in seconds."""
 
     retriable = True
 
-    def __init__(self, address: str, what: str, timeout: float) -> None:
-        super().__init__(f"no answer from {address} to {what} within {timeout:g} s")
+    def __init__(self, address: str, request: str, timeout: float) -> None:
+        super().__init__(f"no answer from {address} to {request} within {timeout:g} s")
         self.address = address
+        self.request = request
         self.timeout = timeout
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -183,6 +184,36 @@ def test_cancel_says_what_became_of_each(
     ]
 
 
+GONE = "7F00000100002A9F0000000000000042"
+"""Of the broker 127.0.0.1:10911."""
+
+
+@pytest.mark.parametrize("command", [["cancel"], ["pending", "cancel"], ["pending", "reschedule", "--in", "5s"]])
+def test_an_id_of_a_broker_that_is_not_there_is_none_that_never_existed(
+    known: FakeBroker, run: Callable[..., Result], command: list[str]
+) -> None:
+    here = f"7F000001{int(known.address.rpartition(':')[2]):08X}0000000000000042"
+    told = [{"msgId": each, "result": "NEVER_EXISTED"} for each in (GONE, here)]
+    known.on(RequestCode.CANCEL_MESSAGE, success(body=fastjson.dumps(told)))
+    known.on(RequestCode.CHANGE_PENDING, success(body=fastjson.dumps({"counts": {}, "messages": told})))
+    result = run(*command, GONE, here)
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout.splitlines() == [
+        f"{GONE} is of the broker 127.0.0.1:10911, which is not there now; it may wait there",
+        f"{here} is no message that waits or waited here",
+    ]
+    assert '"BROKER_UNKNOWN"' in run(*command, GONE, "--json").stdout
+
+
+def test_cancel_says_how_to_go_on_where_there_is_no_answer_in_time(
+    known: FakeBroker, run: Callable[..., Result]
+) -> None:
+    known.on(RequestCode.CANCEL_MESSAGE, None)
+    result = run("cancel", IDS[0], "--timeout", "50ms")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "to CANCEL_MESSAGE within 0.05 s. The same command again tells what became of each" in result.stderr
+
+
 @pytest.mark.parametrize("arguments", [["cancel"], ["cancel", "x"], ["cancel", "0" * 32, "0" * 33]])
 def test_cancel_wants_ids(run: Callable[..., Result], arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2
@@ -283,7 +314,7 @@ def test_a_curve_is_drawn_as_bars(known: FakeBroker, run: Callable[..., Result])
         (["cancel"], "CANCELLED", "is cancelled", 0),
         (["cancel"], "ALREADY_CANCELLED", "was cancelled before", 0),
         (["cancel"], "ALREADY_DELIVERED", "is delivered already", 1),
-        (["cancel"], "NO_LONGER_WAITS", "was delivered or cancelled, long ago", 1),
+        (["cancel"], "NO_LONGER_WAITS", "was delivered or cancelled long ago, or its store was compacted since", 1),
         (["cancel"], "NEVER_EXISTED", "is no message that waits or waited here", 1),
         (["deliver"], "DELIVERED_NOW", "is due now", 0),
         (["deliver"], "ALREADY_CANCELLED", "was cancelled before", 1),
@@ -327,6 +358,38 @@ def test_a_selection_is_changed(known: FakeBroker, run: Callable[..., Result]) -
     }
     nothing = run("pending", *arguments, "--at", "2030-01-01T00:00:00.250+00:00")
     assert (nothing.exit_code, nothing.stdout) == (0, "no such message waits\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what_now"),
+    [
+        (IDS, "the same command again tells what became of each message"),
+        (
+            ["--topic", "t", "--key", "a b", "--from", "2030-01-01T00:00+00:00"],
+            "how many of the messages still wait: duemq pending count --topic t --key 'a b' --from "
+            "2030-01-01T00:00:00+00:00 --nameserver",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [["cancel"], ["deliver"], ["reschedule", "--in", "5s"]])
+def test_a_change_that_is_not_answered_in_time_goes_on(
+    known: FakeBroker, run: Callable[..., Result], command: list[str], arguments: list[str], what_now: str
+) -> None:
+    known.on(RequestCode.CHANGE_PENDING, None)
+    result = run("pending", *command, *arguments, "--timeout", "50ms")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"to CHANGE_PENDING within 0.05 s. The broker goes on with the change; {what_now}" in result.stderr
+    known.on(RequestCode.LIST_PENDING, page(counted=7))
+    if "count" in what_now:
+        again = result.stderr.strip().partition("duemq pending ")[2]
+        assert run("pending", *shlex.split(again)).stdout == "7\n"
+
+
+def test_a_change_that_was_not_begun_does_not_go_on(known: FakeBroker, run: Callable[..., Result]) -> None:
+    known.on(RequestCode.HEART_BEAT, None)
+    result = run("pending", "cancel", "--topic", "t", "--key", "k", "--timeout", "50ms")
+    assert (result.exit_code, "goes on" in result.stderr) == (1, False)
+    assert known.requests_of(RequestCode.CHANGE_PENDING) == []
 
 
 @pytest.mark.parametrize(

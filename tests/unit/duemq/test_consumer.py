@@ -21,6 +21,7 @@ from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, pulled, 
 
 PULL = RequestCode.PULL_MESSAGE
 COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
+LOAD = RequestCode.QUERY_CONSUMER_OFFSET
 BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 MEMBERS = RequestCode.GET_CONSUMER_LIST_BY_GROUP
 TAGS_A = "TAGS\x01a"
@@ -308,6 +309,122 @@ async def test_a_queue_that_goes_to_another_member_is_committed_and_its_messages
         assert bodies(await take(consumer, 1)) == [b"d"]  # and not c, which was read but belongs to the other now
     assert broker.offsets["g", "demo", 1] == 3
     assert not broker.requests_of(BACK)
+
+
+# --- a process that stopped for a while
+
+
+class StoppedClock:
+    """A monotonic clock that runs only where the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def stop_process(self) -> None:
+        """So long that brokers forget a member: 120 s without a heartbeat, as RocketMQ's do."""
+        self.now += 121
+
+
+def commits(broker: FakeBroker, since: int) -> list[int]:
+    """The offsets that were stored for queue 0 by the requests from a number on."""
+    stored = [request for request in broker.requests[since:] if request.code == COMMIT]
+    return [int(each.ext["commitOffset"]) for each in stored if each.ext["queueId"] == "0"]
+
+
+async def finish_one_of_two(broker: FakeBroker, consumer: PushConsumer) -> ReceivedMessage:
+    """Take the two messages of queue 0, and finish the first, whose offset is stored then; gives the other."""
+    first, second = await take(consumer, 2)
+    await first.ack()
+    await broker.until(lambda: broker.offsets.get(("g", "demo", 0)) == 1)
+    return second
+
+
+async def test_a_member_that_stopped_for_long_goes_on_where_the_group_is(broker: FakeBroker) -> None:
+    """Others had its queues meanwhile: it handles nothing that they have handled, and stores no older offset."""
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"0", b"1")
+    clock = StoppedClock()
+    async with make_consumer(broker, _monotonic=clock) as consumer:
+        lost = await finish_one_of_two(broker, consumer)
+        await broker.until(lambda: len(pulls(broker)) >= 2)
+        clock.stop_process()
+        since = len(broker.requests)
+        broker.offsets["g", "demo", 0] = 4
+        await broker.store("demo", b"2", b"3", b"4")
+        (news,) = await take(consumer, 1)
+        assert (news.body, news.queue_offset, lost.lost) == (b"4", 4, True)
+        await lost.ack()
+        await news.ack()
+        await broker.until(lambda: broker.offsets["g", "demo", 0] == 5)
+        assert min(commits(broker, since)) == 5
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["stored", "given away"])
+async def test_an_offset_of_before_a_stop_is_not_stored_over_a_newer_one(broker: FakeBroker, moves: bool) -> None:
+    """Also where no pull is answered: as what was read before is finished, and as the queue goes to another member."""
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"0", b"1")
+    clock = StoppedClock()
+    rhythm = RHYTHM_WITHOUT_COMMITS if moves else RHYTHM
+    async with make_consumer(broker, _monotonic=clock, _rhythm=rhythm) as consumer:
+        first, _ = await take(consumer, 2)
+        await broker.until(lambda: len(pulls(broker)) >= 2)
+        clock.stop_process()
+        since = len(broker.requests)
+        broker.offsets["g", "demo", 0] = 2
+        await first.ack()
+        if moves:
+            broker.members.insert(0, "0")
+            broker.notify(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"})
+        await broker.until(lambda: any(each.code == LOAD for each in broker.requests[since:]))
+        if moves:
+            async with asyncio.timeout(10):
+                while consumer.queues:
+                    await asyncio.sleep(0)
+        else:
+            await broker.until(lambda: len(pulls(broker)) >= 3)
+            assert pulls(broker)[2].ext["queueOffset"] == "2"
+    assert all(offset >= 2 for offset in commits(broker, since))
+    assert broker.offsets["g", "demo", 0] == 2
+
+
+async def test_a_member_that_stopped_for_long_goes_on_as_before_where_nobody_else_did(broker: FakeBroker) -> None:
+    """What it had read stays its own; nothing is read twice."""
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"0", b"1")
+    clock = StoppedClock()
+    async with make_consumer(broker, _monotonic=clock) as consumer:
+        second = await finish_one_of_two(broker, consumer)
+        await broker.until(lambda: len(pulls(broker)) >= 2)
+        clock.stop_process()
+        await second.ack()
+        await broker.until(lambda: broker.offsets["g", "demo", 0] == 2)
+        clock.stop_process()
+        await broker.store("demo", b"2")
+        (third,) = await take(consumer, 1)
+        assert (third.body, second.lost) == (b"2", False)
+        await third.ack()
+    assert broker.offsets["g", "demo", 0] == 3
+    assert [request.ext["queueOffset"] for request in pulls(broker)][:3] == ["0", "2", "3"]
+
+
+async def test_while_the_groups_offset_cannot_be_asked_for_none_is_stored(broker: FakeBroker) -> None:
+    broker.topics["demo"] = 1
+    await broker.store("demo", b"0", b"1")
+    clock = StoppedClock()
+    async with make_consumer(broker, _monotonic=clock) as consumer:
+        second = await finish_one_of_two(broker, consumer)
+        clock.stop_process()
+        since = len(broker.requests)
+        broker.on(LOAD, failure(ResponseCode.SYSTEM_ERROR, "not now"))
+        await second.ack()
+        await broker.until(lambda: sum(each.code == LOAD for each in broker.requests[since:]) >= 3)
+        assert commits(broker, since) == []
+        del broker.overrides[LOAD]
+        await broker.until(lambda: broker.offsets["g", "demo", 0] == 2)
 
 
 def tell_to_reset(broker: FakeBroker, ext: dict[str, str], body: bytes) -> None:
