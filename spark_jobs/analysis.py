@@ -4,7 +4,7 @@ sizes in bytes. `analysis.json` is this as JSON.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -12,10 +12,10 @@ from spark_jobs.audit import Summary
 from spark_jobs.forecast import Forecast
 
 
-class Minute(msgspec.Struct):
-    """Records stored in a minute."""
+class Traffic(msgspec.Struct):
+    """Records stored in a stretch of time."""
 
-    minute_ms: int
+    start_ms: int
     messages: int
     """Sent for now."""
     scheduled: int
@@ -117,7 +117,7 @@ class BusySecond(msgspec.Struct):
     count: int
 
 
-class Consumer(msgspec.Struct):
+class Consumer(msgspec.Struct, omit_defaults=True):
     """A consumer group at a queue."""
 
     consumer_group: str
@@ -129,6 +129,8 @@ class Consumer(msgspec.Struct):
     """Messages."""
     behind_ms: int | None
     """Time from the first message it has not consumed to the last record in the store; 0 without a lag."""
+    store: str | None = None
+    """The store that has the queue, of a cluster: its brokers have queues of the same numbers."""
 
 
 class Space(msgspec.Struct):
@@ -139,7 +141,39 @@ class Space(msgspec.Struct):
     bytes: int
 
 
-class Analysis(msgspec.Struct, kw_only=True):
+class Member(msgspec.Struct, kw_only=True):
+    """A store of a cluster: what its own report says in short. Of one that could not be read there are no figures."""
+
+    store: str
+    why: str | None = None
+    """Why it could not be read."""
+    report: str | None = None
+    """The address of its report, beside that of the cluster."""
+    mood: str | None = None
+    """good, warn or bad..."""
+    headline: str | None = None
+    """...and why."""
+    last_ms: int | None = None
+    """When its last record was stored."""
+    bytes: int | None = None
+    records: int | None = None
+    scheduled: int | None = None
+    delivered: int | None = None
+    cancelled: int | None = None
+    pending: int | None = None
+    overdue: int | None = None
+    lost: int | None = None
+    twice: int | None = None
+    destroyed: int | None = None
+    unclaimed: int | None = None
+    damaged: int | None = None
+    p50_ms: int | None = None
+    p99_ms: int | None = None
+    max_ms: int | None = None
+    """The latest delivery."""
+
+
+class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
     """All figures. Times in ms since the epoch, durations in ms, sizes in bytes."""
 
     store: str
@@ -148,7 +182,8 @@ class Analysis(msgspec.Struct, kw_only=True):
     last_ms: int
     bytes: int
     audit: Summary
-    minutes: list[Minute]
+    traffic: list[Traffic]
+    traffic_step_ms: int
     topics: list[Topic]
     producers: list[Count]
     keys: list[Key]
@@ -171,10 +206,12 @@ class Analysis(msgspec.Struct, kw_only=True):
     consumers: list[Consumer]
     space: list[Space]
     forecast: Forecast
+    stores: list[Member] = []
+    """Of a cluster its stores, in order; none where this is of one store."""
 
 
 TABLES: Final[dict[str, type[msgspec.Struct]]] = {
-    "minutes": Minute,
+    "traffic": Traffic,
     "topics": Topic,
     "producers": Count,
     "keys": Key,
@@ -189,20 +226,34 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "consumers": Consumer,
     "space": Space,
 }
-"""The lists of an analysis that are tables, each with its row."""
+"""The lists of an analysis that are tables, each with its row; of a cluster there is `stores` besides."""
 
 
 def figures(analysis: Analysis) -> dict[str, Any]:
-    """Each of the lists in TABLES as an Arrow table."""
+    """Each of the lists in TABLES as an Arrow table, and of a cluster its stores."""
     import pyarrow as pa
 
-    kinds = {int: pa.int64(), str: pa.string(), bool: pa.bool_()}
+    kinds: dict[Any, Any] = {str: pa.string(), bool: pa.bool_()}
+
+    def kind_of(field: Any) -> Any:
+        return next((kinds[kind] for kind in (field, *get_args(field)) if kind in kinds), pa.int64())
+
+    tables = TABLES | ({"stores": Member} if analysis.stores else {})
     result = {}
-    for name, row in TABLES.items():
+    for name, row in tables.items():
         fields = [
-            pa.field(field.name, next((kinds[t] for t in kinds if t is field.type), pa.int64()))
+            pa.field(field.name, kind_of(field.type))
             for field in msgspec.structs.fields(row)
+            if field.name != "store" or analysis.stores
         ]
-        rows = [msgspec.structs.asdict(item) for item in getattr(analysis, name)]
+        rows = [
+            {key: _in_64_bits(value) for key, value in msgspec.structs.asdict(item).items()}
+            for item in getattr(analysis, name)
+        ]
         result[name] = pa.Table.from_pylist(rows, pa.schema(fields))
     return result
+
+
+def _in_64_bits(value: Any) -> Any:
+    """The step in which the time of a damaged record lies may begin before the first time that 64 bits can have."""
+    return min(max(value, -(1 << 63)), (1 << 63) - 1) if isinstance(value, int) else value

@@ -29,21 +29,22 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from protocol.record import MAGIC_END
 from spark_jobs import archive_rows, archive_state
 from spark_jobs.archive_rows import Part, ReadTask, WriteTask
 from spark_jobs.compact import Progress, disk_usage, refuse_unknown_queues
+from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import local_path
+from spark_jobs.files import is_local
 from spark_jobs.ranges import plan
 from spark_jobs.store_files import QueueFile, StoreFiles
 from spark_jobs.writers import archived_queues, index
 from spark_jobs.writers.archived_queues import QueuesTask
-from spark_jobs.writers.place import Place, held
+from spark_jobs.writers.place import SCRATCH, Place, held
+from spark_jobs.writers.remote_place import RemotePlace
 from spark_jobs.writers.spill import load
-from spark_jobs.writers.tasks import Runner, runner
+from spark_jobs.writers.tasks import Anywhere, Runner, runner
 
 VERSION: Final = 1
 RANGE_SIZE: Final = 64 << 20
@@ -111,16 +112,17 @@ def archive(
     range_size: int = RANGE_SIZE,
     progress: Progress | None = None,
 ) -> ArchiveResult:
-    """Archive a store into a new directory of this machine. Tasks and failures as for `compact.compact`."""
+    """Archive a store into a new directory, of this machine or behind a URI. Tasks and failures as for
+    `compact.compact`."""
     store = StoreFiles.open(store_path)
     refuse_unknown_queues(store)
     why_not = _why_not_at_rest(store)
-    place = Place(out_path)
+    place = Place(out_path) if is_local(out_path) else RemotePlace(out_path)
     tasks = None
     try:
         place.begin()
         with held(store.local_path) if why_not is None else contextlib.nullcontext():
-            tasks = runner(place, spark, workers)
+            tasks = runner(place if isinstance(place, Place) else Anywhere(place.path), spark, workers)
             result = _archive(store, place, tasks, range_size, progress or (lambda done, total: None), why_not is None)
             result.why_not_restorable = why_not
             return result
@@ -142,7 +144,7 @@ def _why_not_at_rest(store: StoreFiles) -> str | None:
 
 
 def _archive(
-    store: StoreFiles, place: Place, tasks: Runner, range_size: int, progress: Progress, is_at_rest: bool
+    store: StoreFiles, place: Place | RemotePlace, tasks: Runner, range_size: int, progress: Progress, is_at_rest: bool
 ) -> ArchiveResult:
     ranges = plan(store, range_size)
     total = sum(part.end - part.start for part in ranges)
@@ -154,19 +156,21 @@ def _archive(
         done += part.end - part.start
         progress(done, total)
 
-    place.join("messages", "")
+    directory = place.directory if isinstance(place, RemotePlace) else Directory(place.path, is_draft=True)
+    if isinstance(place, Place):
+        place.join("messages", "")
     parts = tasks.run(
         archive_rows.write,
-        [WriteTask(store, part, number, place.path, place.scratch) for number, part in enumerate(ranges)],
+        [WriteTask(store, part, number, directory, SCRATCH) for number, part in enumerate(ranges)],
         advance,
     )
     result = ArchiveResult(sum(part.records for part in parts), sum(part.size for part in parts))
     result.files = sum(len(part.files) for part in parts)
-    result.damaged = _write_damaged(place, parts)
+    result.damaged = _write_damaged(directory, parts)
     queue_files: list[list[str]] = []
     if is_at_rest:
-        queue_files = _archive_queues(store, place, tasks)
-        _archive_state(store, place)
+        queue_files = _archive_queues(store, directory, tasks)
+        _archive_state(store, directory)
     manifest = Manifest(
         VERSION,
         os.path.abspath(store.path) if store.is_local else store.path,
@@ -182,21 +186,20 @@ def _archive(
         queue_files,
     )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-    with open(place.join("manifest.json"), "wb") as file:
-        file.write(text)
+    directory.write("manifest.json", text)
     if store.is_local:
         result.disk_before = disk_usage(store.local_path)
     place.finish()
-    result.disk_after = disk_usage(place.target)
+    result.disk_after = disk_usage(place.target) if isinstance(place, Place) else directory.size()
     progress(total, total)
     return result
 
 
-def _write_damaged(place: Place, parts: list[Part]) -> int:
+def _write_damaged(directory: Directory, parts: list[Part]) -> int:
     """Join what the tasks found damaged; gives how many stretches."""
-    tables = [pq.read_table(os.path.join(place.scratch, part.damaged)) for part in parts if part.damaged]
+    tables = [directory.read_table(f"{SCRATCH}/{part.damaged}") for part in parts if part.damaged]
     table = pa.concat_tables(tables) if tables else _DAMAGED.empty_table()
-    pq.write_table(table, place.join("damaged.parquet"), compression="zstd")
+    directory.write_table("damaged.parquet", table, compression="zstd")
     return int(table.num_rows)
 
 
@@ -214,38 +217,36 @@ def _topics(parts: list[Part]) -> dict[str, dict[str, int]]:
     return dict(sorted(topics.items()))
 
 
-def _archive_queues(store: StoreFiles, place: Place, tasks: Runner) -> list[list[str]]:
+def _archive_queues(store: StoreFiles, directory: Directory, tasks: Runner) -> list[list[str]]:
     files = store.queue_files()
     groups = [files[at : at + _QUEUE_FILES_A_PART] for at in range(0, len(files), _QUEUE_FILES_A_PART)]
-    place.join("consume_queue", "")
     tasks.run(
         archived_queues.archive,
         [
-            QueuesTask(store, group, place.join("consume_queue", f"part-{number:05}.parquet"))
+            QueuesTask(store, group, directory, f"consume_queue/part-{number:05}.parquet")
             for number, group in enumerate(groups)
         ],
     )
     return [[file.path for file in group] for group in groups]
 
 
-def _archive_state(store: StoreFiles, place: Place) -> None:
+def _archive_state(store: StoreFiles, directory: Directory) -> None:
     """All other files."""
     root = store.local_path
-    with pa.output_stream(place.join("state.tar.zst"), compression="zstd") as stream:
+    with directory.stream("state.tar.zst", "zstd") as stream:
         archive_state.write(stream, root, (name for name in store.names("") if name not in _NOT_STATE))
 
 
 def read_manifest(archive_path: str) -> Manifest:
     """The manifest of an archive. Raises JobError where there is none, or of another make."""
-    path = os.path.join(local_path(archive_path), "manifest.json")
+    directory = Directory(archive_path)
+    path = f"{directory.path}/manifest.json"
+    text = directory.read("manifest.json")
+    if text is None:
+        raise JobError(f"{directory.path}: has no manifest.json, so it is no archive; give the archive's directory")
     try:
-        with open(path, "rb") as file:
-            manifest = msgspec.json.decode(file.read(), type=Manifest)
-    except FileNotFoundError:
-        raise JobError(
-            f"{archive_path}: has no manifest.json, so it is no archive; give the archive's directory"
-        ) from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise JobError(f"{path}: {error}") from None
     if manifest.version != VERSION:
         raise JobError(f"{path}: is of version {manifest.version}; this program reads version {VERSION}")
@@ -261,23 +262,24 @@ def restore(
     with_index: bool = True,
     progress: Progress | None = None,
 ) -> RestoreResult:
-    """Restore an archive as a store in a new directory. Tasks and failures as for `compact.compact`; JobError as well
-    where a file of the archive is missing, or does not hold what the manifest says."""
-    archive_path = local_path(archive_path)
+    """Restore an archive, of this machine or behind a URI, as a store in a new directory. Tasks and failures as for
+    `compact.compact`; JobError as well where a file of the archive is missing, or does not hold what the manifest
+    says."""
+    directory = Directory(archive_path)
     manifest = read_manifest(archive_path)
     if not manifest.is_restorable:
         raise JobError(
-            f"{archive_path}: was made from another machine's store, while a broker had it open, or after a crash: it "
-            "has the records, not what else a store is"
+            f"{directory.path}: was made from another machine's store, while a broker had it open, or after a crash: "
+            "it has the records, not what else a store is"
         )
     place = Place(out_path)
     tasks = None
     try:
         place.begin()
         tasks = runner(place, spark, workers)
-        return _restore(archive_path, manifest, place, tasks, with_index, progress or (lambda done, total: None))
+        return _restore(directory, manifest, place, tasks, with_index, progress or (lambda done, total: None))
     except (OSError, pa.ArrowException, tarfile.TarError) as error:
-        raise JobError(f"{archive_path}: cannot be restored: {str(error).splitlines()[0]}") from None
+        raise JobError(f"{directory.path}: cannot be restored: {str(error).splitlines()[0]}") from None
     finally:
         if tasks is not None:
             tasks.close()
@@ -290,7 +292,7 @@ class _Marker(NamedTuple):
 
 
 def _restore(
-    archive_path: str, manifest: Manifest, place: Place, tasks: Runner, with_index: bool, progress: Progress
+    archived: Directory, manifest: Manifest, place: Place, tasks: Runner, with_index: bool, progress: Progress
 ) -> RestoreResult:
     result = RestoreResult(manifest.records, manifest.size)
     began = time.perf_counter()
@@ -315,11 +317,11 @@ def _restore(
         progress(done, manifest.size)
 
     requests = [
-        ReadTask(archive_path, part, number, directory, size, place.scratch, with_index)
+        ReadTask(archived, part, number, directory, size, place.scratch, with_index)
         for number, part in enumerate(manifest.parts)
     ]
     tasks.run(archive_rows.read, requests, advance)
-    _restore_damaged(archive_path, directory, size)
+    _restore_damaged(archived, directory, size)
     for part in manifest.parts:
         if part.marker >= 0:
             _write_at(directory, size, part.marker, _MARKER.pack(size - part.marker % size, MAGIC_END))
@@ -328,12 +330,12 @@ def _restore(
     tasks.run(
         archived_queues.restore,
         [
-            (os.path.join(archive_path, "consume_queue", f"part-{number:05}.parquet"), queue_directory)
+            (archived, f"consume_queue/part-{number:05}.parquet", queue_directory)
             for number in range(len(manifest.queue_files))
         ],
     )
     step("consume queues")
-    with pa.input_stream(os.path.join(archive_path, "state.tar.zst"), compression="zstd") as stream:
+    with archived.open("state.tar.zst", "zstd") as stream:
         archive_state.read(stream, place.path)
     if with_index:
         counts = [len(load(place.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
@@ -346,8 +348,8 @@ def _restore(
     return result
 
 
-def _restore_damaged(archive_path: str, directory: str, segment_size: int) -> None:
-    table = pq.read_table(os.path.join(archive_path, "damaged.parquet"))
+def _restore_damaged(archived: Directory, directory: str, segment_size: int) -> None:
+    table = archived.read_table("damaged.parquet")
     for row in table.to_pylist():
         _write_at(directory, segment_size, row["physical_offset"], row["bytes"])
 

@@ -1,9 +1,10 @@
 """Records as rows of Parquet, and back. A task a range of the commitlog.
 
-topic, day (in the directory)   string; `day` is the UTC day of store_time
+topic, day (in the directory)   string; `day` is the UTC day of store_time, null without one; see `folder_name`
 queue_id, queue_offset          int32, int64
 physical_offset, size           int64, int32: where the record lies, and its bytes
-store_time, born_time           timestamp[ms, UTC]
+store_time, born_time           timestamp[ms, UTC]; null outside the years 1678 to 2261, see `instants`
+store_ms, born_ms               int64: what these are in ms since the epoch where they are null, and null elsewhere
 store_host, born_host           binary: the address, 4 or 16 bytes, and the port, 4 bytes
 keys, tags, unique_key          string: properties of that name
 properties                      map<string, string>
@@ -16,23 +17,27 @@ properties_text                 binary: the properties as the record has them, b
 
 from __future__ import annotations
 
-import datetime
+import hashlib
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 
 from protocol.properties import KEYS, TAGS, UNIQ_KEY
 from protocol.record import TRANSACTION_ROLLBACK
+from spark_jobs import instants
+from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
 from spark_jobs.ranges import Range, walks
 from spark_jobs.records import HEAD, MAGIC_V1, PADDING, Records
 from spark_jobs.slices import gather
-from spark_jobs.writers.index import ITEM, items_of
+from spark_jobs.writers.index import items_of
 from spark_jobs.writers.spill import save
+from storage.index_file import ITEM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,7 +49,6 @@ if TYPE_CHECKING:
 
 _BORN_IPV6: Final = 1 << 4
 _STORE_IPV6: Final = 1 << 5
-_DAY_MS: Final = 86_400_000
 _TIME: Final = pa.timestamp("ms", "UTC")
 SCHEMA: Final = pa.schema(
     [
@@ -69,8 +73,22 @@ SCHEMA: Final = pa.schema(
         ("body_crc", pa.int64()),
         ("magic", pa.int64()),
         ("properties_text", pa.binary()),
+        ("store_ms", pa.int64()),
+        ("born_ms", pa.int64()),
     ]
 )
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+"""What stands for null in names of directories, as Hive has it."""
+_MAX_NAME: Final = 255
+"""Bytes of a name in a directory, by ext4, XFS and HDFS."""
+_HASH: Final = 16
+"""Hexadecimal digits that tell long names apart."""
+PARQUET: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": ["topic", "tags", "store"],
+}
+"""How files of messages are written."""
 _RESTORED: Final = [name for name in SCHEMA.names if name not in ("keys", "tags", "unique_key", "properties")]
 
 
@@ -90,12 +108,12 @@ class Part(NamedTuple):
 
 
 class WriteTask(NamedTuple):
-    """A range to archive into a directory."""
+    """A range to archive into a directory. `scratch`: a directory in that one, for what only the job reads."""
 
     store: StoreFiles
     part: Range
     number: int
-    directory: str
+    directory: Directory
     scratch: str
 
 
@@ -110,8 +128,8 @@ def write(task: WriteTask) -> Part:
         damages += found.damages
         records = found.records
         if len(records):
-            tables.append(_table(records))
-            days.append(records.store_ms // _DAY_MS)
+            tables.append(table_of(records))
+            days.append(instants.days(records.store_ms))
             _count(topics, records)
             last_end = int(records.physical_offset[-1] + records.sizes[-1])
         if found.at_end_marker:
@@ -128,7 +146,7 @@ def write(task: WriteTask) -> Part:
     return Part(task.part.start, task.part.end, count, size, marker, files, damaged, topics)
 
 
-def _table(records: Records) -> pa.Table:
+def table_of(records: Records) -> pa.Table:
     """The rows of some records; they are copied."""
     data, flags = records.data, records.sys_flag
     codes, names = records.topics()
@@ -141,8 +159,8 @@ def _table(records: Records) -> pa.Table:
         "queue_offset": pa.array(records.queue_offset),
         "physical_offset": pa.array(records.physical_offset),
         "size": _ints(records.sizes),
-        "store_time": pa.array(records.store_ms).cast(_TIME),
-        "born_time": pa.array(records.born_ms).cast(_TIME),
+        "store_time": instants.timestamps(records.store_ms, "ms"),
+        "born_time": instants.timestamps(records.born_ms, "ms"),
         "store_host": gather(data, records.starts + 48 + born_size + 8, store_size),
         "born_host": gather(data, records.starts + 48, born_size),
         "keys": records.property_strings(KEYS),
@@ -157,6 +175,8 @@ def _table(records: Records) -> pa.Table:
         "body_crc": pa.array(records.body_crc),
         "magic": pa.array(records.magic),
         "properties_text": gather(data, records.properties_at, records.properties_size),
+        "store_ms": instants.others(records.store_ms),
+        "born_ms": instants.others(records.born_ms),
     }
     return pa.table([columns[name] for name in SCHEMA.names], SCHEMA)
 
@@ -182,23 +202,48 @@ def _count(topics: dict[str, tuple[int, int, int, int]], records: Records) -> No
         )
 
 
-def _write_files(task: WriteTask, table: pa.Table, days: Integers) -> dict[str, int]:
+def by_day_and_topic(table: pa.Table, days: Integers) -> Iterator[tuple[int, str, pa.Table]]:
+    """The rows of each day and topic, in the order of the table. `days`: of each row, as `instants.days` has them."""
     codes = table["topic"].combine_chunks().dictionary_encode()
     names = codes.dictionary.to_pylist()
     keys = days * len(names) + codes.indices.to_numpy()
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     firsts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    files = {}
     for first, end in zip(firsts.tolist(), [*firsts[1:].tolist(), len(ordered)], strict=True):
         day, code = divmod(int(ordered[first]), len(names))
-        text = (datetime.date(1970, 1, 1) + datetime.timedelta(days=day)).isoformat()
-        name = f"day={text}/topic={quote(names[code], safe='')}/part-{task.number:05}.parquet"
-        path = os.path.join(task.directory, "messages", name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         rows = table if end - first == table.num_rows else table.take(pa.array(order[first:end]))
-        pq.write_table(rows, path, compression="zstd", compression_level=1, use_dictionary=["topic", "tags"])
-        files[name] = end - first
+        yield day, names[code], rows
+
+
+def folder_of(day: int, topic: str) -> str:
+    """The directory of a day, as `instants.days` has it, and a topic."""
+    date = instants.date_of(day)
+    return f"day={_NULL if date is None else date.isoformat()}/{folder_name(topic, 'topic=')}"
+
+
+def folder_name(text: str, before: str = "") -> str:
+    """The name of a directory for a text, percent-encoded, with something before it. One that would be longer than file
+    systems allow is cut, and ends with a hash of the text: so no two are the same, and it is always the same one."""
+    name = before + quote(text, safe="")
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH]
+    name = before
+    for sign in text:  # none is cut in two
+        encoded = quote(sign, safe="")
+        if len(name) + len(encoded) > _MAX_NAME - 1 - _HASH:
+            break
+        name += encoded
+    return f"{name}~{digest}"
+
+
+def _write_files(task: WriteTask, table: pa.Table, days: Integers) -> dict[str, int]:
+    files = {}
+    for day, topic, rows in by_day_and_topic(table, days):
+        name = f"{folder_of(day, topic)}/part-{task.number:05}.parquet"
+        task.directory.write_table(f"messages/{name}", rows, **PARQUET)
+        files[name] = rows.num_rows
     return files
 
 
@@ -220,7 +265,7 @@ def _write_damages(task: WriteTask, damages: list[Damage]) -> str:
             "bytes": pa.array(data, pa.binary()),
         }
     )
-    pq.write_table(table, os.path.join(task.scratch, name), compression="zstd")
+    task.directory.write_table(f"{task.scratch}/{name}", table, compression="zstd")
     return name
 
 
@@ -228,10 +273,10 @@ def _write_damages(task: WriteTask, damages: list[Damage]) -> str:
 
 
 class ReadTask(NamedTuple):
-    """A range to restore. `directory`: of the new commitlog, whose files are there; `with_index`: also leave what the
-    index files will have."""
+    """A range to restore from an archive. `directory`: of the new commitlog, whose files are there; `with_index`: also
+    leave what the index files will have."""
 
-    archive: str
+    archive: Directory
     part: Part
     number: int
     directory: str
@@ -247,21 +292,22 @@ def read(task: ReadTask) -> int:
     if part.records:
         tables = []
         for name, rows in part.files.items():
-            path = os.path.join(task.archive, "messages", name)
-            table = pq.ParquetFile(path).read(columns=_RESTORED)
+            table = task.archive.read_table(f"messages/{name}", _RESTORED)
             if table.num_rows != rows:
-                raise JobError(f"{path}: has {table.num_rows} rows, the manifest says {rows}")
+                raise JobError(
+                    f"{task.archive.path}: messages/{name} has {table.num_rows} rows, the manifest says {rows}"
+                )
             tables.append(table)
         offsets = np.concatenate([table["physical_offset"].to_numpy() for table in tables])
         sizes = np.concatenate([table["size"].to_numpy() for table in tables]).astype(np.int64)
         order = np.argsort(offsets, kind="stable")
         offsets, sizes = offsets[order], sizes[order]
         if int(sizes.sum()) != part.size or (offsets[1:] < offsets[:-1] + sizes[:-1]).any():
-            raise JobError(f"{task.archive}: the records from {part.start} on are not those of the manifest")
+            raise JobError(f"{task.archive.path}: the records from {part.start} on are not those of the manifest")
         records = [record for table in tables for record in _records(table)]
         data = b"".join([records[at] for at in order.tolist()])
         if len(data) != part.size:
-            raise JobError(f"{task.archive}: the records from {part.start} on have other sizes than they say")
+            raise JobError(f"{task.archive.path}: the records from {part.start} on have other sizes than they say")
         _write(task, data, offsets, sizes)
         if task.with_index:
             items = _items(data, offsets, sizes)
@@ -298,8 +344,12 @@ def _items(data: bytes, offsets: Integers, sizes: Integers) -> NDArray[Any]:
 def _records(table: pa.Table) -> list[bytes]:
     """The records of a table."""
     count = table.num_rows
-    columns = {name: table[name].to_numpy() for name in _RESTORED if pa.types.is_integer(table.schema.field(name).type)}
-    born_ms, store_ms = (table[name].cast(pa.int64()).to_numpy() for name in ("born_time", "store_time"))
+    columns = {
+        field.name: table[field.name].to_numpy()
+        for field in table.schema
+        if pa.types.is_integer(field.type) and field.name not in ("born_ms", "store_ms")
+    }
+    born_ms, store_ms = (_ms_of(table, name) for name in ("born", "store"))
     body, body_at = _slices(table["body"])
     topic, topic_at = _slices(table["topic"].cast(pa.binary()))
     text, text_at = _slices(table["properties_text"])
@@ -344,6 +394,15 @@ def _records(table: pa.Table) -> list[bytes]:
             )
         )
     return records
+
+
+def _ms_of(table: pa.Table, name: str) -> Integers:
+    """The times "born" or "store" of records, in ms since the epoch. Archives of before have only timestamps."""
+    ms = table[f"{name}_time"].cast(pa.int64())
+    if f"{name}_ms" in table.column_names:
+        ms = pc.coalesce(ms, table[f"{name}_ms"])
+    found: Integers = ms.to_numpy()
+    return found
 
 
 def _head(packed: memoryview, born_host: memoryview, store_host: memoryview) -> bytes:

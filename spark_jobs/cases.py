@@ -10,14 +10,18 @@ another time is one message: its last record.
                cancelled    taken back before it was delivered
                pending      the broker has not come to it yet
                lost         the broker has passed it, and there is no delivery
+
+Where results are kept for the next run (`incremental`), the second round leaves each bucket in two parts: groups of
+which every message has its delivery, as figures; and the others, as they are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -26,19 +30,17 @@ from spark_jobs.events import CONTINUED, DONE, WAITS, RangeEvents
 from spark_jobs.events import DELIVERED as WAS_DELIVERED
 from spark_jobs.figures import CANCELLED, CASE, DELIVERED, LOST, PENDING, TWICE, UNCLAIMED, Figures
 from spark_jobs.hashes import hash_ints
+from spark_jobs.shuffle import PART
 from spark_jobs.usage import RangeUsage, UsageObserver
-from spark_jobs.worker import settle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pyspark.sql import SparkSession
 
     from spark_jobs.progress import Progress
     from spark_jobs.ranges import Range
+    from spark_jobs.shuffle import Shuffle
     from spark_jobs.store_files import StoreFiles
 
-_PART_DDL: Final = "bucket bigint, kind tinyint, data binary"
-_PART: Final = pa.schema([("bucket", pa.int64()), ("kind", pa.int8()), ("data", pa.binary())])
 _K_WAITS: Final = 0
 _K_DONE: Final = 1
 _K_CASES: Final = 2
@@ -47,10 +49,14 @@ _K_USAGE: Final = 4
 _K_UNIQUE: Final = 5
 _K_FIGURES: Final = 6
 _K_MORE: Final = 7
-_HASHES: Final = np.dtype("<i8")
-_BUCKET_BYTES: Final = 256 << 20
+_K_LEFT: Final = 8
+_K_NOTE: Final = 9
+HASHES: Final = np.dtype("<i8")
+BUCKET_BYTES: Final = 256 << 20
 """Of the commitlog, in a bucket."""
 _READ_BUCKET: Final = -1
+AHEAD: Final = np.dtype([("queue_offset", "<i8"), ("level", "<i2")])
+"""A message of a level that was delivered, and that the broker's progress has not passed."""
 
 
 class Found(NamedTuple):
@@ -61,89 +67,190 @@ class Found(NamedTuple):
     topics by hash."""
     figures: Figures
     usage: list[RangeUsage]
-    """What the ranges are used for, where that was asked for..."""
+    """What the ranges are used for, in order, where that was asked for; or of some of them together..."""
     duplicates: int
     """...and how many messages producers sent once more, by topic and unique key."""
 
 
+class RangeFound(NamedTuple):
+    """What was found in a range."""
+
+    read: dict[str, Any]
+    """As in `Found.reads`."""
+    waits: NDArray[Any]
+    """WAITS."""
+    done: NDArray[Any]
+    """DONE."""
+    unique: NDArray[np.int64]
+    """Hashes of topic and unique key of what producers sent; none without the usage."""
+    usage: bytes | None
+    note: bytes | None = None
+    """What whoever loads the range wants to be told, once for each."""
+
+
+class Matching(NamedTuple):
+    """What matching goes by."""
+
+    begin: int
+    """The physical offset where the log begins."""
+    step_ms: int
+    """Of curves over time."""
+    buckets: int
+    """How many there are in the second round."""
+    bucket_bytes: int = BUCKET_BYTES
+    """Of the commitlog, in a bucket of the first round."""
+    begin_ms: int = 0
+    """When the log's first record was stored, ms since the epoch; 0 if that is not known, or nothing is before it."""
+    compacted_to: int = 0
+    """The physical offset where the log ended when a compaction made it; 0 if none did."""
+
+    def figures(self, cases: NDArray[Any]) -> Figures:
+        """The figures of cases (CASE)."""
+        return Figures.of(cases, self.step_ms, self.begin, self.begin_ms, self.compacted_to)
+
+
+class Left(msgspec.Struct):
+    """What a bucket leaves to go on with. Keys of groups are hashes of messages, see `events`."""
+
+    low: int
+    """The least hash in the bucket."""
+    waits: bytes
+    """WAITS of the groups in which a message has no delivery..."""
+    done: bytes
+    """...and DONE of these."""
+    ahead: bytes
+    """AHEAD, of the other groups."""
+    matched: bytes
+    """Keys of the other groups that have messages, ascending..."""
+    stray: bytes
+    """...and of those that have deliveries or marks alone."""
+    unique: bytes
+    """Hashes of what producers sent, each once, ascending."""
+
+
+Load = Callable[[int], RangeFound]
+"""What is in a range, by its number."""
+
+
+class Pass(NamedTuple):
+    """What `find` found, and what it left and loads told."""
+
+    found: Found
+    left: list[bytes]
+    notes: list[bytes]
+
+
 def find(
-    session: SparkSession,
-    store: StoreFiles,
-    progress: Progress,
-    ranges: list[Range],
-    *,
-    step_ms: int,
-    with_usage: bool = False,
-) -> Found:
-    """Read some ranges of a store, all of them as a rule, and match what is in them. `step_ms`: of curves over time.
-    `with_usage`: also look at what the store is used for."""
-    count, begin = max(1, len(ranges)), store.segments[0].first_offset
-    buckets = max(1, (store.readable_end - begin) // _BUCKET_BYTES)
+    shuffle: Shuffle, load: Load, count: int, matching: Matching, *, leave: Callable[[Left], bytes] | None = None
+) -> Pass:
+    """Match what is in some ranges, all of a store's as a rule. `leave`: what a bucket leaves to go on with is given to
+    it, in the task; what that gives comes back. The figures are of those cases alone then that are closed, see
+    `Settled`."""
+    buckets = matching.buckets
 
     def scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                if number < len(ranges):
-                    yield from _scan(store, ranges[number], progress, buckets if with_usage else 0)
+                if number < count:
+                    yield from _parts(load(number), matching)
 
     def by_origin(table: pa.Table) -> pa.Table:
-        settle()
         matched = match_by_origin(_of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE))
         return pa.concat_tables([_as_they_are(table), _to_parts(matched, buckets)])
 
     def by_key(table: pa.Table) -> pa.Table:
-        settle()
-        matched = match_by_key(_of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE))
-        figures = Figures.of(np.concatenate([_of_kind(table, _K_CASES, CASE), matched]), step_ms, begin)
-        unique = _of_kind(table, _K_UNIQUE, _HASHES)
-        more = (len(unique) - len(np.unique(unique))).to_bytes(8, "little")
-        ended = _batch([0, 0], [_K_FIGURES, _K_MORE], [figures.encode(), more])
-        kinds = table["kind"].to_numpy()
+        unique = _of_kind(table, _K_UNIQUE, HASHES)
+        distinct = np.unique(unique)
+        waits, done = _of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE)
+        kinds, data = [_K_MORE], [(len(unique) - len(distinct)).to_bytes(8, "little")]
+        closed = _of_kind(table, _K_CASES, CASE)
+        if leave is None:
+            figures = matching.figures(np.concatenate([closed, match_by_key(waits, done)]))
+        else:
+            numbers = table["bucket"].to_numpy()
+            settled = settle(waits, done)
+            closed = np.concatenate([closed, settled.closed])
+            figures = closed_figures(closed, matching)
+            number = int(numbers[0]) if len(numbers) else _READ_BUCKET
+            if number != _READ_BUCKET:
+                kinds.append(_K_LEFT)
+                data.append(leave(_left(number, buckets, settled, ahead_of(closed), distinct)))
+        kinds.append(_K_FIGURES)
+        data.append(figures.encode())
+        whole = np.isin(table["kind"].to_numpy(), (_K_READ, _K_USAGE, _K_NOTE))
         return pa.concat_tables(
-            [table.filter(pa.array((kinds == _K_READ) | (kinds == _K_USAGE))), pa.Table.from_batches([ended])]
+            [table.filter(pa.array(whole)).cast(PART), pa.Table.from_batches([_batch([0] * len(kinds), kinds, data)])]
         )
 
-    parts = session.range(0, count, 1, count).mapInArrow(scan, _PART_DDL)
-    first = parts.groupBy("bucket").applyInArrow(by_origin, _PART_DDL)
-    ended = first.groupBy("bucket").applyInArrow(by_key, _PART_DDL).select("kind", "data").collect()
     of_kind: dict[int, list[bytes]] = {}
-    for row in ended:
-        of_kind.setdefault(row.kind, []).append(bytes(row.data))
+    for kind, data in shuffle(max(1, count), scan, by_origin, by_key):
+        of_kind.setdefault(kind, []).append(data)
     reads = [json.loads(text) for text in of_kind.get(_K_READ, [])]
-    return Found(
+    found = Found(
         sorted(reads, key=lambda read: int(read["start"])),
         Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
-        [RangeUsage.decode(data) for data in of_kind.get(_K_USAGE, [])],
+        # Each begins with the place of its range. In any other order what is as frequent would not be told the same.
+        [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_place_of)],
         sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
     )
+    return Pass(found, of_kind.get(_K_LEFT, []), of_kind.get(_K_NOTE, []))
+
+
+def _place_of(data: bytes) -> int:
+    return int.from_bytes(data[:8], "little")
 
 
 # --- the scan
 
 
-def _scan(store: StoreFiles, part: Range, progress: Progress, buckets: int) -> Iterator[pa.RecordBatch]:
-    """The events of a range: a row for each bucket that some belong to. With a number of buckets also its usage."""
-    observer = UsageObserver() if buckets else None
-    events = RangeEvents(store, part, progress, observer)
+def read_range(
+    store: StoreFiles, part: Range, progress: Progress, *, with_usage: bool = False, check: bool = False
+) -> RangeFound:
+    """Read a range. `with_usage`: also look at what the store is used for. `check`: also look for wrong bytes."""
+    observer = UsageObserver() if with_usage else None
+    events = RangeEvents(store, part, progress, observer, check=check)
     waits, done = [np.empty(0, WAITS)], [np.empty(0, DONE)]
     topics: dict[int, str] = {}
     for found in events:
         waits.append(found.waits)
         done.append(found.done)
         topics |= found.topics
-    all_waits, all_done = np.concatenate(waits), np.concatenate(done)
-    yield from _bucketed(_K_WAITS, all_waits, all_waits["offset"] // _BUCKET_BYTES)
-    # What names no origin takes no part in the first round, wherever it goes.
-    where = np.where(all_done["origin"] >= 0, all_done["origin"], all_done["offset"]) // _BUCKET_BYTES
-    yield from _bucketed(_K_DONE, all_done, where)
-    if observer is not None:
-        unique = observer.unique_hashes()
-        yield from _bucketed(_K_UNIQUE, unique, unique % buckets)
-        yield _batch([_READ_BUCKET], [_K_USAGE], [observer.usage()])
     assert events.read is not None
-    text = json.dumps(events.read._asdict() | {"topics": {str(key): name for key, name in topics.items()}})
-    yield _batch([_READ_BUCKET], [_K_READ], [text.encode()])
+    read = events.read._asdict() | {"topics": {str(key): name for key, name in topics.items()}}
+    return RangeFound(
+        read,
+        np.concatenate(waits),
+        np.concatenate(done),
+        observer.unique_hashes() if observer is not None else np.empty(0, HASHES),
+        observer.usage() if observer is not None else None,
+    )
+
+
+def _parts(found: RangeFound, matching: Matching) -> Iterator[pa.RecordBatch]:
+    """The events of a range: a row for each bucket that some belong to."""
+    waits, done = found.waits, found.done
+    yield from _bucketed(_K_WAITS, waits, waits["offset"] // matching.bucket_bytes)
+    # What names no origin takes no part in the first round, wherever it goes.
+    where = np.where(done["origin"] >= 0, done["origin"], done["offset"]) // matching.bucket_bytes
+    yield from _bucketed(_K_DONE, done, where)
+    yield from _bucketed(_K_UNIQUE, found.unique, bucket_of(found.unique, matching.buckets))
+    if found.usage is not None:
+        place = int(found.read["start"]).to_bytes(8, "little")
+        yield _batch([_READ_BUCKET], [_K_USAGE], [place + found.usage])
+    yield _batch([_READ_BUCKET], [_K_READ], [json.dumps(found.read).encode()])
+    if found.note is not None:
+        yield _batch([_READ_BUCKET], [_K_NOTE], [found.note])
+
+
+def bucket_of(hashes: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
+    """The buckets of hashes (63 bits): each has those from one to another."""
+    found: NDArray[np.int64] = (hashes >> 31) * buckets >> 32
+    return found
+
+
+def low_of(bucket: int, buckets: int) -> int:
+    """The least hash in a bucket."""
+    return -(-(bucket << 32) // buckets) << 31
 
 
 def _bucketed(kind: int, rows: NDArray[Any], bucket: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
@@ -156,7 +263,7 @@ def _bucketed(kind: int, rows: NDArray[Any], bucket: NDArray[np.int64]) -> Itera
 
 
 def _batch(buckets: list[int], kinds: list[int], data: list[bytes]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"bucket": buckets, "kind": kinds, "data": data}, schema=_PART)
+    return pa.RecordBatch.from_pydict({"bucket": buckets, "kind": kinds, "data": data}, schema=PART)
 
 
 def _of_kind(table: pa.Table, kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -170,7 +277,7 @@ def _of_kind(table: pa.Table, kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _as_they_are(table: pa.Table) -> pa.Table:
     """What takes no part in the first round."""
     kinds = table["kind"].to_numpy()
-    return table.filter(pa.array((kinds != _K_WAITS) & (kinds != _K_DONE))).cast(_PART)
+    return table.filter(pa.array((kinds != _K_WAITS) & (kinds != _K_DONE))).cast(PART)
 
 
 # --- by origin
@@ -199,12 +306,12 @@ def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
     deliveries = mine["what"] == WAS_DELIVERED
     cases = _cases(waits)
     cases["deliveries"] = counts[WAS_DELIVERED]
-    cases["first_ms"], cases["last_ms"] = _times(len(waits), at[deliveries], mine["at_ms"][deliveries])
+    _note_deliveries(cases, at[deliveries], mine[deliveries])
     is_final = counts[CONTINUED] == 0
     is_closed = is_final & ((counts[WAS_DELIVERED] > 0) | (counts[WAS_CANCELLED] > 0))
     cases["status"] = _status(cases["deliveries"], counts[WAS_CANCELLED] > 0, waits["passed"])
     stray = named[~known]
-    closed = np.concatenate([cases[is_closed], _unclaimed(stray[stray["what"] == WAS_DELIVERED])])
+    closed = np.concatenate([cases[is_closed], unclaimed(stray[stray["what"] == WAS_DELIVERED])])
     return Matched(closed, waits[is_final & ~is_closed], done[nameless])
 
 
@@ -217,28 +324,41 @@ def _cases(waits: NDArray[Any]) -> NDArray[Any]:
         ("due_ms", "due_ms"),
         ("delay_level", "level"),
         ("topic_hash", "topic"),
+        ("queue_offset", "queue_offset"),
+        ("passed", "passed"),
     ):
         cases[name] = waits[source]
     cases["origin"] = -1
     return cases
 
 
-def _unclaimed(done: NDArray[Any]) -> NDArray[Any]:
+def cases_without(waits: NDArray[Any]) -> NDArray[Any]:
+    """The cases of messages of which there is nothing but that they wait."""
+    cases = _cases(waits)
+    cases["status"] = np.where(waits["passed"], LOST, PENDING)
+    return cases
+
+
+def unclaimed(done: NDArray[Any]) -> NDArray[Any]:
+    """The cases of deliveries whose messages are not in the log."""
     cases = np.zeros(len(done), CASE)
     cases["physical_offset"], cases["origin"] = done["offset"], done["origin"]
     cases["at_ms"] = cases["first_ms"] = cases["last_ms"] = done["at_ms"]
+    cases["due_ms"] = done["slot"]
+    cases["first_offset"] = cases["last_offset"] = done["offset"]
     cases["deliveries"] = 1
     cases["status"] = UNCLAIMED
     return cases
 
 
-def _times(count: int, at: NDArray[np.int64], ms: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The least and the greatest time of each of `count` messages; 0 for one without any."""
-    first, last = np.full(count, np.iinfo(np.int64).max), np.zeros(count, np.int64)
-    np.minimum.at(first, at, ms)
-    np.maximum.at(last, at, ms)
-    first[first == np.iinfo(np.int64).max] = 0
-    return first, last
+def _note_deliveries(cases: NDArray[Any], at: NDArray[np.int64], deliveries: NDArray[Any]) -> None:
+    """Note the first and the last of the deliveries (DONE) of each case; `at`: which case each of them is of."""
+    for first, last, source in (("first_ms", "last_ms", "at_ms"), ("first_offset", "last_offset", "offset")):
+        low, high = np.full(len(cases), np.iinfo(np.int64).max), np.zeros(len(cases), np.int64)
+        np.minimum.at(low, at, deliveries[source])
+        np.maximum.at(high, at, deliveries[source])
+        low[low == np.iinfo(np.int64).max] = 0
+        cases[first], cases[last] = low, high
 
 
 def _status(
@@ -256,8 +376,8 @@ def _to_parts(matched: Matched, buckets: int) -> pa.Table:
             _batch([int(matched.cases["physical_offset"][0]) % buckets], [_K_CASES], [matched.cases.tobytes()])
         )
     for kind, rows in ((_K_WAITS, matched.waits), (_K_DONE, matched.done)):
-        batches += _bucketed(kind, rows, rows["message"] % buckets)
-    return pa.Table.from_batches(batches, _PART)
+        batches += _bucketed(kind, rows, bucket_of(rows["message"], buckets))
+    return pa.Table.from_batches(batches, PART)
 
 
 # --- by what they have in common
@@ -265,6 +385,17 @@ def _to_parts(matched: Matched, buckets: int) -> pa.Table:
 
 def match_by_key(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
     """Match what names no origin. `waits`, `done`: WAITS and DONE of a bucket, in any order. Gives CASE."""
+    return _match_groups(waits, done).cases
+
+
+class _Groups(NamedTuple):
+    """Cases, and of each the key of its group: the hash of its message."""
+
+    cases: NDArray[Any]
+    messages: NDArray[np.int64]
+
+
+def _match_groups(waits: NDArray[Any], done: NDArray[Any]) -> _Groups:
     waits = _last_records(waits)
     deliveries = _in_order(done[done["what"] == WAS_DELIVERED])
     keys, first, counts = np.unique(waits["key"], return_index=True, return_counts=True)
@@ -277,13 +408,83 @@ def match_by_key(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
     row = first[at] + np.minimum(number, counts[at] - 1)
     cases = _cases(waits)
     cases["deliveries"] = np.bincount(row, minlength=len(waits))
-    cases["first_ms"], cases["last_ms"] = _times(len(waits), row, mine["at_ms"])
+    _note_deliveries(cases, row, mine)
     marks = done[done["what"] == WAS_CANCELLED]
-    is_cancelled = np.isin(hash_ints(waits["message"], waits["slot"]), hash_ints(marks["message"], marks["slot"])) & (
-        waits["level"] == 0
-    )
+    is_cancelled = np.zeros(len(waits), np.bool_)
+    if len(marks):
+        named = hash_ints(marks["message"], marks["slot"])
+        is_cancelled = np.isin(hash_ints(waits["message"], waits["slot"]), named) & (waits["level"] == 0)
     cases["status"] = _status(cases["deliveries"], is_cancelled, waits["passed"])
-    return np.concatenate([cases, _unclaimed(deliveries[~known])])
+    stray = deliveries[~known & ~deliveries["sent_again"]]
+    return _Groups(np.concatenate([cases, unclaimed(stray)]), np.concatenate([waits["message"], stray["message"]]))
+
+
+class Settled(NamedTuple):
+    """What names no origin, matched, in two parts: groups that have a message without a delivery, which is not taken
+    back either, and all others. A group is what has one hash of a message: no other group's cases depend on it."""
+
+    closed: NDArray[Any]
+    """CASE of the others..."""
+    open: NDArray[Any]
+    """...and of those."""
+    waits: NDArray[Any]
+    """WAITS of those..."""
+    done: NDArray[Any]
+    """...and DONE."""
+    matched: NDArray[np.int64]
+    """The keys of the others that have messages, ascending..."""
+    stray: NDArray[np.int64]
+    """...and of those that have none, only deliveries or marks."""
+
+
+def settle(waits: NDArray[Any], done: NDArray[Any]) -> Settled:
+    """Match what names no origin, and tell what may change by what comes. `waits`, `done` as for `match_by_key`."""
+    cases, messages = _match_groups(waits, done)
+    waiting = np.unique(messages[(cases["status"] == PENDING) | (cases["status"] == LOST)])
+    is_open, waits_open, done_open = (is_among(keys, waiting) for keys in (messages, waits["message"], done["message"]))
+    matched = np.unique(waits["message"][~waits_open])
+    rest = np.unique(done["message"][~done_open])
+    return Settled(
+        cases[~is_open],
+        cases[is_open],
+        waits[waits_open],
+        done[done_open],
+        matched,
+        rest[~is_among(rest, matched)],
+    )
+
+
+def is_among(values: NDArray[np.int64], distinct: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which values are among some distinct ones, ascending."""
+    found = np.zeros(len(values), np.bool_)
+    if len(distinct) and len(values):
+        at = np.searchsorted(distinct, values)
+        known = at < len(distinct)
+        found[known] = distinct[at[known]] == values[known]
+    return found
+
+
+def closed_figures(cases: NDArray[Any], matching: Matching) -> Figures:
+    """The figures of closed cases, but for what the broker's progress has to be asked for each time (`ahead_of`)."""
+    figures = matching.figures(cases)
+    figures.again = figures.again[:0]
+    return figures
+
+
+def ahead_of(cases: NDArray[Any]) -> NDArray[Any]:
+    """Which messages of closed cases the broker's progress has not passed (AHEAD)."""
+    delivered = (cases["status"] == DELIVERED) | (cases["status"] == TWICE)
+    found = cases[delivered & (cases["delay_level"] > 0) & ~cases["passed"]]
+    rows = np.zeros(len(found), AHEAD)
+    rows["queue_offset"], rows["level"] = found["queue_offset"], found["delay_level"]
+    return rows
+
+
+def _left(number: int, buckets: int, settled: Settled, ahead: NDArray[Any], distinct: NDArray[np.int64]) -> Left:
+    return Left(
+        low_of(number, buckets),
+        *(rows.tobytes() for rows in (settled.waits, settled.done, ahead, settled.matched, settled.stray, distinct)),
+    )
 
 
 def _in_order(rows: NDArray[Any]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
     1. scan      what each record is                     a task a range      `compact_scan`
     2. decide    which stay, by the store's books        a task a range      `compact_decide`, `compact_state`
+                 which those are wrong about             a task a range      `compact_lost`; if there may be any
     3. lay out   where they go                           from sums alone     `writers.layout`
     4. write     commitlog; consume queues, index,       a task a range,     `writers.commitlog`, `queues`, `index`,
                  timer files, checkpoint, config         queues, files       `timers`
@@ -19,11 +20,12 @@ message of a keyed topic), and for an index file up to 1.2 GB (60 bytes a key); 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,11 +34,14 @@ import numpy as np
 from scheduler import level_queues, runs
 from scheduler.sorted_offsets import is_among
 from scheduler.timer_files import Found
-from spark_jobs import compact_decide, compact_scan, compact_state
+from spark_jobs import compact_decide, compact_lost, compact_scan, compact_state
+from spark_jobs.cases import BUCKET_BYTES
 from spark_jobs.compact_decide import Decided, DecideTask, MapTask
+from spark_jobs.compact_lost import MatchTask, ReadTask
 from spark_jobs.compact_scan import Scanned, ScanTask
 from spark_jobs.compact_state import Books, Rules
 from spark_jobs.errors import JobError
+from spark_jobs.progress import read_progress
 from spark_jobs.ranges import RANGE_SIZE, Range, plan
 from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
 from spark_jobs.writers import commitlog, index, layout, queues, spill, timers
@@ -45,7 +50,7 @@ from spark_jobs.writers.layout import Layout
 from spark_jobs.writers.place import Place, held
 from spark_jobs.writers.queues import QueueTask
 from spark_jobs.writers.tasks import Runner, runner
-from storage import checkpoint, queue_check
+from storage import checkpoint, index_file, queue_check
 from storage.checkpoint import SIZE as CHECKPOINT_SIZE
 from storage.checkpoint import Checkpoint
 from storage.consume_queue import TIMER_TOPIC
@@ -102,6 +107,9 @@ class CompactResult:
     removed: dict[str, int] = field(default_factory=dict)
     """Records, by reason; see `compact_decide`."""
     removed_bytes: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    """Of those kept: scheduled messages that the broker has passed, or has no longer in its files, and that were
+    neither delivered nor cancelled."""
     superseded_kept: int = 0
     """Messages with a newer one of the same key that had to stay: see `CompactOptions.holes`."""
     damaged: int = 0
@@ -193,6 +201,12 @@ class _Compaction:
         self._result = CompactResult()
         self._done = self._total = 0
         self._step_began = time.perf_counter()
+        self._kept_done = np.empty(0, np.int64)
+        """Physical offsets of records that stay whatever they are, and of those that say that they are done."""
+        self._delivered = self._deliveries = np.empty(0, np.int64)
+        """Physical offsets of some of those, and of their deliveries, which do not name them."""
+        self._has_holes = False
+        """Whether a message stays in a queue from whose middle others may go."""
 
     def run(self) -> CompactResult:
         store, result = self._store, self._result
@@ -293,30 +307,47 @@ class _Compaction:
             books.op_offset,
             expired_before,
         )
-        decided = self._tasks.run(
-            compact_decide.decide,
-            [DecideTask(number, self._ranges[number].start, scratch, rules) for number in numbers],
-        )
+        requests = [DecideTask(number, self._ranges[number].start, scratch, rules) for number in numbers]
+        spill.save(scratch, "undelivered", np.empty(0, np.int64))
+        decided = self._tasks.run(compact_decide.decide, requests)
+        if any(found.unnamed for found in decided):
+            spill.save(scratch, "undelivered", self._find_undelivered(books))
+            kept = sum(found.kept for found in decided)
+            decided = self._tasks.run(compact_decide.decide, requests)
+            self._result.lost = sum(found.kept for found in decided) - kept
         return self._keep_anchors(books, decided)
 
+    def _find_undelivered(self, books: Books) -> NDArray[np.int64]:
+        """Physical offsets, ascending, of messages that neither wait by the books nor were delivered or cancelled by
+        the records; notes who delivered those that stay whatever they are."""
+        store, scratch, count = self._store, self._place.scratch, len(self._ranges)
+        progress = read_progress(store)
+        buckets = max(1, sum(part.end - part.start for part in self._ranges) // BUCKET_BYTES)
+        self._tasks.run(
+            compact_lost.read,
+            [ReadTask(store, part, number, scratch, progress, buckets) for number, part in enumerate(self._ranges)],
+        )
+        asked = np.unique(np.array([*books.anchors.values(), *books.forced.tolist()], np.int64))
+        found = self._tasks.run(
+            compact_lost.match, [MatchTask(bucket, count, scratch, asked) for bucket in range(buckets)]
+        )
+        self._delivered = np.concatenate([part.asked for part in found])
+        self._deliveries = np.concatenate([part.deliveries for part in found])
+        return np.sort(np.concatenate([part.undelivered for part in found]))
+
     def _keep_anchors(self, books: Books, decided: list[Decided]) -> list[Decided]:
-        starts = [part.start for part in self._ranges]
-        for queue_id, physical in books.anchors.items():
-            if not any(found.levels.get(queue_id) for found in decided):
-                continue
-            kept = compact_decide.keep_one(self._place.scratch, starts, physical)
-            if kept is not None:
-                number, size = kept
-                found = decided[number]
-                reason = next(iter(found.removed))
-                removed = dict(found.removed)
-                for name in ("delivered", "cancelled"):
-                    if removed.get(name, (0, 0))[0]:
-                        reason = name
-                        break
-                count, bytes_of = removed[reason]
-                removed[reason] = (count - 1, bytes_of - size)
-                decided[number] = found._replace(kept=found.kept + 1, kept_size=found.kept_size + size, removed=removed)
+        """Keep the last record of each queue of the schedule topic of which anything stays; and of all records that
+        stay although they are done what says so, which may itself be done: a message that took another's place."""
+        scratch, starts = self._place.scratch, [part.start for part in self._ranges]
+        anchors = [at for level, at in books.anchors.items() if any(found.levels.get(level) for found in decided)]
+        self._keep(decided, starts, anchors)
+        done = np.unique(np.array([*anchors, *books.forced.tolist()], np.int64))
+        while len(done):
+            self._kept_done = np.union1d(self._kept_done, done)
+            claimed = self._deliveries[is_among(self._delivered, done)]
+            done = np.union1d(compact_decide.done_by(scratch, range(len(decided)), done), claimed)
+            done = done[~is_among(done, self._kept_done)]
+            self._keep(decided, starts, done.tolist())
         result = self._result
         for found in decided:
             result.kept += found.kept
@@ -324,6 +355,22 @@ class _Compaction:
                 result.removed[reason] = result.removed.get(reason, 0) + count
                 result.removed_bytes[reason] = result.removed_bytes.get(reason, 0) + size
         return decided
+
+    def _keep(self, decided: list[Decided], starts: list[int], physical: Iterable[int]) -> None:
+        """Keep records, by their physical offsets, that were to go."""
+        for offset in physical:
+            kept = compact_decide.keep_one(self._place.scratch, starts, offset)
+            if kept is None:
+                continue
+            found = decided[kept.number]
+            count, size = found.removed[kept.reason]
+            removed = found.removed | {kept.reason: (count - 1, size - kept.size)}
+            if count == 1:
+                del removed[kept.reason]
+            decided[kept.number] = found._replace(
+                kept=found.kept + 1, kept_size=found.kept_size + kept.size, removed=removed
+            )
+            self._has_holes |= kept.is_message
 
     def _units_per_file(self) -> int:
         return next((file.size for file in self._store.queue_files()), UNIT.itemsize) // UNIT.itemsize
@@ -334,7 +381,8 @@ class _Compaction:
         store, scratch, size = self._store, self._place.scratch, self._store.segment_size
         begin = max(store.segments[0].first_offset, size)
         first = begin
-        if (self._options.holes and self._result.removed.get("superseded")) or self._result.damaged:
+        is_by_key = self._options.holes and self._result.removed.get("superseded")
+        if is_by_key or self._has_holes or self._result.damaged:
             # Two files before all others, without a record, for units that stand for nothing: these must lie behind the
             # start of the first file, or a broker that looks for a queue's first message by halving (5.3.3 does) is led
             # past others.
@@ -350,7 +398,7 @@ class _Compaction:
             laid_out = laid_out._replace(begin=begin, markers=[*empty, *laid_out.markers])
         self._result.log_after = laid_out.end - first
         queue_bytes = sum(file.size for file in store.queue_files())
-        index_bytes = index.FILE_SIZE // 20 + 48 * self._result.kept if self._options.index else 0
+        index_bytes = index_file.FILE_SIZE // 20 + 48 * self._result.kept if self._options.index else 0
         self._place.need(laid_out.end - first + queue_bytes + index_bytes)
         return laid_out
 
@@ -435,10 +483,13 @@ class _Compaction:
         level_note = runs.decode(books.checkpoint.notes.get(level_queues.NAME, b""))
         if level_note is not None:
             delivered = self._kept(np.array(sorted(books.anchors.values()), np.int64), "delivered", offsets)
-            notes[level_queues.NAME] = runs.encode(level_note.table_crc, level_note.runs, delivered.tolist())
+            seen = level_note.seen
+            if seen is not None:
+                seen = seen._replace(end=laid_out.end) if seen.end >= self._store.readable_end else None
+            notes[level_queues.NAME] = runs.encode(level_note.table_crc, level_note.runs, delivered.tolist(), seen)
         if books.timers is not None:
             newest = self._newest_timer(books, offsets)
-            done, withdrawn = (self._kept(books.forced, name, offsets) for name in ("delivered", "withdrawn"))
+            done, withdrawn = (self._kept(self._kept_done, name, offsets) for name in ("delivered", "withdrawn"))
             found = Found(done=done, withdrawn=withdrawn)
             note = timers.write(place.path, books.timers, offsets, newest, laid_out.end, found)
             if note is not None:
@@ -453,12 +504,15 @@ class _Compaction:
             OsFiles().write_whole(path, _TIMESTAMPS.pack(last_ms, last_ms, index_ms).ljust(CHECKPOINT_SIZE, b"\0"))
         else:
             checkpoint.save(OsFiles(), path, Checkpoint(last_ms, last_ms, index_ms, laid_out.end, notes))
+        said = json.dumps({"end": laid_out.end}).encode()
+        OsFiles().write_whole(place.join(compact_state.COMPACTED), said)
         lock = self._store.read_whole("lock")
         if lock is not None:
             OsFiles().write_whole(place.join("lock"), lock)
 
     def _kept(self, physical: NDArray[np.int64], what: str, offsets: spill.OffsetMap) -> NDArray[np.int64]:
-        """Where those records lie now, of some that stay whatever they are, that were "delivered" or "withdrawn"."""
+        """Where those records lie now, of some that stay although they are done, that were "delivered" or
+        "withdrawn"."""
         places = offsets.new(physical[is_among(physical, spill.load(self._place.scratch, what))])
         return np.unique(places[places >= 0])
 

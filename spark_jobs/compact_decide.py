@@ -4,6 +4,7 @@ A task a range, from what `compact_scan` left and the store's books (`compact_st
 Leaves, beside the scan's arrays:
 
     <n>.keep     bool, of each record
+    <n>.reasons  uint8, of each record why it goes, as its number in REASONS + 1; 0 for one that stays
 
     why a record goes   "delivered"    a scheduled message, or its mark, that nobody will look at again
                         "cancelled"    a scheduled message that was cancelled, or takes place elsewhere by now
@@ -55,14 +56,16 @@ class DecideTask(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """Of a range: records that stay and their bytes; (records, bytes) that go, by reason; and of each queue of the
-    schedule topic how many stay."""
+    """Of a range: records that stay and their bytes; (records, bytes) that go, by reason; of each queue of the
+    schedule topic how many stay; and how many messages go because the broker has passed them, whose deliveries no
+    record names: they may be lost, see `compact_lost`."""
 
     number: int
     kept: int
     kept_size: int
     removed: dict[str, tuple[int, int]]
     levels: dict[int, int]
+    unnamed: int
 
 
 def decide(task: DecideTask) -> Decided:
@@ -77,6 +80,7 @@ def decide(task: DecideTask) -> Decided:
         rows = rows[gone]
         reasons[rows[reasons[rows] == 0]] = REASONS.index(reason) + 1
 
+    unnamed = 0
     special = load(scratch, f"{number}.special")
     of_kind = kinds[special["number"]]
     for kind in (LEVEL, TIMER, TIMER_AGAIN, TIMER_DELETE, HALF, OP):
@@ -90,6 +94,7 @@ def decide(task: DecideTask) -> Decided:
             continue
         remove(rows, is_among(here, load(scratch, "withdrawn")), "cancelled")
         remove(rows, is_among(here, load(scratch, "delivered")), "delivered")
+        left = int((reasons[rows] == 0).sum())
         if kind == LEVEL:
             for queue_id in np.unique(mine["queue_id"]).tolist():
                 of_queue = mine["queue_id"] == queue_id
@@ -97,22 +102,26 @@ def decide(task: DecideTask) -> Decided:
         elif rules.timers_enqueued is not None:
             is_waiting = (offsets >= rules.timers_enqueued) | is_among(here, load(scratch, "live"))
             remove(rows, ~is_waiting, "cancelled" if kind == TIMER_DELETE else "delivered")
+        if kind != TIMER_DELETE:
+            unnamed += left - int((reasons[rows] == 0).sum())
     messages = np.flatnonzero((kinds == PLAIN) | (kinds == KEYED_MESSAGE))
     if rules.expired_before > task.start:
         remove(messages, physical[messages] < rules.expired_before, "expired")
     keyed = np.flatnonzero(kinds == KEYED_MESSAGE)
     if len(keyed):
         remove(keyed, is_among(physical[keyed], load(scratch, "superseded")), "superseded")
-    reasons[is_among(physical, load(scratch, "forced"))] = 0
+    for name in ("forced", "undelivered"):
+        reasons[is_among(physical, load(scratch, name))] = 0
     keep = reasons == 0
     save(scratch, f"{number}.keep", keep)
+    save(scratch, f"{number}.reasons", reasons)
     counts = np.bincount(reasons, minlength=len(REASONS) + 1)
     bytes_of = np.bincount(reasons, sizes, minlength=len(REASONS) + 1)
     removed = {reason: (int(counts[at]), int(bytes_of[at])) for at, reason in enumerate(REASONS, start=1) if counts[at]}
     levels = special[(of_kind == LEVEL) & keep[special["number"]]]["queue_id"]
     found, of_queue_counts = np.unique(levels, return_counts=True)
     kept_levels = dict(zip(found.tolist(), of_queue_counts.tolist(), strict=True))
-    return Decided(number, int(counts[0]), int(bytes_of[0]), removed, kept_levels)
+    return Decided(number, int(counts[0]), int(bytes_of[0]), removed, kept_levels, unnamed)
 
 
 def join_done(scratch: str, numbers: range) -> None:
@@ -161,9 +170,18 @@ def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_
     return int((superseded & ~may_go & ~expired).sum())
 
 
-def keep_one(scratch: str, starts: list[int], physical: int) -> tuple[int, int] | None:
-    """Let the record at a physical offset stay; `starts` of the ranges. Gives its range and bytes, None where it stays
-    anyway, or is not there."""
+class KeptAfterAll(NamedTuple):
+    """A record that stays although it was to go: its range, its bytes, why it was to go, and whether it is a message of
+    a queue that consumers read."""
+
+    number: int
+    size: int
+    reason: str
+    is_message: bool
+
+
+def keep_one(scratch: str, starts: list[int], physical: int) -> KeptAfterAll | None:
+    """Let the record at a physical offset stay; `starts` of the ranges. None where it stays anyway, or is not there."""
     number = int(np.searchsorted(starts, physical, "right")) - 1
     if number < 0:
         return None
@@ -174,7 +192,20 @@ def keep_one(scratch: str, starts: list[int], physical: int) -> tuple[int, int] 
         return None
     keep[row] = True
     save(scratch, f"{number}.keep", keep)
-    return number, int(load(scratch, f"{number}.sizes")[row])
+    reason = REASONS[int(load(scratch, f"{number}.reasons")[row]) - 1]
+    is_message = int(load(scratch, f"{number}.kinds")[row]) in (PLAIN, KEYED_MESSAGE)
+    return KeptAfterAll(number, int(load(scratch, f"{number}.sizes")[row]), reason, is_message)
+
+
+def done_by(scratch: str, numbers: range, physical: Integers) -> Integers:
+    """Where the records lie that say of those at some physical offsets, ascending, that they are done. Whoever keeps
+    one of these has to keep what says so as well: who makes the queues again, or audits, goes by the records."""
+    parts = [np.empty(0, np.int64)]
+    for number in numbers:
+        for name in ("delivered", "withdrawn"):
+            named = load(scratch, f"{number}.{name}")
+            parts.append(load(scratch, f"{number}.{name}_by")[is_among(named, physical)])
+    return np.unique(np.concatenate(parts))
 
 
 class MapTask(NamedTuple):

@@ -7,7 +7,8 @@ A task a range; of each it leaves, in the scratch directory:
     <n>.kinds    uint8, see `Kind`
     <n>.special  SPECIAL, of each that is not PLAIN: its number in the range, queue and queue offset
     <n>.keys     KEYED, of each message of a topic that keeps the newest of each key
-    <n>.delivered, <n>.withdrawn   int64, physical offsets of scheduled messages that these records say are done
+    <n>.delivered, <n>.withdrawn   int64, physical offsets of scheduled messages that these records say are done...
+    <n>.delivered_by, <n>.withdrawn_by   ...and of the records that say so, in the same order
 
 That is 9 bytes a record, and 16 more for scheduled ones.
 """
@@ -60,6 +61,7 @@ KEYED: Final = np.dtype(
         ("hash2", "<u8"),
     ]
 )
+NAMED: Final = ("delivered", "delivered_by", "withdrawn", "withdrawn_by")
 _KINDS: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, OP_TOPIC: OP}
 
 
@@ -96,8 +98,7 @@ class _Columns:
         self.kinds: list[NDArray[np.uint8]] = []
         self.special: list[NDArray[np.void]] = []
         self.keys: list[NDArray[np.void]] = []
-        self.delivered: list[Integers] = []
-        self.withdrawn: list[Integers] = []
+        self.named: dict[str, list[Integers]] = {name: [] for name in NAMED}
         self.count = 0
 
 
@@ -126,8 +127,8 @@ def scan(task: ScanTask) -> Scanned:
     save(scratch, f"{number}.kinds", _joined(columns.kinds, np.uint8))
     save(scratch, f"{number}.special", _joined(columns.special, SPECIAL))
     save(scratch, f"{number}.keys", _joined(columns.keys, KEYED))
-    save(scratch, f"{number}.delivered", _joined(columns.delivered, np.int64))
-    save(scratch, f"{number}.withdrawn", _joined(columns.withdrawn, np.int64))
+    for name, parts in columns.named.items():
+        save(scratch, f"{number}.{name}", _joined(parts, np.int64))
     return Scanned(number, len(starts), int(sizes.sum()), first_young, last_store_ms, damages)
 
 
@@ -152,9 +153,10 @@ def _look(columns: _Columns, records: Records, task: ScanTask) -> None:
         plain = (kinds == PLAIN) | (kinds == KEYED_MESSAGE)
         is_delivery = named & plain
         is_withdrawal = named & ((kinds == TIMER_AGAIN) | (kinds == TIMER_DELETE))
-        for rows, parts in ((is_delivery, columns.delivered), (is_withdrawal, columns.withdrawn)):
+        for rows, name in ((is_delivery, "delivered"), (is_withdrawal, "withdrawn")):
             if rows.any():
-                parts.append(origin[rows])
+                columns.named[name].append(origin[rows])
+                columns.named[f"{name}_by"].append(records.physical_offset[rows])
     special = np.flatnonzero((kinds != PLAIN) & (kinds != KEYED_MESSAGE))
     if len(special):
         rows = np.zeros(len(special), SPECIAL)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+COMPACTED: Final = "compacted.json"
+"""The file of a store that a compaction made which says so: {"end": where the new commitlog ended}."""
 _TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 
@@ -191,6 +193,13 @@ def _timers(store: StoreFiles, books: progress.Books) -> Timers | None:
             live &= waits.is_live(units, seconds, second)  # marks of ours that delete have done their work
         parts.append(units[live])
     return Timers(books.queue_offset, second, np.concatenate(parts), books.check, note, segment_size)
+
+
+def compacted_to(store: StoreFiles) -> int:
+    """The physical offset where a store's log ended when a compaction made it; 0 if none did. RocketMQ's deliveries
+    before it do not tell that their messages were taken away."""
+    end = (store.json(COMPACTED) or {}).get("end")
+    return end if isinstance(end, int) else 0
 
 
 def leave_for_tasks(books: Books, scratch: str) -> None:

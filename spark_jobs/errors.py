@@ -16,3 +16,7 @@ class NoStore(JobError):
 
     def __reduce__(self) -> tuple[type[NoStore], tuple[str, str]]:
         return NoStore, (self.path, self.why)
+
+
+class NotKept(JobError):
+    """What an earlier run kept cannot be used; the text says why. The run reads what it is missing anew."""

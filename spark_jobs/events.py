@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from spark_jobs.agreement import Agreement
 from spark_jobs.hashes import hash_ints, hash_slices
 from spark_jobs.ranges import Range, walks
 from spark_jobs.records import Damage, joined_damages
-from spark_jobs.roles import CANCEL, DELIVERY, LEVEL, TIMER, Roles
+from spark_jobs.roles import CANCEL, DELIVERY, LEVEL, MAX_PROMISE_MS, TIMER, Roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +44,7 @@ WAITS: Final = np.dtype(
         ("message", "<i8"),
         ("key", "<i8"),
         ("slot", "<i8"),
+        ("queue_offset", "<i8"),
         ("size", "<i4"),
         ("level", "<i2"),
         ("again", "?"),
@@ -50,7 +52,7 @@ WAITS: Final = np.dtype(
     ]
 )
 """`offset`: physical. `at_ms`: store time. `topic`: hash of the topic that it is for. `level`: 0 for a timer.
-`again`: waits in place of another record. `passed`: the broker's progress has passed it."""
+`again`: waits in place of another record. `passed`: the broker's progress has passed it (`are_passed`)."""
 DONE: Final = np.dtype(
     [
         ("origin", "<i8"),
@@ -60,9 +62,13 @@ DONE: Final = np.dtype(
         ("key", "<i8"),
         ("slot", "<i8"),
         ("what", "<i1"),
+        ("sent_again", "?"),
     ]
 )
-"""`origin`: physical offset of the record that waited, NO_ORIGIN where none is named."""
+"""`origin`: physical offset of the record that waited, NO_ORIGIN where none is named. `slot`: of a delivery that names
+none the latest time, ms since the epoch, at which its message can have been scheduled. `sent_again`: it looks
+delivered, and cannot have waited: its producer made it when it would have been due already. An application that sends
+on what it got sends the properties of the delivery, too."""
 DELIVERED: Final = 1
 CANCELLED: Final = 2
 CONTINUED: Final = 3
@@ -80,7 +86,8 @@ class Events(NamedTuple):
 
 
 class RangeRead(NamedTuple):
-    """What was read of a range. `damages`: the first MAX_DAMAGES of `damaged`."""
+    """What was read of a range. `damages`: the first MAX_DAMAGES of `damaged`; `corruptions` of `corrupt`, which is
+    None where nobody looked."""
 
     start: int
     end: int
@@ -89,14 +96,27 @@ class RangeRead(NamedTuple):
     damaged: int
     damages: list[Damage]
     last_ms: int
+    hashed: int
+    """How many bytes, from `start` on, the SHA-256 is of: up to the end of the last record, or damage."""
+    corrupt: int | None = None
+    corruptions: tuple[Damage, ...] = ()
 
 
 class RangeEvents:
-    """The events of a range; iterate, then look at `read`. An observer sees its records as well."""
+    """The events of a range; iterate, then look at `read`. An observer sees its records as well. `check`: also look for
+    records whose checksums are wrong, or that their consume queues do not agree with; what these say counts all the
+    same."""
 
     def __init__(
-        self, store: StoreFiles, part: Range, progress: Progress, observer: UsageObserver | None = None
+        self,
+        store: StoreFiles,
+        part: Range,
+        progress: Progress,
+        observer: UsageObserver | None = None,
+        *,
+        check: bool = False,
     ) -> None:
+        self._check = check
         self._store = store
         self._part = part
         self._progress = progress
@@ -104,12 +124,20 @@ class RangeEvents:
         self.read: RangeRead | None = None
 
     def __iter__(self) -> Iterator[Events]:
-        digest, damages, count, last_ms = hashlib.sha256(), [], 0, 0
+        digest, damages, count, last_ms, hashed = hashlib.sha256(), [], 0, 0, 0
+        corrupt, corruptions = 0, list[Damage]()
+        agreement = Agreement(self._store) if self._check else None
         for found in walks(self._store, self._part, check_crc=False):
             records = found.records
             digest.update(memoryview(records.data)[: found.end])  # type: ignore[arg-type]
+            hashed += found.end
             damages += found.damages
             count += len(records)
+            if agreement is not None and (wrong := {**agreement.wrong(records), **records.corrupt()}):
+                corrupt += len(wrong)
+                places = zip(records.physical_offset.tolist(), records.sizes.tolist(), strict=True)
+                told = [Damage(*place, wrong[i]) for i, place in enumerate(places) if i in wrong]
+                corruptions += told[: MAX_DAMAGES - len(corruptions)]
             if len(records):
                 last_ms = int(records.store_ms[-1])
                 roles = Roles(records)
@@ -117,7 +145,17 @@ class RangeEvents:
                     self._observer.look(records, roles)
                 yield events_of(records, roles, self._progress)
         damages = joined_damages(damages)
-        self.read = RangeRead(*self._part, digest.hexdigest(), count, len(damages), damages[:MAX_DAMAGES], last_ms)
+        self.read = RangeRead(
+            *self._part,
+            digest.hexdigest(),
+            count,
+            len(damages),
+            damages[:MAX_DAMAGES],
+            last_ms,
+            hashed,
+            corrupt if self._check else None,
+            tuple(corruptions),
+        )
 
 
 def events_of(records: Records, roles: Roles, progress: Progress) -> Events:
@@ -126,7 +164,7 @@ def events_of(records: Records, roles: Roles, progress: Progress) -> Events:
     topics: dict[int, str] = {}
     waits = _waits(records.take(np.flatnonzero((role == LEVEL) | (role == TIMER))), progress, topics)
     done = [
-        _done(records.take(np.flatnonzero(role == DELIVERY)), DELIVERED),
+        _delivered(records.take(np.flatnonzero(role == DELIVERY)), progress.delays_ms),
         _done(records.take(np.flatnonzero(role == CANCEL)), CANCELLED),
         _done(records.take(np.flatnonzero(roles.is_again)), CONTINUED),
     ]
@@ -146,12 +184,17 @@ def _waits(records: Records, progress: Progress, topics: dict[int, str]) -> NDAr
     rows["due_ms"] = roles.due_ms(np.array(progress.delays_ms, np.int64))
     rows["topic"] = _topic_hashes(records, topics)
     rows["message"], rows["key"] = roles.message_hash, roles.key_hash
-    rows["slot"] = slot
+    rows["slot"], rows["queue_offset"] = slot, records.queue_offset
     rows["level"], rows["again"] = level, roles.is_again
-    passed = progress.is_level_done(level, records.queue_offset)
-    wheel = progress.is_timer_done(slot, records.queue_offset, records.physical_offset)
-    rows["passed"] = np.where(level > 0, passed, wheel)
+    rows["passed"] = are_passed(rows, progress)
     return rows
+
+
+def are_passed(waits: NDArray[Any], progress: Progress) -> NDArray[np.bool_]:
+    """Which messages that wait (WAITS) the broker's progress has passed."""
+    levels = progress.is_level_done(waits["level"], waits["queue_offset"])
+    wheel = progress.is_timer_done(waits["slot"], waits["queue_offset"], waits["offset"])
+    return np.where(waits["level"] > 0, levels, wheel)
 
 
 def _done(records: Records, what: int) -> NDArray[Any]:
@@ -171,6 +214,31 @@ def _done(records: Records, what: int) -> NDArray[Any]:
         else:
             rows["message"], rows["key"] = roles.message_hash, roles.key_hash
     return rows
+
+
+def _delivered(records: Records, delays_ms: list[int]) -> NDArray[Any]:
+    rows = _done(records, DELIVERED)
+    if (rows["origin"] < 0).any():
+        out_ms, is_timer = records.property_ints("TIMER_OUT_MS")
+        waited_ms = records.store_ms - records.born_ms
+        rows["sent_again"] = np.where(is_timer, records.born_ms >= out_ms, waited_ms < min(delays_ms))
+        rows["slot"] = _scheduled_by(records, np.array(delays_ms, np.int64))
+    return rows
+
+
+def _scheduled_by(records: Records, delays_ms: Integers) -> Integers:
+    """The latest times, ms since the epoch, at which the messages of deliveries can have been scheduled: their delay
+    before the delivery, or when their producers made them if that was earlier."""
+    waited = np.zeros(len(records), np.int64)
+    # Of a timer's properties the last one here counts that is there, see `Roles.due_ms`.
+    level, has_level = records.property_ints("DELAY")
+    known = has_level & (level > 0)
+    waited = np.where(known, delays_ms[np.clip(level, 1, len(delays_ms)) - 1], waited)
+    for name, factor in (("TIMER_DELAY_SEC", 1000), ("TIMER_DELAY_MS", 1), ("TIMER_DELIVER_MS", 0)):
+        values, present = records.property_ints(name)
+        waited = np.where(present, np.clip(values, 0, MAX_PROMISE_MS) * factor, waited)
+    found: Integers = np.minimum(records.store_ms - waited, records.born_ms)
+    return found
 
 
 def _named(records: Records) -> Integers:

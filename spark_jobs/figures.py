@@ -3,8 +3,10 @@
 status      how many cases of each status, levels and timers apart, and their bytes
 late_*      histograms of lateness (`lateness`), by topic, level, hour and minute of the day, and over time
 delivered   deliveries by second, and how many of them were more than a second late
-pending     messages that wait, by second of their deliver time; and by minute and topic
+pending     messages that wait, by second of their deliver time; and by second or minute and topic
 offenders   the cases themselves of what was lost, came twice, or has no message in the log
+waiting     where the records of the messages lie that wait, 14 bytes each
+again       messages of levels that were delivered, and that the broker's progress has not passed
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import msgspec
 import numpy as np
 
 from spark_jobs import lateness
+from spark_jobs.steps import seconds_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,16 +47,24 @@ CASE: Final = np.dtype(
         ("deliveries", "<i4"),
         ("first_ms", "<i8"),
         ("last_ms", "<i8"),
+        ("first_offset", "<i8"),
+        ("last_offset", "<i8"),
         ("origin", "<i8"),
+        ("queue_offset", "<i8"),
+        ("passed", "?"),
     ]
 )
 """A case. `physical_offset`, `size`, `at_ms`, `due_ms`, ...: of the record that waited, of an unclaimed delivery its
-own. `delay_level`: 0 for a timer. `first_ms`, `last_ms`: store times of the first and the last delivery, 0 without one.
-`origin`: what an unclaimed delivery names, -1 for nothing."""
+own. `delay_level`: 0 for a timer. `first_ms`, `last_ms`: store times of the first and the last delivery, 0 without one;
+`first_offset`, `last_offset`: their physical offsets.
+`origin`: what an unclaimed delivery names, -1 for nothing; `due_ms` then is the latest time at which its message can
+have been scheduled. `passed`: the broker's progress has passed it."""
 
 _STATUS: Final = np.dtype([("status", "<i8"), ("is_level", "<i8"), ("count", "<i8"), ("more", "<i8"), ("bytes", "<i8")])
 _SECONDS: Final = np.dtype([("second", "<i8"), ("count", "<i8"), ("late", "<i8")])
-_MINUTES: Final = np.dtype([("minute", "<i8"), ("topic", "<i8"), ("count", "<i8")])
+_BY_TOPIC: Final = np.dtype([("second", "<i8"), ("topic", "<i8"), ("count", "<i8")])
+WAITING: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("delay_level", "<i2")])
+_AGAIN: Final = np.dtype([("level", "<i8"), ("count", "<i8")])
 _HISTOGRAMS: Final = ("late_by_topic", "late_by_level", "late_by_hour", "late_by_minute", "late_over_time")
 _LATE_MS: Final = 1000
 
@@ -61,16 +72,29 @@ _LATE_MS: Final = 1000
 class Figures:
     """Figures of some cases. Attributes are arrays of rows: `status` _STATUS; `late_*` lateness.HISTOGRAM, whose keys
     are topic hashes, delay levels, hours and minutes of the day (UTC) and deliver time // step; `delivered` and
-    `pending` _SECONDS; `pending_by_topic` _MINUTES; `offenders` CASE."""
+    `pending` _SECONDS; `pending_by_topic` _BY_TOPIC, by seconds or minutes (`steps`); `offenders` CASE; `waiting`
+    WAITING, a row for each message that waits; `again` _AGAIN, messages of each level that were delivered though no
+    progress has passed them."""
 
-    NAMES: Final = ("status", *_HISTOGRAMS, "delivered", "pending", "pending_by_topic", "offenders")
+    NAMES: Final = (
+        "status",
+        *_HISTOGRAMS,
+        "delivered",
+        "pending",
+        "pending_by_topic",
+        "offenders",
+        "waiting",
+        "again",
+    )
     _TYPES: Final = {
         "status": _STATUS,
         **dict.fromkeys(_HISTOGRAMS, lateness.HISTOGRAM),
         "delivered": _SECONDS,
         "pending": _SECONDS,
-        "pending_by_topic": _MINUTES,
+        "pending_by_topic": _BY_TOPIC,
         "offenders": CASE,
+        "waiting": WAITING,
+        "again": _AGAIN,
     }
 
     status: Rows
@@ -83,16 +107,21 @@ class Figures:
     pending: Rows
     pending_by_topic: Rows
     offenders: Rows
+    waiting: Rows
+    again: Rows
 
     @classmethod
-    def of(cls, cases: Rows, step_ms: int, begin: int) -> Figures:
-        """The figures of CASE. `step_ms`: of the curve over time. `begin`: where the log begins; a delivery whose
-        message was before is no offender."""
+    def of(cls, cases: Rows, step_ms: int, begin: int, begin_ms: int = 0, compacted_to: int = 0) -> Figures:
+        """The figures of CASE. `step_ms`: of the curve over time. `begin`, `begin_ms`: where the log begins, and when
+        its first record was stored, 0 if that is not known; a delivery whose message was before is no offender.
+        `compacted_to`: nor is one before this physical offset, where a compaction has taken its message away."""
         self = cls()
         status = cases["status"]
         more = np.maximum(cases["deliveries"].astype(np.int64) - 1, 0)
         is_level = cases["delay_level"] > 0
-        is_expired = (status == UNCLAIMED) & (cases["origin"] >= 0) & (cases["origin"] < begin)
+        is_before = (cases["due_ms"] < begin_ms) | (cases["physical_offset"] < compacted_to)
+        is_before = np.where(cases["origin"] >= 0, cases["origin"] < begin, is_before)
+        is_expired = (status == UNCLAIMED) & is_before
         # What expired is counted as a kind of unclaimed delivery of its own, where other cases tell levels.
         second_key = np.where(status == UNCLAIMED, is_expired, is_level)
         ones = np.ones(len(cases), np.int64)
@@ -106,10 +135,16 @@ class Figures:
         self.late_over_time = lateness.histogram(due // step_ms, late)
         ones = np.ones(len(done), np.int64)
         self.delivered = _summed(_SECONDS, [done["first_ms"] // 1000], [ones, late > _LATE_MS])
-        waits = cases[status == PENDING]
-        ones = np.ones(len(waits), np.int64)
-        self.pending = _summed(_SECONDS, [waits["due_ms"] // 1000], [ones, ones])
-        self.pending_by_topic = _summed(_MINUTES, [waits["due_ms"] // 60_000, waits["topic_hash"]], [ones])
+        # Of a store in which much waits these are many: columns are taken, not rows.
+        waits = np.flatnonzero(status == PENDING)
+        seconds, ones = cases["due_ms"][waits] // 1000, np.ones(len(waits), np.int64)
+        self.pending = _summed(_SECONDS, [seconds], [ones, ones])
+        self.pending_by_topic = _summed(_BY_TOPIC, [seconds_kept(seconds), cases["topic_hash"][waits]], [ones])
+        waits = waits[np.argsort(cases["physical_offset"][waits], kind="stable")]
+        self.waiting = np.zeros(len(waits), WAITING)
+        for name in WAITING.names or ():
+            self.waiting[name] = cases[name][waits]
+        self.again = again_of(done["delay_level"][(done["delay_level"] > 0) & ~done["passed"]])
         self.offenders = cases[(status == LOST) | (status == TWICE) | ((status == UNCLAIMED) & ~is_expired)]
         return self
 
@@ -133,12 +168,16 @@ class Figures:
         self = cls()
         for name in _HISTOGRAMS:
             setattr(self, name, lateness.added([getattr(part, name) for part in parts]))
-        for name, keys in (("status", 2), ("delivered", 1), ("pending", 1), ("pending_by_topic", 2)):
+        for name, keys in (("status", 2), ("delivered", 1), ("pending", 1), ("pending_by_topic", 2), ("again", 1)):
             dtype = cls._TYPES[name]
             rows = _joined(dtype, [getattr(part, name) for part in parts])
             fields = list(dtype.names or ())
             columns = [rows[field] for field in fields]
+            if name == "pending_by_topic":
+                columns[0] = seconds_kept(columns[0])
             setattr(self, name, _summed(dtype, columns[:keys], columns[keys:]))
+        waiting = _joined(WAITING, [part.waiting for part in parts])
+        self.waiting = waiting[np.argsort(waiting["physical_offset"], kind="stable")]
         self.offenders = np.sort(_joined(CASE, [part.offenders for part in parts]), order="physical_offset")
         return self
 
@@ -166,6 +205,11 @@ class Figures:
     def expired(self) -> int:
         """Deliveries whose message was in a file that has expired."""
         return self._sum("count", UNCLAIMED, second_key=True)
+
+
+def again_of(levels: Rows) -> Rows:
+    """The rows of `Figures.again` for messages of some levels."""
+    return _summed(_AGAIN, [levels], [np.ones(len(levels), np.int64)])
 
 
 def _joined(dtype: np.dtype[Any], parts: Sequence[Rows]) -> Rows:

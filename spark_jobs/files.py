@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
+import glob
 import os
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
+from spark_jobs import hadoop
 from spark_jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _CREDENTIALS: Final = re.compile(r"^([^:/]+://)[^/?]*@")
@@ -28,10 +35,93 @@ def local_path(path: str) -> str:
     """A path of this machine's file system, for what is not read or written elsewhere. Raises JobError for the URI of
     another one, which would else be a directory with a strange name."""
     if not is_local(path):
-        raise JobError(
-            f"{shown(path)}: only stores are read by URI; give a directory of this machine, or a mounted one"
-        )
+        raise JobError(f"{shown(path)}: this has to be a directory of this machine, or one that is mounted, not a URI")
     return path.removeprefix("file://")
+
+
+def real_path(path: str) -> str:
+    """The one name of a directory, however it is given: of this machine its absolute path without links; of a URI what
+    may be told of it, without slashes at its end."""
+    if not is_local(path):
+        return shown(path).rstrip("/")
+    return os.path.realpath(local_path(path))
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two names of a store are one. Relative ones are looked up from the working directory."""
+    return real_path(one) == real_path(other)
+
+
+def file_system(uri: str) -> tuple[Any, str]:
+    """Pyarrow's file system for the URI of another one than this machine's, and the path in it."""
+    from pyarrow import fs
+
+    found: tuple[Any, str] = hadoop.connect(uri) if uri.startswith(hadoop.SCHEMES) else fs.FileSystem.from_uri(uri)
+    return found
+
+
+def expand(path: str) -> list[str]:
+    """The directories that a path or URI with wildcards (*, [...], and in paths ?) names, in order; the path itself
+    where it has none, or where there is a directory of that very name. Raises JobError where nothing matches."""
+    if not glob.has_magic(path.partition("?")[0] if not is_local(path) else path):
+        return [path]
+    if is_local(path):
+        plain = local_path(path)
+        found = [plain] if os.path.isdir(plain) else sorted(filter(os.path.isdir, glob.glob(plain)))
+    else:
+        found = _expand_remote(path)
+    if not found:
+        raise JobError(f"{shown(path)}: there is no such directory")
+    return found
+
+
+def told_apart(pattern: str, paths: Sequence[str]) -> list[str]:
+    """Names for the directories that a pattern names (`expand`), as files and directories can have them: of each path
+    the parts that stand where the pattern has wildcards. The same path has the same name whatever others match."""
+    wild = [glob.has_magic(part) for part in _parts(pattern)]
+    found = []
+    for path in paths:
+        parts = _parts(path)
+        mine = [part for part, is_wild in zip(parts, wild, strict=False) if is_wild]
+        found.append("+".join(quote(part, safe="") for part in (mine if len(parts) == len(wild) else parts)))
+    return found
+
+
+def _parts(path: str) -> list[str]:
+    base = local_path(path) if is_local(path) else path.partition("?")[0]
+    return [part for part in base.split("/") if part]
+
+
+def _expand_remote(uri: str) -> list[str]:
+    # What comes behind a question mark are keys and settings of the file system, no wildcard.
+    base, mark, query = uri.partition("?")
+    head, *parts = base.split("/")[2:]
+    begin = f"{base.partition('://')[0]}://{head}"
+    while parts and not glob.has_magic(parts[0]):
+        begin = f"{begin}/{parts.pop(0)}"
+    found = [begin]
+    for part in parts:
+        if glob.has_magic(part):
+            found = [
+                f"{folder}/{name}"
+                for folder in found
+                for name in _folders(f"{folder}{mark}{query}")
+                if fnmatch.fnmatchcase(name, part)
+            ]
+        else:
+            found = [f"{folder}/{part}" for folder in found if part in _folders(f"{folder}{mark}{query}")]
+    return sorted(f"{folder}{mark}{query}" for folder in found)
+
+
+def _folders(uri: str) -> list[str]:
+    from pyarrow import fs
+
+    try:
+        system, root = file_system(uri)
+        entries = system.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    except (OSError, ValueError) as error:
+        raise JobError(f"{shown(uri)}: cannot be read: {error}") from None
+    return [entry.base_name for entry in entries if entry.type == fs.FileType.Directory]
 
 
 def replace_file(path: str, data: bytes) -> None:

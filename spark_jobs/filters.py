@@ -1,114 +1,96 @@
-"""Filters that Spark hands down: what they leave of a store's ranges, and of the records of one.
+"""Which records of a store a reader is to give: by topic, store time, physical offset and queue offset, as its
+options say.
 
-Spark applies them to what comes out once more, so that leaving in too much costs time and never a wrong row.
+They are options because Spark 4.1 to 4.3 keep one Python reader for a DataFrame, a view, and all that is made of it: a
+reader that took note of one query's filters (`pushFilters`) would apply them to the next query too, and in a union or a
+self-join the last filters to every side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from spark_jobs.roles import NAMES
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from pyspark.sql.datasource import Filter
 
     from spark_jobs.records import Records
+    from spark_jobs.tables import Batch
 
-_MAX: Final = (1 << 63) - 1
-_BOUNDED: Final = ("physical_offset", "store_ms", "born_ms", "queue_offset", "queue_id", "reconsume_times")
+ALL: Final = (-(1 << 63), (1 << 63) - 1)
+"""A span that leaves nothing out."""
 
 
+class Span(NamedTuple):
+    """What of a queue is read: a record has to be within all of these. Starts are inclusive, ends exclusive."""
+
+    start_queue: int = ALL[0]
+    """A queue offset, as the next one."""
+    end_queue: int = ALL[1]
+    start: int = ALL[0]
+    """A physical offset."""
+    start_ms: int = ALL[0]
+    """Store time, ms since the epoch, as the next one."""
+    end_ms: int = ALL[1]
+
+
+@dataclass(frozen=True)
 class Filters:
-    """What rows have to be. Picklable."""
+    """What records have to be. A span has its first value, and the one behind its last."""
 
-    def __init__(self) -> None:
-        self.topics: frozenset[str] | None = None
-        self.roles: frozenset[str] | None = None
-        self.bounds: dict[str, tuple[int, int]] = {}
-        """Of a column the least and the greatest value."""
-
-    def add(self, filters: Iterable[Filter]) -> None:
-        """Take up what is understood of them."""
-        from pyspark.sql import datasource as spark
-
-        for item in filters:
-            attribute = getattr(item, "attribute", None)
-            if not attribute or len(attribute) != 1:
-                continue
-            name, value = attribute[0], getattr(item, "value", None)
-            if isinstance(item, spark.In):
-                self._one_of(name, list(value or ()))
-            elif isinstance(item, spark.EqualTo | spark.EqualNullSafe):
-                self._one_of(name, [value])
-                self._bound(name, value, value)
-            elif isinstance(item, spark.GreaterThan):
-                self._bound(name, value, None, open_ends=True)
-            elif isinstance(item, spark.GreaterThanOrEqual):
-                self._bound(name, value, None)
-            elif isinstance(item, spark.LessThan):
-                self._bound(name, None, value, open_ends=True)
-            elif isinstance(item, spark.LessThanOrEqual):
-                self._bound(name, None, value)
-
-    def _one_of(self, name: str, values: list[Any]) -> None:
-        chosen = frozenset(value for value in values if isinstance(value, str))
-        if len(chosen) != len(values):
-            return
-        if name == "topic":
-            self.topics = chosen if self.topics is None else self.topics & chosen
-        elif name in ("role", "kind"):
-            self.roles = chosen if self.roles is None else self.roles & chosen
-
-    def _bound(self, name: str, low: Any, high: Any, *, open_ends: bool = False) -> None:
-        if name in ("store_time", "born_time"):
-            # Whole ms on the outside: a timestamp has microseconds, a record has not.
-            name, open_ends = name.replace("_time", "_ms"), False
-            low = _floor_ms(low)
-            high = _floor_ms(high)
-        if name not in _BOUNDED or not all(value is None or type(value) is int for value in (low, high)):
-            return
-        low = -_MAX if low is None else low + open_ends
-        high = _MAX if high is None else high - open_ends
-        known = self.bounds.get(name, (-_MAX, _MAX))
-        self.bounds[name] = max(known[0], low), min(known[1], high)
-
-    def span(self, name: str) -> tuple[int, int]:
-        """The least and the greatest value that a column may have."""
-        return self.bounds.get(name, (-_MAX, _MAX))
+    topics: frozenset[str] | None = None
+    """None for all."""
+    store_ms: tuple[int, int] = ALL
+    physical_offset: tuple[int, int] = ALL
+    queues: Mapping[str, Mapping[int, Span]] = field(default_factory=dict)
+    """By topic and queue id; of a queue that is not named all is read."""
+    until: int = ALL[1]
+    """Physical offset from which on `store_ms` and `queues` leave nothing out."""
 
     def keep(self, records: Records) -> Records:
-        """The records that may be wanted."""
-        if not len(records):
+        """The records that lie in all spans, of all topics."""
+        low, high = self.physical_offset
+        if (low, high) != ALL and len(records):
+            records = only(records, (records.physical_offset >= low) & (records.physical_offset < high))
+        if not len(records) or (self.store_ms == ALL and not self.queues):
             return records
-        for name in self.bounds:
-            values: NDArray[np.int64] = getattr(records, name)
-            low, high = self.bounds[name]
-            wanted = (values >= low) & (values <= high)
-            if not wanted.all():
-                records = records.take(wanted)
-            if not len(records):
-                return records
-        if self.topics is not None:
-            codes, names = records.topics()
-            wanted = np.array([name in self.topics for name in names], np.bool_)[codes]
-            if not wanted.all():
-                records = records.take(wanted)
-        return records
+        low, high = self.store_ms
+        wanted = (records.store_ms >= low) & (records.store_ms < high)
+        if self.queues:
+            wanted &= self._in_queues(records)
+        if self.until != ALL[1]:
+            wanted |= records.physical_offset >= self.until
+        return only(records, wanted)
 
-    def role_mask(self, role: NDArray[np.int8]) -> NDArray[np.bool_] | None:
-        """Which of some roles are wanted; None for all."""
-        if self.roles is None:
-            return None
-        mask: NDArray[np.bool_] = np.array([name in self.roles for name in NAMES], np.bool_)[role]
-        return mask
+    def _in_queues(self, records: Records) -> NDArray[np.bool_]:
+        """Which records their queues' spans have."""
+        codes, names = records.topics()
+        known = [
+            ((code << 32) | queue, span)
+            for code, name in enumerate(names)
+            for queue, span in self.queues.get(name, {}).items()
+        ]
+        if not known:
+            return np.ones(len(records), np.bool_)
+        known.sort(key=lambda item: item[0])
+        keys = np.array([key for key, _ in known], np.int64)
+        spans = np.array([span for _, span in known], np.int64)
+        mine = (codes.astype(np.int64) << 32) | records.queue_id
+        at = np.minimum(np.searchsorted(keys, mine), len(keys) - 1)
+        start_queue, end_queue, start, start_ms, end_ms = spans[at].T
+        is_within: NDArray[np.bool_] = (records.queue_offset >= start_queue) & (records.queue_offset < end_queue)
+        is_within &= records.physical_offset >= start
+        is_within &= (records.store_ms >= start_ms) & (records.store_ms < end_ms)
+        is_within |= keys[at] != mine
+        return is_within
 
 
-def _floor_ms(value: Any) -> Any:
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return int(value.timestamp() * 1_000_000) // 1000
-    return None
+_Rows = TypeVar("_Rows", "Records", "Batch")
+
+
+def only(rows: _Rows, wanted: NDArray[np.bool_]) -> _Rows:
+    """Those rows that are wanted; the same object where all are."""
+    return rows if wanted.all() else rows.take(wanted)

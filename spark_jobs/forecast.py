@@ -2,21 +2,26 @@
 
 The broker is taken for a queue that delivers `rate` messages a second: what is due in a second and does not fit into it
 waits for the next ones. With b messages left at the end of a second, the last of its own is b / rate seconds late.
+Brokers do not help each other: each of several is a queue of its own, and what is late is what is late at any of them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
 
 MAX_LISTED: Final = 1000
+_NONE: Final = np.empty(0, np.int64)
 
 
 class LateSecond(msgspec.Struct):
@@ -24,13 +29,13 @@ class LateSecond(msgspec.Struct):
 
     second_ms: int
     due: int
-    """Messages due in it."""
+    """Messages due in it; of several brokers at those that will be late."""
     late_ms: int
     """How late the last of them will be."""
 
 
 class Episode(msgspec.Struct):
-    """Late seconds in a row. Times in ms (since the epoch)."""
+    """Late seconds in a row, of several brokers at any of them. Times in ms (since the epoch)."""
 
     start_ms: int
     end_ms: int
@@ -45,7 +50,7 @@ class Forecast(msgspec.Struct):
     """What is ahead."""
 
     rate: float
-    """Messages a second that the broker delivers; 0 where nothing tells."""
+    """Messages a second that the broker delivers, or all of several together; 0 where nothing tells."""
     measured_seconds: int
     """Seconds with a backlog that the rate was measured in."""
     messages: int
@@ -59,24 +64,62 @@ class Forecast(msgspec.Struct):
     second there was of a broker that was never behind, which may do many times as much."""
 
 
-def forecast(seconds: Integers, due: Integers, rate: float, *, measured_seconds: int = 0) -> Forecast:
-    """`seconds`: seconds since the epoch that have messages due, ascending, and `due`, how many. `rate`: messages a
-    second."""
-    total = int(due.sum())
-    if not total or rate <= 0:
-        return Forecast(rate, measured_seconds, total, 0, [], [])
+class Load(NamedTuple):
+    """What waits at a broker, and how fast it delivers."""
+
+    seconds: Integers
+    """Seconds since the epoch that have messages due, ascending..."""
+    due: Integers
+    """...and how many each."""
+    rate: float
+    """Messages a second."""
+    measured_seconds: int = 0
+    source: str = "given"
+    """As in Forecast."""
+
+
+def forecast(loads: Sequence[Load]) -> Forecast:
+    """The forecast of some brokers, each of which delivers what waits at it. The source is that of all, and `fastest`
+    where they differ."""
+    found = [_late(load) for load in loads]
+    seconds, which = np.unique(np.concatenate([_NONE, *(one.seconds for one in found)]), return_inverse=True)
+    due, late_ms = np.zeros(len(seconds), np.int64), np.zeros(len(seconds), np.int64)
+    np.add.at(due, which, np.concatenate([_NONE, *(one.due for one in found)]))
+    np.maximum.at(late_ms, which, np.concatenate([_NONE, *(one.late_ms for one in found)]))
+    worst = np.sort(np.argsort(late_ms, kind="stable")[-MAX_LISTED:])
+    episodes = _joined(list(chain.from_iterable(one.episodes for one in found)))
+    episodes.sort(key=lambda episode: -episode.worst_ms)
+    sources = {load.source for load in loads if load.rate > 0} or {load.source for load in loads}
+    return Forecast(
+        float(sum(load.rate for load in loads)),
+        sum(load.measured_seconds for load in loads),
+        sum(int(load.due.sum()) for load in loads),
+        sum(one.messages for one in found),
+        [LateSecond(int(seconds[i]) * 1000, int(due[i]), int(late_ms[i])) for i in worst],
+        sorted(episodes[:MAX_LISTED], key=lambda episode: episode.start_ms),
+        sources.pop() if len(sources) == 1 else "fastest",
+    )
+
+
+class _Late(NamedTuple):
+    """The late seconds of a broker."""
+
+    seconds: Integers
+    due: Integers
+    late_ms: Integers
+    messages: int
+    episodes: list[Episode]
+
+
+def _late(load: Load) -> _Late:
+    seconds, due, rate = load.seconds, load.due, load.rate
+    if rate <= 0 or not due.any():
+        return _Late(_NONE, _NONE, _NONE, 0, [])
     left = backlog(seconds, due, rate)
     late_ms = np.ceil(left / rate * 1000).astype(np.int64)
     late = np.flatnonzero(late_ms)
-    worst = np.sort(late[np.argsort(late_ms[late], kind="stable")[-MAX_LISTED:]])
-    return Forecast(
-        rate,
-        measured_seconds,
-        total,
-        int(np.minimum(due, np.ceil(left)).sum()),
-        [LateSecond(int(seconds[i]) * 1000, int(due[i]), int(late_ms[i])) for i in worst],
-        _episodes(seconds, due, late_ms, late),
-    )
+    messages = int(np.minimum(due, np.ceil(left)).sum())
+    return _Late(seconds[late], due[late], late_ms[late], messages, _episodes(seconds, due, late_ms, late))
 
 
 def backlog(seconds: Integers, due: Integers, rate: float) -> NDArray[np.float64]:
@@ -99,7 +142,7 @@ def _episodes(seconds: Integers, due: Integers, late_ms: Integers, late: Integer
     begins = np.concatenate([[True], ends_ms[late[:-1]] <= seconds[late[1:]] * 1000])
     first = np.flatnonzero(begins)
     last = np.concatenate([first[1:], [len(late)]]) - 1
-    found = [
+    return [
         Episode(
             int(seconds[late[a]]) * 1000,
             int(ends_ms[late[b]]),
@@ -108,8 +151,23 @@ def _episodes(seconds: Integers, due: Integers, late_ms: Integers, late: Integer
         )
         for a, b in zip(first.tolist(), last.tolist(), strict=True)
     ]
-    found.sort(key=lambda episode: -episode.worst_ms)
-    return sorted(found[:MAX_LISTED], key=lambda episode: episode.start_ms)
+
+
+def _joined(episodes: list[Episode]) -> list[Episode]:
+    """Episodes in order of time, those that overlap as one."""
+    found: list[Episode] = []
+    for one in sorted(episodes, key=lambda episode: episode.start_ms):
+        if found and one.start_ms < found[-1].end_ms:
+            last = found[-1]
+            found[-1] = Episode(
+                last.start_ms,
+                max(last.end_ms, one.end_ms),
+                last.messages + one.messages,
+                max(last.worst_ms, one.worst_ms),
+            )
+        else:
+            found.append(one)
+    return found
 
 
 def measured_rate(seconds: Integers, delivered: Integers, late: Integers) -> tuple[float, int]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spark_jobs.roles import SCHEDULE_TOPIC
+from spark_jobs.store_files import UNIT
 
 if TYPE_CHECKING:
-    from spark_jobs.store_files import StoreFiles
+    from spark_jobs.store_files import QueueFile, StoreFiles
 
 _PADDING_SIZE = 0x7FFFFFFF
 
@@ -24,13 +25,26 @@ def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
     bounds: dict[tuple[str, int], tuple[int, int]] = {}
     for file in store.queue_files():
         key = (file.topic, file.queue_id)
-        units = store.units(file)
-        real = np.flatnonzero(units["size"] != _PADDING_SIZE)
-        end = file.first_unit + len(units)
-        begin = file.first_unit + int(real[0]) if len(real) else end
+        if (bounds_of := _bounds_of_full(store, file)) is not None:
+            begin, end = bounds_of
+        else:
+            units = store.units(file)
+            real = np.flatnonzero(units["size"] != _PADDING_SIZE)
+            end = file.first_unit + len(units)
+            begin = file.first_unit + int(real[0]) if len(real) else end
         known = bounds.get(key)
         bounds[key] = (known[0], max(known[1], end)) if known is not None and known[0] < known[1] else (begin, end)
     return bounds
+
+
+def _bounds_of_full(store: StoreFiles, file: QueueFile) -> tuple[int, int] | None:
+    """The bounds of a file that has a unit in its first and its last place; None of another one."""
+    count = file.size // UNIT.itemsize
+    first, last = (store.read(file.path, at * UNIT.itemsize, UNIT.itemsize) for at in (0, max(count - 1, 0)))
+    sizes = [int(np.frombuffer(data, UNIT)["size"][0]) for data in (first, last) if len(data) == UNIT.itemsize]
+    if len(sizes) < 2 or 0 in sizes or sizes[0] == _PADDING_SIZE:
+        return None
+    return file.first_unit, file.first_unit + count
 
 
 def offset_rows(store: StoreFiles) -> list[dict[str, Any]]:

@@ -4,24 +4,28 @@ report.html            the report, one page that needs nothing else
 analysis.json          all figures (`analyse.Analysis`)
 parquet/<table>.parquet  the lists among them (`analyse.TABLES`)
 audit.json, offenders.parquet  of the audit, which writes them (`audit.finish`)
+comparison.json        what is new and what grew worse since the run before, where there was one
 history.jsonl          a line a run: what changes from run to run, for curves over more than one
 """
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow.parquet as pq
 
 from spark_jobs.analysis import Analysis, figures
 from spark_jobs.errors import JobError
-from spark_jobs.files import local_path, replace_file
+from spark_jobs.files import is_same, local_path, real_path, replace_file
 from spark_jobs.report import render
 
+if TYPE_CHECKING:
+    from spark_jobs.comparison import Comparison
+
 MAX_RUNS: Final = 400
-"""Lines of history.jsonl that are kept: more than a year of nights."""
+"""Lines of history.jsonl that are kept of a store: more than a year of nights."""
 
 
 class Lag(msgspec.Struct):
@@ -62,7 +66,7 @@ def run_of(analysis: Analysis) -> Run:
     late = summary.lateness.percentiles_ms
     return Run(
         made_ms=analysis.made_ms,
-        store=analysis.store,
+        store=real_path(analysis.store),
         bytes=analysis.bytes,
         scheduled=summary.scheduled,
         delivered=summary.delivered,
@@ -92,22 +96,39 @@ def read_history(path: str) -> list[Run]:
     return runs
 
 
-def write(analysis: Analysis, out: str) -> list[str]:
-    """Write the files into a directory, made if need be; gives their paths. Raises JobError."""
+def write(
+    analysis: Analysis,
+    out: str,
+    *,
+    comparison: Comparison | None = None,
+    history: str | None = None,
+    index: str | None = None,
+) -> list[str]:
+    """Write the files into a directory, made if need be; gives their paths. `history`: the path of history.jsonl, if it
+    is not in the directory; `index`: the address of a page of all reports. Raises JobError."""
     out = local_path(out)
     try:
         os.makedirs(os.path.join(out, "parquet"), exist_ok=True)
-        history_path = os.path.join(out, "history.jsonl")
-        history = [*read_history(history_path), run_of(analysis)][-MAX_RUNS:]
+        history = history or os.path.join(out, "history.jsonl")
+        run = run_of(analysis)
+        before = read_history(history)
+        # Of each store as many: several may share a history.
+        mine = [each for each in (*before, run) if is_same(each.store, run.store)][-MAX_RUNS:]
+        runs = [*(each for each in before if not is_same(each.store, run.store)), *mine]
         texts = {
-            "analysis.json": msgspec.json.format(msgspec.json.encode(analysis), indent=1),
-            "report.html": render(analysis, history).encode(),
-            "history.jsonl": b"".join(msgspec.json.encode(run) + b"\n" for run in history),
+            os.path.join(out, "analysis.json"): msgspec.json.format(msgspec.json.encode(analysis), indent=1),
+            os.path.join(out, "report.html"): render(analysis, mine, comparison, index=index).encode(),
         }
-        for name, text in texts.items():
-            replace_file(os.path.join(out, name), text)
+        compared = os.path.join(out, "comparison.json")
+        if comparison is not None:
+            texts[compared] = msgspec.json.format(msgspec.json.encode(comparison), indent=1)
+        elif os.path.exists(compared):
+            os.unlink(compared)
+        texts[history] = b"".join(msgspec.json.encode(run) + b"\n" for run in runs)
+        for path, text in texts.items():
+            replace_file(path, text)
         for name, table in figures(analysis).items():
             pq.write_table(table, os.path.join(out, "parquet", f"{name}.parquet"), compression="zstd")
     except OSError as error:
         raise JobError(f"{out}: cannot be written: {error.strerror or error}") from None
-    return [os.path.join(out, name) for name in texts]
+    return list(texts)

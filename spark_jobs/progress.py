@@ -10,7 +10,7 @@ RocketMQ   config/delayOffset.json, each level's next queue offset; config/timer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
+_LOOKED_AT: Final = 8
+"""Units of a level that are read at once where some of their records may be damaged."""
 _SCAN_UNITS: Final = 1 << 18
 _NONE: Final = np.empty(0, np.int64)
 EVERYTHING: Final = 2**62
@@ -121,7 +123,7 @@ def read_books(store: StoreFiles) -> Books:
         second = queue_offset = 0
         has_log = check is not None and _is_covering(store, check)
         if check is not None and has_log:
-            second, queue_offset = waits.second_of(check), waits.enqueued_to(check, _behind_last(store))
+            second, queue_offset = waits.second_of(check), waits.enqueued_to(check, behind_last(store))
         elif any(file.topic == TIMER_TOPIC for file in store.queue_files()):
             since = begin  # then only records that name their origins tell
         levels = waits.runs_of_table(_offset_table(store))
@@ -193,8 +195,8 @@ def _held(store: StoreFiles, books: Books) -> Integers:
             live = waits.is_live(units, seconds_of(units), books.second)
             # Where a policy chose the time, of a paused topic too, the unit does not tell the record's own slot.
             due_second = (_due_ms(units) - 1) // PRECISION_MS
-            late = (due_second < books.second) | (due_second <= books.note.held_to)
-            found.append(units["physical_offset"][live & late].astype(np.int64))
+            is_chosen = (units["due_ms"] < 0) | (due_second <= books.note.held_to)
+            found.append(units["physical_offset"][live & (is_chosen | (due_second < books.second))].astype(np.int64))
     elif books.has_log:
         # RocketMQ puts none of its own into a later slot, but duemq may have had the store before.
         for _, units in timer_units(store):
@@ -218,7 +220,7 @@ def _offset_table(store: StoreFiles) -> dict[int, int]:
     return {int(level): int(at) for level, at in table.items() if str(level).isdecimal() and str(at).isdecimal()}
 
 
-def _behind_last(store: StoreFiles) -> int | None:
+def behind_last(store: StoreFiles) -> int | None:
     """The queue offset behind the message that the timer log's last unit is of; None where that is none."""
     last = None
     for base, _ in reversed(_timer_files(store)):
@@ -241,20 +243,69 @@ def _delays(store: StoreFiles, delay_levels: str | None) -> list[int]:
     delays = [table.delay_ms(level) for level in range(1, table.maximum + 1)]
     if delay_levels is not None:
         return delays
-    # RocketMQ's consume queue has the deliver time of each message of a level: that tells the table that was used.
     for file in store.queue_files():
-        if file.topic != SCHEDULE_TOPIC:
-            continue
-        units = store.units(file)
-        units = units[waits.is_message(units["size"])][-1:]
-        for records in at_offsets(store, units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)):
-            delay = int(units["tags_code"][0]) - int(records.store_ms[0])
-            if records.prepared_offset[0] or delay < 0:
-                continue
-            while len(delays) <= file.queue_id:
-                delays.append(delays[-1])
-            delays[file.queue_id] = delay
+        if file.topic == SCHEDULE_TOPIC:
+            delay = _delay_told(store, store.units(file))
+            if delay is not None:
+                delays += [delays[-1]] * (file.queue_id + 1 - len(delays))
+                delays[file.queue_id] = delay
     return delays
+
+
+def _delay_told(store: StoreFiles, units: Any) -> int | None:
+    """The delay, ms, that the newest of RocketMQ's units of a level tells whose record can be read: its consume queue
+    has the deliver time of each message of a level, and so tells the table that was used. None where no unit tells:
+    records of duemq's have the deliver time themselves.
+
+    Reads a few records, however many there are: what one broker wrote lies together, and where it begins is looked for
+    by halves."""
+    units = units[waits.is_message(units["size"])]
+    units = units[units["physical_offset"].astype(np.int64) >= store.segments[0].first_offset]
+    size, end = 1, len(units)
+    last: list[_Read] = []
+    while end > 0 and not last:
+        # From behind, in ever larger parts: as a rule the last one can be read.
+        last = _read(store, units, max(0, end - size), end)
+        size, end = size * 8, end - size
+    if not last or last[-1].delay_ms is not None:
+        return last[-1].delay_ms if last else None
+    first = _read(store, units, 0, min(_LOOKED_AT, len(units)))
+    if not first or first[0].delay_ms is None:
+        return None
+    low, high = first[0], last[-1].at
+    while high - low.at > 1:
+        middle = (low.at + high) // 2
+        begin = max(low.at + 1, middle + 1 - _LOOKED_AT)
+        found = _read(store, units, begin, middle + 1)
+        if not found:
+            high = begin
+        elif found[-1].delay_ms is None:
+            high = found[-1].at
+        else:
+            low = found[-1]
+    return low.delay_ms
+
+
+class _Read(NamedTuple):
+    """A unit of a level whose record can be read: its index, and the delay that it tells, ms; None if it is duemq's."""
+
+    at: int
+    delay_ms: int | None
+
+
+def _read(store: StoreFiles, units: Any, begin: int, end: int) -> list[_Read]:
+    """Those of some units whose records can be read, in order."""
+    part = units[begin:end]
+    order = np.argsort(part["physical_offset"], kind="stable")
+    places = part["physical_offset"][order].astype(np.int64)
+    found = []
+    for records in at_offsets(store, places, part["size"][order].astype(np.int64)):
+        at = order[np.searchsorted(places, records.physical_offset)]
+        delay = part["tags_code"].astype(np.int64)[at] - records.store_ms
+        is_ours = records.prepared_offset != 0
+        for i in np.flatnonzero(is_ours | (delay >= 0)).tolist():
+            found.append(_Read(begin + int(at[i]), None if is_ours[i] else int(delay[i])))
+    return sorted(found, key=lambda read: read.at)
 
 
 # --- what waits
@@ -289,14 +340,66 @@ class _Queued(NamedTuple):
 
 def waiting(store: StoreFiles) -> Waiting:
     """The messages that a broker that opens the store would still deliver. Takes 16 bytes of memory for each."""
-    books = read_books(store)
+    found = _listed(store, read_books(store))
+    # What expired, or was lost with the end of the log, is nowhere to be read.
+    there = (found.offsets >= store.segments[0].first_offset) & (found.offsets < store.readable_end)
+    return Waiting(found.offsets[there], found.sizes[there])
+
+
+def _listed(store: StoreFiles, books: Books) -> Waiting:
+    """The messages that wait by the books, wherever their records lie."""
     said = _said(store, books.since)
     found = [*_waiting_levels(store, books, said), *_waiting_timers(store, books, said)]
     offsets, first = np.unique(np.concatenate([_NONE, *(each.offsets for each in found)]), return_index=True)
-    sizes = np.concatenate([_NONE, *(each.sizes for each in found)])[first]
-    # What expired, or was lost with the end of the log, is nowhere to be read.
-    there = (offsets >= store.segments[0].first_offset) & (offsets < store.readable_end)
-    return Waiting(offsets[there], sizes[there])
+    return Waiting(offsets, np.concatenate([_NONE, *(each.sizes for each in found)])[first])
+
+
+DESTROYED: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("delay_level", "<i2"), ("due_ms", "<i8")])
+"""A message whose record cannot be read. `delay_level`: 0 for a timer. `due_ms`: 0 where its queue does not tell."""
+_LEAST_MS: Final = 10**11
+"""Less is no deliver time, but the hash of a tag, which RocketMQ's timer topic has there."""
+
+
+def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: int = 0) -> NDArray[Any]:
+    """The messages (`DESTROYED`) that the broker's queues, timer log and progress have as waiting, and whose records
+    lie in stretches of the commitlog that cannot be read, each from a physical offset to another, or in files before
+    the first one; and those that the queues have behind the last record, though no broker has the store open: some of
+    these may have been delivered. `since`: a physical offset at which a record starts, the last one or one before it.
+
+    Where the books do not tell how far the broker came with a level, or with the timers, what lies before the first
+    file is taken for delivered: that is what retention leaves behind of everything."""
+    begin = store.segments[0].first_offset
+    bounds = np.array(sorted([*stretches, *([(0, begin)] if begin else [])]), np.int64).reshape(-1, 2)
+    gone = Waiting(_NONE, _NONE)
+    known, has_log = set[int](), True
+    if len(bounds):
+        books = read_books(store)
+        known, has_log = set(books.levels), books.has_log
+        found = _listed(store, books)
+        before = np.searchsorted(bounds[:, 0], found.offsets, "right") - 1
+        inside = (before >= 0) & (found.offsets < np.maximum.accumulate(bounds[:, 1])[before])
+        gone = Waiting(found.offsets[inside], found.sizes[inside])
+    end = store.records_end(since) if not store.is_running else EVERYTHING
+    rows = [np.empty(0, DESTROYED)]
+    for file in store.queue_files():
+        if file.topic not in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            continue
+        units = store.units(file)
+        physical = units["physical_offset"].astype(np.int64)
+        units = units[waits.is_message(units["size"]) & (is_among(physical, gone.offsets) | (physical >= end))]
+        more = np.zeros(len(units), DESTROYED)
+        more["physical_offset"], more["size"] = units["physical_offset"], units["size"]
+        codes = units["tags_code"].astype(np.int64)
+        more["due_ms"] = np.where(codes >= _LEAST_MS, codes, 0)
+        more["delay_level"] = file.queue_id + 1 if file.topic == SCHEDULE_TOPIC else 0
+        rows.append(more)
+    # The timer topic's queue may have lost its first files as well; the timer log still has what waits.
+    left = ~is_among(gone.offsets, np.unique(np.concatenate(rows)["physical_offset"].astype(np.int64)))
+    more = np.zeros(int(left.sum()), DESTROYED)
+    more["physical_offset"], more["size"] = gone.offsets[left], gone.sizes[left]
+    every = np.unique(np.concatenate([*rows, more]))
+    is_told = np.where(every["delay_level"] > 0, np.isin(every["delay_level"], list(known)), has_log)
+    return every[(every["physical_offset"] >= begin) | is_told]
 
 
 def _said(store: StoreFiles, since: int) -> _Said:

@@ -1,22 +1,21 @@
 """Ranges of the commitlog that tasks read independently of each other, each starting with a record.
 
-A range starts where a record says that it lies there (magic and its own physical offset), and where the unit of the
-consume queue that the record names agrees. Without such a unit the body's checksum has to be right, and the same has to
-hold for what follows, until a unit agrees, or for _FOLLOWING records: so what looks like a record inside a message's
-body is not taken for the start of a range.
+Any bytes can be in a message's body, also whole records with the physical offsets at which they come to lie. So what a
+record says of itself proves nothing. A range starts where a consume queue has a unit of just this place and size: units
+are written by the broker, for records alone. Where no unit is found the records are followed, size by size, from one
+that is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from spark_jobs.errors import JobError
 from spark_jobs.records import (
-    MAGIC_END,
     MIN_SIZE,
     PADDING,
     ZEROS,
@@ -39,8 +38,10 @@ RANGE_SIZE: Final = 128 << 20
 CHUNK_SIZE: Final = 4 << 20
 """Bytes that are read and decoded at a time: they stay in the processor's cache from one column to the next."""
 _WINDOW: Final = 1 << 20
+_WINDOWS: Final = 8
+"""How many windows are searched for a record with a unit before records are followed: more than the largest message."""
 _TRIES: Final = 64
-_FOLLOWING: Final = 64
+"""How many places of a window are compared with their units."""
 
 
 class Range(NamedTuple):
@@ -62,7 +63,7 @@ def plan(store: StoreFiles, size: int = RANGE_SIZE, *, start: int = 0, end: int 
             continue
         cuts = [first]
         while last - cuts[-1] > size * 3 // 2:
-            cut = _boundary(store, segment, cuts[-1] + size, last)
+            cut = boundary(store, segment, cuts[-1] + size, last, known=cuts[-1])
             if cut is None:
                 break
             cuts.append(cut)
@@ -71,59 +72,48 @@ def plan(store: StoreFiles, size: int = RANGE_SIZE, *, start: int = 0, end: int 
     return ranges
 
 
-def _boundary(store: StoreFiles, segment: Segment, offset: int, end: int) -> int | None:
-    """The first record's start at or behind an offset; None where there is none any more."""
-    while offset < end:
-        size = min(_WINDOW, end - offset)
-        data = np.zeros(size + PADDING, np.uint8)
-        got = store.read_into(segment.path, offset - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
-        for tried, start in enumerate(starts_in(data, offset, got)):
-            if _is_record(store, segment, offset + start, end):
-                return offset + start
-            if tried > _TRIES:
-                break
-        if got < size:
-            return None
-        offset += max(size - MIN_SIZE, 1)
-    return None
-
-
-def _is_record(store: StoreFiles, segment: Segment, offset: int, end: int) -> bool:
-    """Whether a record starts at an offset, by the consume queue, else by what it is itself and what follows it."""
+def boundary(store: StoreFiles, segment: Segment, offset: int, end: int, *, known: int) -> int | None:
+    """A record's start at or soon behind an offset; None where there is none any more. `known`: a record's start before
+    it, in the same file, from which the records are followed where the consume queues do not tell. Raises OSError."""
     at = offset
-    for _ in range(_FOLLOWING):
-        if at > offset and (at >= end or _ends(store, segment, at)):
-            return True
-        found = _looks_like(store, segment, at, end)
-        if found is None:
-            return False
-        unit, size = found
-        if unit is not None:
-            return unit == (at, size) or unit[1] == 1
-        at += size
-    return True
+    for _ in range(_WINDOWS):
+        if at >= end:
+            break
+        size = min(_WINDOW, end - at)
+        data = np.zeros(size + PADDING, np.uint8)
+        got = store.read_into(segment.path, at - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
+        for start in islice(starts_in(data, at, got), _TRIES):
+            if _has_unit(store, segment, at + start, end):
+                return at + start
+        if got < size:
+            break
+        at += max(size - MIN_SIZE, 1)
+    return _followed(store, known, offset, end)
 
 
-def _looks_like(
-    store: StoreFiles, segment: Segment, offset: int, end: int
-) -> tuple[tuple[int, int] | None, int] | None:
-    """Of what looks like a record: the unit of the consume queue that it names, and its size."""
+def _has_unit(store: StoreFiles, segment: Segment, offset: int, end: int) -> bool:
+    """Whether the consume queue has what looks like a record where that says that it is listed."""
     at = offset - segment.first_offset
     size = int.from_bytes(store.read(segment.path, at, 4), "big")
     if not MIN_SIZE <= size <= end - offset:
-        return None
+        return False
     data = np.zeros(size + PADDING, np.uint8)
-    store.read_into(segment.path, at, memoryview(data)[:size])  # type: ignore[arg-type]
-    records = walk(data, offset, size, check_crc=True, is_last=True).records
-    if not len(records) or records.starts[0]:
-        return None
-    return store.unit(records.topics()[1][0], int(records.queue_id[0]), int(records.queue_offset[0])), size
+    got = store.read_into(segment.path, at, memoryview(data)[:size])  # type: ignore[arg-type]
+    record = Records(data, offset, np.zeros(1, np.int64)).whole(got)
+    if not len(record):
+        return False
+    unit = store.unit(record.topics()[1][0], int(record.queue_id[0]), int(record.queue_offset[0]))
+    return unit == (offset, size)
 
 
-def _ends(store: StoreFiles, segment: Segment, offset: int) -> bool:
-    """Whether records end at an offset: zeros, or the end marker."""
-    head = store.read(segment.path, offset - segment.first_offset, 8)
-    return not any(head) or int.from_bytes(head[4:], "big") == MAGIC_END
+def _followed(store: StoreFiles, known: int, offset: int, end: int) -> int | None:
+    """The first record's start at or behind an offset, by the records from a known one on."""
+    for found in walks(store, Range(known, end), check_crc=False):
+        at = found.records.physical_offset
+        behind = int(np.searchsorted(at, offset))
+        if behind < len(at):
+            return int(at[behind])
+    return None
 
 
 def walks(store: StoreFiles, part: Range, *, check_crc: bool, chunk_size: int = CHUNK_SIZE) -> Iterator[Walk]:
@@ -166,13 +156,12 @@ def damages_of(store: StoreFiles, part: Range, *, check_crc: bool) -> list[Damag
 def at_offsets(store: StoreFiles, offsets: Integers, sizes: Integers, *, gap: int = 64 << 10) -> Iterator[Records]:
     """The records at given physical offsets, ascending, with their sizes; those near each other are read together.
     Offsets at which no record lies are left out."""
-    at = 0
+    at, ends = 0, offsets + sizes
     while at < len(offsets):
         segment = store.segment_of(int(offsets[at]))
         if segment is None:
             at += 1
             continue
-        ends = offsets + sizes
         last = at
         while (
             last + 1 < len(offsets)
@@ -200,6 +189,12 @@ def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
             size = int.from_bytes(store.read(segment.path, offset - segment.first_offset, 4), "big")
             if MIN_SIZE <= size <= segment.end - offset:
                 yield from at_offsets(store, np.array([offset], np.int64), np.array([size], np.int64))
+
+
+def begin_ms_of(store: StoreFiles) -> int:
+    """When the first record was stored of a log from which others have gone, ms since the epoch; 0 where none have."""
+    first = store.segments[0]
+    return (first_store_ms(store, Range(first.first_offset, first.end)) or 0) if first.first_offset else 0
 
 
 def first_store_ms(store: StoreFiles, part: Range) -> int | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from protocol import record_checksum
 from spark_jobs.hashes import hash_slices
 from spark_jobs.slices import gather
 from spark_jobs.texts import Texts
@@ -315,9 +316,10 @@ class Records:
             some = some.take(np.arange(len(some)) != wrong[0])
         return some
 
-    def wrong_bodies(self) -> dict[int, str]:
-        """Which records have a body that their checksum is not of, or properties that were not written to their end, by
-        their index, and why."""
+    def corrupt(self) -> dict[int, str]:
+        """Which records have a body that their checksum is not of, or another checksum of the record than they say
+        (RocketMQ 5 adds one with enabledAppendPropCRC), or properties that were not written to their end, by their
+        index, and why."""
         view = memoryview(self.data)  # type: ignore[arg-type]
         wrong = {}
         crc32 = zlib.crc32
@@ -326,11 +328,15 @@ class Records:
             # RocketMQ does not look at the checksum where there is no body, nor where a property says there is none.
             if size[i] and crc32(view[at[i] : at[i] + size[i]]) & 0x7FFFFFFF != crc[i] and crc[i]:
                 wrong[i] = "a wrong checksum of the body"
-        # No checksum covers the properties. A zero may be in one; many in a row, maybe on into what follows, are what a
-        # torn write leaves.
-        at, size = self.properties_at.tolist(), self.properties_size.tolist()
-        for i in range(len(at)):
-            if _NOT_WRITTEN in bytes(view[at[i] : at[i] + size[i] + len(_NOT_WRITTEN) - 1]):
+        # Only a checksum of the whole record covers the properties. A zero may be in one; many in a row, maybe on into
+        # what follows, are what a torn write leaves.
+        starts, at, size = self.starts.tolist(), self.properties_at.tolist(), self.properties_size.tolist()
+        for i, start in enumerate(starts):
+            end = at[i] + size[i]
+            text = bytes(view[at[i] : end + len(_NOT_WRITTEN) - 1])
+            if record_checksum.is_there(text[: size[i]]) and not record_checksum.is_right(view[start:end]):
+                wrong.setdefault(i, "a wrong checksum of the record")
+            if _NOT_WRITTEN in text:
                 wrong.setdefault(i, "zeros in the properties")
         return wrong
 
@@ -390,7 +396,7 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
     # Nearly always one chain, of which the check has decoded much.
     records = seen if seen is not None and len(seen) == len(starts) else Records(data, base, np.array(starts, np.int64))
     if check_crc and starts:
-        bodies = records.wrong_bodies()
+        bodies = records.corrupt()
         if bodies:
             damages += [
                 Damage(int(records.physical_offset[i]), int(records.sizes[i]), why) for i, why in bodies.items()

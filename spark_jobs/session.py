@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
 from spark_jobs.errors import JobError
+from spark_jobs.quiet import without_noise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +26,6 @@ DRIVER_MEMORY: Final = "1536m"
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.python.worker.reuse": "true",
     "spark.sql.shuffle.partitions": "16",
@@ -94,13 +96,17 @@ def make_session(
         log4j = os.path.join(os.path.dirname(__file__), "log4j2.properties")
         options = f"-Dlog4j2.configurationFile=file:{log4j}" + (" -XX:TieredStopAtLevel=1" if for_jobs else "")
         builder = builder.config("spark.driver.extraJavaOptions", options)
+        builder = builder.config("spark.python.daemon.module", "spark_jobs.daemon")
         # By these rows come from Python a fifth sooner than by TCP, and with less work.
         builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
+    # Of a query that cannot be run it would print all of Java's stack; the exception says what is wrong.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     try:
-        session = builder.getOrCreate()
+        with without_noise() if is_local else nullcontext():
+            session = builder.getOrCreate()
     except Exception as error:
         raise JobError(f"Spark did not start: {str(error).strip().splitlines()[0]}") from error
     session.sparkContext.setLogLevel("ERROR")

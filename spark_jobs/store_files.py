@@ -17,15 +17,14 @@ import struct
 import threading
 from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from spark_jobs import hadoop
 from spark_jobs.errors import JobError, NoStore
-from spark_jobs.files import is_local, local_path, shown
+from spark_jobs.files import file_system, is_local, local_path, shown
 from spark_jobs.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ _OURS: Final = struct.Struct(">8sqqq")
 _THEIRS: Final = struct.Struct(">qqq")
 _LOCAL: Final = threading.local()
 _MAX_EXTENTS: Final = 4096
+_READ_SIZE: Final = 4 << 20
+"""Bytes of a file that are looked at at a time for one that is not zero."""
 _LOOKS: Final = 3
 """How often a store is looked at anew whose files go meanwhile."""
 
@@ -56,6 +57,11 @@ def _size_of(entry: os.DirEntry[str]) -> int | None:
         return None
 
 
+def _can_be_topic(name: str) -> bool:
+    """Whether a text, of a damaged record maybe, can name a directory of consumequeue/ and nothing beside that."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
 class Segment(NamedTuple):
     """A commitlog file. `size` in bytes, of the file; what is written may end before."""
 
@@ -67,6 +73,16 @@ class Segment(NamedTuple):
     def end(self) -> int:
         """Physical offset behind the file."""
         return self.first_offset + self.size
+
+
+class Version(NamedTuple):
+    """What tells a file from another one, or from itself before it was written to."""
+
+    node: int
+    """The inode; 0 where the file system has none."""
+    size: int
+    modified_ns: int
+    """Since the epoch."""
 
 
 class QueueFile(NamedTuple):
@@ -140,7 +156,8 @@ class StoreFiles:
             raise NoStore(self.path, why)
         found = [(name, size) for name, size in self.sizes("commitlog") if _SEGMENT_NAME.fullmatch(name) and size]
         if not found:
-            raise NoStore(self.path, "its commitlog/ has no files: no message was ever stored")
+            self._be_new(is_clean="abort" not in names)
+            return
         self.segments = [Segment(int(name), f"commitlog/{name}", size) for name, size in sorted(found)]
         self.segment_size = self.segments[0].size
         self._check_sequence()
@@ -153,6 +170,16 @@ class StoreFiles:
             self.readable_end = self.records_end(since)
         while len(self.segments) > 1 and self.segments[-1].first_offset >= self.readable_end:
             self.segments.pop()  # Of a running broker's last file nothing is flushed yet.
+
+    def _be_new(self, *, is_clean: bool) -> None:
+        """A store in which no message was stored yet: RocketMQ makes its first file for the first message."""
+        stored_ms, *_ = _THEIRS.unpack(
+            (self.read_whole("checkpoint") or b"")[: _THEIRS.size].ljust(_THEIRS.size, b"\0")
+        )
+        if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
+            raise NoStore(self.path, "its commitlog/ has no files, but messages were stored: its files are gone")
+        self.segments = [Segment(0, f"commitlog/{0:020d}", 0)]
+        self.is_clean, self.is_running = is_clean, self._is_locked()
 
     def _check_sequence(self) -> None:
         first = self.segments[0]
@@ -172,9 +199,24 @@ class StoreFiles:
         return [(a.end, b.first_offset - a.end) for a, b in pairwise(self.segments) if b.first_offset > a.end]
 
     def _drop_empty(self) -> None:
-        """RocketMQ makes files ahead of need: those at the end without a record are none."""
-        while len(self.segments) > 1 and not any(self.read(self.segments[-1].path, 0, MIN_SIZE)):
+        """RocketMQ makes files ahead of need: those at the end of which no byte was written are none."""
+        while len(self.segments) > 1 and self._is_empty(self.segments[-1]):
             self.segments.pop()
+
+    def _is_empty(self, segment: Segment) -> bool:
+        # A file that has a record begins with one, but its first records may have been destroyed.
+        end = self._written(segment)
+        sizes = chain([MIN_SIZE], repeat(_READ_SIZE))
+        at = 0
+        while at < end:
+            size = min(next(sizes), end - at)
+            data = self.read(segment.path, at, size)
+            if not data:
+                return True
+            if np.frombuffer(data, np.uint8).any():
+                return False
+            at += len(data)
+        return True
 
     def _is_locked(self) -> bool:
         if not self.is_local:
@@ -311,7 +353,10 @@ class StoreFiles:
         return sorted(result, key=lambda file: (file.topic, file.queue_id, file.first_unit))
 
     def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
-        """Physical offset and size in one unit of a consume queue; None where there is no such unit."""
+        """Physical offset and size in one unit of a consume queue; None where there is no such unit. The topic may be
+        any text, also one that no directory can have for a name."""
+        if not _can_be_topic(topic):
+            return None
         file_size = self._queue_file_size
         at = queue_offset * UNIT.itemsize
         name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
@@ -323,6 +368,25 @@ class StoreFiles:
             return None
         offset, size, _ = _UNIT.unpack(data)
         return (offset, size) if size else None
+
+    def units_at(self, topic: str, queue_id: int, first: int, count: int) -> NDArray[Any]:
+        """So many units of a consume queue from a queue offset on, as UNIT; zeros where there are none. The topic may
+        be any text, also one that no directory can have for a name."""
+        if not _can_be_topic(topic):
+            return np.zeros(count, UNIT)
+        file_size, size = self._queue_file_size, UNIT.itemsize
+        parts = []
+        at, end = first * size, (first + count) * size
+        while at < end:
+            stop = min(end, at // file_size * file_size + file_size)
+            name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
+            try:
+                data = self.read(name, at % file_size, stop - at)
+            except OSError:
+                data = b""
+            parts.append(data.ljust(stop - at, b"\0"))
+            at = stop
+        return np.frombuffer(b"".join(parts), UNIT)
 
     @cached_property
     def _queue_file_size(self) -> int:
@@ -357,23 +421,20 @@ class StoreFiles:
         """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
         known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
         if self._uri not in known:
-            from pyarrow import fs
-
-            is_hadoop = self._uri.startswith(hadoop.SCHEMES)
-            known[self._uri] = hadoop.connect(self._uri) if is_hadoop else fs.FileSystem.from_uri(self._uri)
+            known[self._uri] = file_system(self._uri)
         return known[self._uri]
 
     def read(self, path: str, at: int, size: int) -> bytes:
         """Bytes of a file of the store, fewer at its end. Raises OSError."""
         if self.is_local:
-            fd = os.open(self._local(path), os.O_RDONLY)
-            try:
-                return os.pread(fd, size, at)
-            finally:
-                os.close(fd)
+            with open(self._local(path), "rb", buffering=0) as file:
+                data = bytearray()
+                while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
+                    data += piece  # a page that cannot be read ends a piece, and is an error when the next one begins
+                return bytes(data)
         system, root = self._remote()
-        with system.open_input_file(f"{root.rstrip('/')}/{path}") as file:
-            return bytes(file.read_at(min(size, max(file.size() - at, 0)), at))
+        with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
+            return bytes(remote.read_at(min(size, max(remote.size() - at, 0)), at))
 
     def read_into(self, path: str, at: int, buffer: memoryview) -> int:
         """Fill a buffer from a file of the store; gives how many bytes there were. Raises OSError."""
@@ -425,6 +486,21 @@ class StoreFiles:
     def sizes(self, folder: str) -> list[tuple[str, int]]:
         """Names in a directory of the store and bytes of the files, sorted; none where it is missing."""
         return self._entries(folder) or []
+
+    def versions(self, folder: str) -> dict[str, Version]:
+        """The files in a directory of the store, by name; none where it is missing. Raises OSError."""
+        if self.is_local:
+            found = {}
+            for name in self.names(folder):
+                with suppress(FileNotFoundError):
+                    status = os.stat(self._local(f"{folder}/{name}"))
+                    found[name] = Version(status.st_ino, status.st_size, status.st_mtime_ns)
+            return found
+        from pyarrow import fs
+
+        system, root = self._remote()
+        infos = system.get_file_info(fs.FileSelector(f"{root.rstrip('/')}/{folder}", allow_not_found=True))
+        return {PurePosixPath(info.path).name: Version(0, info.size or 0, info.mtime_ns or 0) for info in infos}
 
     def _entries(self, folder: str) -> list[tuple[str, int]] | None:
         """As `sizes`; None where there is no such directory. Raises OSError where that cannot be told."""

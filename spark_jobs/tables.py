@@ -9,12 +9,14 @@ A column is made only where it is asked for. Times come as ms since the epoch (`
     timers          the units of the timer log
     offsets         how far consumer groups are, and the delay levels
     damaged         stretches of the commitlog that are no record, and files that are missing
+
+All of them have `store` last: the path or URI of the store that a row is of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_jobs.errors import JobError
+from spark_jobs.instants import timestamps
 from spark_jobs.roles import NAMES, Roles
 from spark_jobs.slices import gather
 from storage.origins import NO_ORIGIN
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 _BORN_IPV6: Final = 1 << 4
 _STORE_IPV6: Final = 1 << 5
 
+STORE: Final = "store"
+"""The column that tells the rows of several stores apart. Readers add it; records know nothing of it."""
 _RECORD: Final = {
     "physical_offset": "bigint",
     "size": "int",
@@ -68,6 +73,7 @@ _MESSAGE: Final = {
     "body_crc": "bigint",
     "properties": "map<string,string>",
     "body": "binary",
+    STORE: "string",
 }
 _SCHEDULE: Final = {
     **_RECORD,
@@ -92,6 +98,7 @@ _SCHEDULE: Final = {
     "key_hash": "bigint",
     "slot_second": "bigint",
     "is_passed": "boolean",
+    STORE: "string",
 }
 COLUMNS: Final[dict[str, dict[str, str]]] = {
     "messages": _MESSAGE,
@@ -104,6 +111,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "physical_offset": "bigint",
         "size": "int",
         "tags_code": "bigint",
+        STORE: "string",
     },
     "timers": {
         "position": "bigint",
@@ -118,6 +126,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "physical_offset": "bigint",
         "record_size": "int",
         "topic_hash": "int",
+        STORE: "string",
     },
     "offsets": {
         "kind": "string",
@@ -128,16 +137,30 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
         "min_offset": "bigint",
         "max_offset": "bigint",
         "lag": "bigint",
+        STORE: "string",
     },
     "damaged": {
         "physical_offset": "bigint",
         "size": "bigint",
         "reason": "string",
         "path": "string",
+        STORE: "string",
     },
 }
-NOT_BY_DEFAULT: Final = {"body", "properties", "key_hash", "slot_second", "is_passed", "born_host", "store_host"}
-"""Columns that cost much, or that only jobs want: asked for by name, or all of them by `*`."""
+_ARROW: Final = {
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+"""Arrow's types by Spark's names."""
+NOT_BY_DEFAULT: Final = {"key_hash", "slot_second", "is_passed"}
+"""Columns that only jobs want: asked for by name, or by `*`."""
+_BY_NAME: Final = NOT_BY_DEFAULT | {"body", "properties", "born_host", "store_host", STORE}
+"""Columns that `select *` on the command line leaves out: they are long, and the store is the same in most rows."""
 
 
 def ddl(table: str, columns: str | None = None) -> str:
@@ -159,13 +182,18 @@ def ddl(table: str, columns: str | None = None) -> str:
     return ", ".join(f"{name} {known[name]}" for name in chosen)
 
 
+def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
+    """The schema in Arrow of columns by name, with their types as Spark names them."""
+    return pa.schema([(name, _ARROW[kind]) for name, kind in columns.items()])
+
+
 def columns_named(table: str, query: str) -> list[str]:
     """The columns of a table that a query in SQL may want: those it names, all of them where it says `*`, and one at
     least."""
     words = set(re.findall(r"\w+", query.lower()))
     named = [name for name in COLUMNS[table] if name in words]
     if re.search(r"(?<!count\()\*", re.sub(r"\s", "", query.lower())):
-        named = [name for name in COLUMNS[table] if name not in NOT_BY_DEFAULT or name in words]
+        named = [name for name in COLUMNS[table] if name not in _BY_NAME or name in words]
     return named or [next(iter(COLUMNS[table]))]
 
 
@@ -213,10 +241,7 @@ def record_batch(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _timestamps(ms: Integers) -> pa.Array:
-    # What no timestamp can be is none: RocketMQ keeps whatever time a producer says.
-    bound = 1 << 52
-    wrong = (ms > bound) | (ms < -bound)
-    return pa.array(np.where(wrong, 0, ms) * 1000, pa.int64(), mask=wrong).cast(pa.timestamp("us", "UTC"))
+    return timestamps(ms, "us")
 
 
 def _names(codes: NDArray[Any], names: list[str]) -> pa.Array:

@@ -14,6 +14,7 @@ import numpy as np
 
 from spark_jobs.hashes import hash_ints
 from spark_jobs.roles import MESSAGE, NAMES
+from spark_jobs.steps import is_by_minute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 KEYS_KEPT: Final = 1000
+KEYS: Final = np.dtype([("key", "<i8"), ("count", "<i8"), ("offset", "<i8")])
+"""By hash of topic and keys: count, and the physical offset of a record that has them."""
 SIZE_BINS: Final = 28
 """Of body sizes, by powers of two: bin 0 is no body, bin n has sizes below 2^n."""
 _RETRY: Final = "%RETRY%"
@@ -38,16 +40,17 @@ _BORN_IPV6: Final = 1 << 4
 class RangeUsage(msgspec.Struct):
     """Of a range. Counts and bytes of records."""
 
-    minutes: dict[int, list[int]]
-    """By minute since the epoch: of each role the count, then of each the bytes."""
+    traffic: dict[int, list[int]]
+    """By second since the epoch, or by the first second of a minute (`steps`): of each role the count, then of each the
+    bytes."""
     topics: dict[str, dict[int, list[int]]]
     """By topic and hour since the epoch: of each role the count, then of each the bytes."""
     sizes: dict[str, list[int]]
     """By topic: how many bodies in each of SIZE_BINS."""
     producers: dict[str, list[int]]
     """By address: count and bytes of what producers sent."""
-    keys: dict[int, tuple[int, int]]
-    """By hash of topic and keys: count, and the physical offset of a record that has them."""
+    keys: bytes
+    """KEYS."""
     key_error: int
     """How often a key that is not in `keys` may have come."""
     retries: dict[str, int]
@@ -59,11 +62,34 @@ class RangeUsage(msgspec.Struct):
         return msgspec.msgpack.decode(data, type=RangeUsage)
 
 
+class _Traffic(defaultdict[int, "Integers"]):
+    """Rows of counts and bytes by second, or by the first second of a minute once what came spans long."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: np.zeros(2 * len(NAMES), np.int64))
+        self._span: tuple[int, int] | None = None
+
+    def starts(self, seconds: Integers) -> Integers:
+        """Where the rows of some seconds begin. Makes the rows that there are coarser where they have to be."""
+        if not len(seconds):
+            return seconds
+        low, high = int(seconds.min()), int(seconds.max())
+        if self._span is not None:
+            low, high = min(low, self._span[0]), max(high, self._span[1])
+        if self._span is not None and is_by_minute(low, high) and not is_by_minute(*self._span):
+            rows = list(self.items())
+            self.clear()
+            for second, row in rows:
+                self[second // 60 * 60] += row
+        self._span = low, high
+        return seconds // 60 * 60 if is_by_minute(low, high) else seconds
+
+
 class UsageObserver:
     """Looks at the records of a range."""
 
     def __init__(self) -> None:
-        self._minutes: dict[int, Integers] = {}
+        self._traffic_of = _Traffic()
         self._topics: dict[tuple[str, int], Integers] = {}
         self._sizes: dict[str, Integers] = {}
         self._producers: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -88,8 +114,8 @@ class UsageObserver:
 
     def _traffic(self, records: Records, role: Integers, topic: Integers, names: list[str]) -> None:
         roles = len(NAMES)
-        for columns, counts, size in _grouped(records.sizes, records.store_ms // MINUTE_MS, role):
-            row = self._minutes.setdefault(columns[0], np.zeros(2 * roles, np.int64))
+        for columns, counts, size in _grouped(records.sizes, self._traffic_of.starts(records.store_ms // 1000), role):
+            row = self._traffic_of[columns[0]]
             row[columns[1]] += counts
             row[roles + columns[1]] += size
         for columns, counts, size in _grouped(records.sizes, topic, records.store_ms // HOUR_MS, role):
@@ -150,7 +176,7 @@ class UsageObserver:
         keys, error = self._frequent()
         return msgspec.msgpack.encode(
             RangeUsage(
-                {minute: row.tolist() for minute, row in self._minutes.items()},
+                {second: row.tolist() for second, row in self._traffic_of.items()},
                 topics,
                 {name: row.tolist() for name, row in self._sizes.items()},
                 dict(self._producers),
@@ -160,9 +186,9 @@ class UsageObserver:
             )
         )
 
-    def _frequent(self) -> tuple[dict[int, tuple[int, int]], int]:
+    def _frequent(self) -> tuple[bytes, int]:
         if not self._keys:
-            return {}, 0
+            return b"", 0
         hashes = np.concatenate([part[0] for part in self._keys])
         offsets = np.concatenate([part[1] for part in self._keys])
         distinct, first, counts = np.unique(hashes, return_index=True, return_counts=True)
@@ -171,8 +197,9 @@ class UsageObserver:
             chosen = np.argpartition(counts, -KEYS_KEPT)[-KEYS_KEPT:]
             error = int(counts[chosen].min())
             distinct, first, counts = distinct[chosen], first[chosen], counts[chosen]
-        found = zip(counts.tolist(), offsets[first].tolist(), strict=True)
-        return dict(zip(distinct.tolist(), found, strict=True)), error
+        found = np.zeros(len(distinct), KEYS)
+        found["key"], found["count"], found["offset"] = distinct, counts, offsets[first]
+        return found.tobytes(), error
 
     def unique_hashes(self) -> Integers:
         """Hashes of topic and unique key of what producers sent."""
@@ -203,21 +230,23 @@ class Usage:
 
     def __init__(self, parts: Sequence[RangeUsage]) -> None:
         width = 2 * len(NAMES)
-        self.minutes: dict[int, Integers] = defaultdict(lambda: np.zeros(width, np.int64))
+        self.traffic = _Traffic()
         self.topics: dict[str, dict[int, Integers]] = defaultdict(
             lambda: defaultdict(lambda: np.zeros(width, np.int64))
         )
         self.sizes: dict[str, Integers] = defaultdict(lambda: np.zeros(SIZE_BINS, np.int64))
         self.producers: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self.keys: dict[int, list[int]] = {}
+        self.keys = _summed_keys([np.frombuffer(part.keys, KEYS) for part in parts])
+        """KEYS, each once, in the order in which they came."""
         self.retries: dict[str, int] = defaultdict(int)
         self.key_error = sum(part.key_error for part in parts)
         for part in parts:
             self._add(part)
 
     def _add(self, part: RangeUsage) -> None:
-        for minute, row in part.minutes.items():
-            self.minutes[minute] += row
+        seconds = np.array(list(part.traffic), np.int64)
+        for start, row in zip(self.traffic.starts(seconds).tolist(), part.traffic.values(), strict=True):
+            self.traffic[start] += row
         for name, hours in part.topics.items():
             for hour, row in hours.items():
                 self.topics[name][hour] += row
@@ -226,15 +255,46 @@ class Usage:
         for name, (count, size) in part.producers.items():
             self.producers[name][0] += count
             self.producers[name][1] += size
-        for key, (count, offset) in part.keys.items():
-            self.keys.setdefault(key, [0, offset])[0] += count
         for name, count in part.retries.items():
             self.retries[name] += count
 
-    def frequent_keys(self, count: int) -> list[tuple[int, int]]:
-        """The most frequent keys: how often each comes at least, and where a record has it."""
-        found: list[Any] = sorted(self.keys.values(), key=lambda pair: -pair[0])[:count]
-        return [(int(times), int(offset)) for times, offset in found]
+    def summary(self) -> RangeUsage:
+        """The sum as a range's, to go on with: what is added to it gives the same as if it were added to all parts."""
+        return RangeUsage(
+            {second: row.tolist() for second, row in self.traffic.items()},
+            {name: {hour: row.tolist() for hour, row in hours.items()} for name, hours in self.topics.items()},
+            {name: row.tolist() for name, row in self.sizes.items()},
+            dict(self.producers),
+            self.keys.tobytes(),
+            self.key_error,
+            dict(self.retries),
+        )
+
+
+def frequent_keys(usages: Sequence[Usage], count: int) -> list[dict[int, int]]:
+    """The most frequent keys of some stores together: of each store the physical offsets of records that have one, and
+    how often that comes at least, in all. A key that several have is told of the first of them."""
+    rows = np.concatenate([np.empty(0, KEYS), *(one.keys for one in usages)])
+    holder = np.repeat(np.arange(len(usages)), [len(one.keys) for one in usages])
+    _, first, which = np.unique(rows["key"], return_index=True, return_inverse=True)
+    sums = np.zeros(len(first), np.int64)
+    np.add.at(sums, which, rows["count"])
+    best = np.lexsort((first, -sums))[:count]  # of those as frequent as others the first ones
+    found = []
+    for number in range(len(usages)):
+        mine = best[holder[first[best]] == number]
+        found.append(dict(zip(rows["offset"][first[mine]].tolist(), sums[mine].tolist(), strict=True)))
+    return found
+
+
+def _summed_keys(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    rows = np.concatenate([np.empty(0, KEYS), *parts])
+    _, first, which = np.unique(rows["key"], return_index=True, return_inverse=True)
+    counts = np.zeros(len(first), np.int64)
+    np.add.at(counts, which, rows["count"])
+    found = rows[first]
+    found["count"] = counts
+    return found[np.argsort(first)]
 
 
 def body_percentile(bins: Integers, percent: float) -> int:

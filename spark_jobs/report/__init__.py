@@ -1,10 +1,11 @@
-"""The report of an analysis: one HTML page that needs nothing else, neither network nor files beside it.
+"""The report of an analysis: one HTML page that needs nothing else, neither network nor files beside it. And the page
+of all nights, which links the reports in its folder.
 
-    page       `render`: the template, filled in
+    page       `render`, `render_index`: the templates, filled in
     plots      the series that the page's script draws
     verdict    what the audit found, in plain words
     formats    numbers, times and names as people read them
-    static/    the template, its style sheet and script, and uPlot
+    static/    the templates, their style sheet and script, and uPlot
 
 Plots are uPlot's (MIT, 50 KB in the page, drawn on a canvas). Pictures made here, as SVG by matplotlib, were the other
 way: a curve of 1,500 points is five times the size of its numbers as a path, has no values to point at, no zoom, and
@@ -15,6 +16,6 @@ What comes from the store is whatever producers sent. The template escapes all o
 JSON without a `<`, and a policy in the page (CSP) lets run the page's own scripts alone, and load nothing.
 """
 
-from spark_jobs.report.page import render
+from spark_jobs.report.page import GENERATOR, render, render_index
 
-__all__ = ["render"]
+__all__ = ["GENERATOR", "render", "render_index"]

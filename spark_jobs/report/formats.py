@@ -9,6 +9,11 @@ from typing import Final
 
 MAX_NAME: Final = 90
 """Characters of a name that are shown."""
+MAX_ID: Final = 18
+"""Characters of an id that are shown: of one with more its ends are."""
+_ID_HEAD, _ID_TAIL = 6, 8
+MAX_COPIED: Final = 512
+"""Characters of an id that can be copied."""
 MAX_TIME_MS: Final = 253_402_300_799_999
 """The end of the year 9999, the last one that has four digits."""
 _MINUS: Final = "\u2212"
@@ -96,7 +101,27 @@ def name(text: str | None) -> str:
         return "\u2013"
     if len(text) > MAX_NAME:
         text = f"{text[: MAX_NAME - 21]}\u2026{text[-20:]}"
+    return whole(text)
+
+
+def whole(text: str) -> str:
+    """A text of any length, what cannot be seen spelled out."""
     return "".join(_spelled(char) if unicodedata.category(char) in _SPELLED else char for char in text)
+
+
+def short(text: str | None) -> str:
+    """An id from the store: the ends of a long one, of which the last characters tell most."""
+    if not text or len(text) <= MAX_ID:
+        return name(text)
+    return f"{name(text[:_ID_HEAD])}\u2026{name(text[-_ID_TAIL:])}"
+
+
+def copied(text: str) -> str | None:
+    """An id as it is copied, which is as it is; None for what is too long to be one, or has characters that no page can
+    hold."""
+    if len(text) > MAX_COPIED or any(unicodedata.category(char) in {"Cc", "Cs"} for char in text):
+        return None
+    return text
 
 
 def _spelled(char: str) -> str:

@@ -1,4 +1,4 @@
-"""The page: static/page.html, filled in."""
+"""The pages: static/page.html and static/index.html, filled in."""
 
 from __future__ import annotations
 
@@ -6,34 +6,53 @@ import base64
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jinja2
 
 from spark_jobs.report import formats, plots
-from spark_jobs.report.verdict import verdict_of
+from spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_of
 
 if TYPE_CHECKING:
     from spark_jobs.analysis import Analysis, Late
+    from spark_jobs.comparison import Comparison
+    from spark_jobs.nights import Listed
     from spark_jobs.output import Run
 
-ROWS: Final = 20
-"""Of a table; the Parquet files have all."""
+T = TypeVar("T")
+OPEN: Final = 10
+"""Rows of a table that are seen at once."""
+MOST: Final = 100
+"""Rows of a table with those that are folded; the Parquet files have all."""
+GENERATOR: Final = "duemq spark analyse --nights"
+"""What a page of nights says that made it."""
 _SCRIPTS: Final = ("uPlot.iife.min.js", "page.js")
 
 
-def render(analysis: Analysis, history: Sequence[Run]) -> str:
+def render(
+    analysis: Analysis, history: Sequence[Run], comparison: Comparison | None = None, *, index: str | None = None
+) -> str:
     """The report as HTML. `history`: the runs so far, this one among them, oldest first; curves over the runs need
-    two of them at least."""
+    two of them at least. `comparison`: with the run before. `index`: the address of a page of all reports."""
+    new = comparison.new_offenders if comparison is not None else []
+    are_new = {(one.what, one.store, one.physical_offset) for one in new}
     drawn = plots.plots_of(analysis, history)
     heat = plots.heat_of(analysis)
-    return _template().render(
+    return _template("page.html").render(
+        c=comparison,
+        index=index,
+        since=since_of(comparison, analysis.audit.store) if comparison is not None else None,
+        new=new,
+        offenders=[
+            one for one in analysis.audit.offenders if (one.what, one.store, one.physical_offset) not in are_new
+        ],
         a=analysis,
         s=analysis.audit,
-        verdict=verdict_of(analysis.audit),
+        members=_by_mood(analysis.stores, lambda one: one.mood, lambda one: one.store),
+        verdict=verdict_of(analysis.audit, new),
         runs=sorted(history, key=lambda run: run.made_ms, reverse=True),
         plots=drawn,
         heat=heat,
@@ -42,8 +61,37 @@ def render(analysis: Analysis, history: Sequence[Run]) -> str:
         by_hour=sorted(analysis.late_by_hour, key=lambda late: late.name),
         scale=_scale([*analysis.late_by_topic, *analysis.late_by_level, *analysis.late_by_hour]),
         data=plots.as_json({"plots": drawn, "heat": heat}),
-        rows=ROWS,
+        # A row of one tells nothing that the count of what waits does not.
+        busiest=[second for second in analysis.busiest if second.count > 1],
     )
+
+
+def render_index(nights: Sequence[Listed]) -> str:
+    """The page of all nights as HTML, given the last one first."""
+    late = [listed.night.run.p99_ms for listed in nights]
+    return _template("index.html").render(
+        nights=nights,
+        stores=sorted({listed.night.run.store for listed in nights}),
+        newest=_newest(nights),
+        latest=max(late, default=0),
+        generator=GENERATOR,
+    )
+
+
+def _newest(nights: Sequence[Listed]) -> list[Listed]:
+    """The last night of each cluster, then of each store, those first with which something is wrong."""
+    found: dict[str, Listed] = {}
+    for listed in nights:
+        found.setdefault(listed.night.run.store, listed)
+    newest = _by_mood(found.values(), lambda one: one.night.mood, lambda one: one.night.run.store)
+    return sorted(newest, key=lambda listed: not listed.night.stores)
+
+
+def _by_mood(found: Iterable[T], mood: Callable[[T], str | None], store: Callable[[T], str]) -> list[T]:
+    """The worst first: what could not be read, which has no mood, before what is bad, and all in the order of their
+    stores."""
+    moods = (None, BAD, WARN, GOOD)
+    return sorted(found, key=lambda one: (moods.index(mood(one)), store(one)))
 
 
 @cache
@@ -52,7 +100,7 @@ def _text(name: str) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_text),
         autoescape=True,
@@ -69,16 +117,22 @@ def _template() -> jinja2.Template:
         "size": formats.size,
         "moment": formats.moment,
         "name": formats.name,
+        "whole": formats.whole,
+        "short": formats.short,
+        "copied": formats.copied,
         "position": _position,
         "percent": _percent,
     }
     environment.globals |= {
+        "open": OPEN,
+        "most": MOST,
+        "marks": {GOOD: "✓ good", WARN: "! look", BAD: "✗ bad"},
         "share": formats.share,
         "styles": [_text("uPlot.min.css"), _text("page.css")],
         "scripts": scripts,
         "script_hashes": " ".join(f"'sha256-{digest}'" for digest in hashes),
     }
-    return environment.get_template("page.html")
+    return environment.get_template(name)
 
 
 def _hours(analysis: Analysis) -> list[dict[str, Any]]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from spark_jobs.report import formats
+from spark_jobs.steps import BARS, step_of
 
 if TYPE_CHECKING:
-    from spark_jobs.analysis import Ahead, Analysis, LatePoint, Minute
+    from spark_jobs.analysis import Ahead, Analysis, LatePoint, Traffic
     from spark_jobs.output import Run
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ MAX_POINTS: Final = 1600
 """Of a curve; a little more than analyses have."""
 MAX_GROUPS: Final = 6
 """Curves of consumer groups."""
+MIN_CELLS: Final = 10
+"""Minutes of the day that make a heat map; fewer are a table."""
 _LOG_FROM: Final = 50
 """The greatest value is this many times the usual one: then the scale is logarithmic."""
 
@@ -36,7 +39,7 @@ def plots_of(analysis: Analysis, history: Sequence[Run]) -> dict[str, Plot]:
     """The plots of a report that have something to show, by name."""
     found = {
         "lateness": _lateness(analysis.lateness, analysis.lateness_step_ms),
-        **_throughput(analysis.minutes),
+        **_throughput(analysis.traffic, analysis.traffic_step_ms),
         "ahead": _ahead(analysis.ahead, analysis.ahead_step_ms),
         "forecast": _forecast(analysis),
         **_history(history),
@@ -45,15 +48,30 @@ def plots_of(analysis: Analysis, history: Sequence[Run]) -> dict[str, Plot]:
 
 
 def heat_of(analysis: Analysis) -> Plot | None:
-    """The heat maps: minutes of the day, what was due in each, and its p99 of lateness in ms."""
-    if not analysis.heat:
-        return None
+    """The heat maps: "at", minutes of the day, "due", what was due in each, "p99" of its lateness in ms; "hours", the
+    rows, in order, and "minutes", the first and the last column. None where a table says as much.
+
+    The rows are the hours from the first that has something to the last one, by the clock: 23 and 0 are neighbours. Of
+    a single hour the columns begin and end with what it has."""
     cells = analysis.heat
+    if len(cells) < MIN_CELLS:
+        return None
+    hours = _arc(sorted({cell.hour for cell in cells}))
+    minutes = [cell.minute for cell in cells] if len(hours) == 1 else [0, 59]
     return {
+        "hours": hours,
+        "minutes": [min(minutes), max(minutes)],
         "at": [cell.hour * 60 + cell.minute for cell in cells],
         "due": [cell.due for cell in cells],
         "p99": [cell.p99_ms for cell in cells],
     }
+
+
+def _arc(hours: list[int]) -> list[int]:
+    """The fewest hours one after the other, around the clock, that all of some are among."""
+    gaps = [((hours[i] - hours[i - 1]) % 24 or 24, hours[i]) for i in range(len(hours))]
+    widest, first = max(gaps, key=lambda gap: gap[0])
+    return [(first + i) % 24 for i in range(24 - widest + 1)]
 
 
 def as_json(value: Any) -> str:
@@ -97,15 +115,14 @@ def _lateness(points: list[LatePoint], step: int) -> Plot | None:
     return {"x": list(worst), "step": step, "unit": "ms", "style": "line", "log": is_log, "series": series}
 
 
-def _throughput(minutes: list[Minute]) -> dict[str, Plot | None]:
-    minutes = _drawable(minutes, lambda minute: minute.minute_ms)
-    if not minutes:
+def _throughput(traffic: list[Traffic], step: int) -> dict[str, Plot | None]:
+    traffic = _drawable(traffic, lambda part: part.start_ms)
+    if not traffic:
         return {}
-    times = [minute.minute_ms for minute in minutes]
-    step = min((b - a for a, b in pairwise(times)), default=60_000)
+    times = [part.start_ms for part in traffic]
     names = {"messages": "sent for now", "scheduled": "scheduled", "delivered": "delivered", "other": "other records"}
-    columns = {name: [getattr(minute, name) for minute in minutes] for name in (*names, "bytes")}
-    x, rows = _on_steps(times, step, list(columns.values()))
+    columns = {name: [getattr(part, name) for part in traffic] for name in (*names, "bytes")}
+    x, rows, step = _on_steps(times, step, list(columns.values()))
     filled = dict(zip(columns, rows, strict=True))
     series = [{"name": names[name], "y": filled[name]} for name in names if any(filled[name])]
     common = {"x": x, "step": step, "style": "line"}
@@ -115,8 +132,9 @@ def _throughput(minutes: list[Minute]) -> dict[str, Plot | None]:
     }
 
 
-def _on_steps(times: list[int], step: int, columns: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """Sums by step, with a nought on either side of a stretch that has nothing."""
+def _on_steps(times: list[int], step: int, columns: list[list[int]]) -> tuple[list[int], list[list[int]], int]:
+    """Sums by step, with a nought on either side of a stretch that has nothing; and the step, ms, which is a greater
+    one where there would be too many points."""
     step = _coarser(step, len(times), times[-1] - times[0])
     sums: dict[int, list[int]] = defaultdict(lambda: [0] * len(columns))
     for i, time in enumerate(times):
@@ -128,14 +146,13 @@ def _on_steps(times: list[int], step: int, columns: list[list[int]]) -> tuple[li
             if times[0] < beside < times[-1]:
                 sums.setdefault(beside, [0] * len(columns))
     x = sorted(sums)
-    return x, [[sums[time][k] for time in x] for k in range(len(columns))]
+    return x, [[sums[time][k] for time in x] for k in range(len(columns))], step
 
 
 def _ahead(points: list[Ahead], step: int) -> Plot | None:
     points = _drawable(points, lambda point: point.start_ms)
     if not points:
         return None
-    step = _coarser(step, len(points), points[-1].start_ms - points[0].start_ms)
     totals: dict[str, int] = defaultdict(int)
     for point in points:
         totals[point.topic] += point.count
@@ -146,7 +163,7 @@ def _ahead(points: list[Ahead], step: int) -> Plot | None:
     columns = [[0] * len(times) for _ in names]
     for point in points:
         columns[at[point.topic]][index[point.start_ms]] += point.count
-    x, columns = _on_steps(times, step, columns)
+    x, columns, step = _on_steps(times, step, columns)
     series = [{"name": formats.name(name), "y": column} for name, column in zip(names, columns, strict=True)]
     focus = _focus(x, columns, step)
     return {"x": x, "step": step, "unit": "count", "style": "area", "series": series, "focus": focus}
@@ -164,8 +181,13 @@ def _forecast(analysis: Analysis) -> Plot | None:
     late = _drawable(analysis.forecast.late_seconds, lambda second: second.second_ms)
     if not late:
         return None
-    series = [{"name": "last message late by", "y": [second.late_ms for second in late]}]
-    return {"x": [s.second_ms for s in late], "step": 1000, "unit": "ms", "style": "bar", "series": series}
+    step = step_of(late[-1].second_ms - late[0].second_ms, BARS)
+    worst: dict[int, int] = {}
+    for second in late:
+        start = second.second_ms // step * step
+        worst[start] = max(worst.get(start, 0), second.late_ms)
+    series = [{"name": "last message late by", "y": list(worst.values())}]
+    return {"x": list(worst), "step": step, "unit": "ms", "style": "bar", "series": series}
 
 
 def _history(history: Sequence[Run]) -> dict[str, Plot | None]:

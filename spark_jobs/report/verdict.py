@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from spark_jobs.report.formats import count, duration, share, size
+from spark_jobs.files import is_same
+from spark_jobs.report.formats import count, duration, name, share, size, whole
 
 if TYPE_CHECKING:
-    from spark_jobs.audit import Summary
+    from collections.abc import Sequence
+
+    from spark_jobs.audit import Offender, Summary
+    from spark_jobs.comparison import Comparison
+    from spark_jobs.starts import Start
 
 GOOD: Final = "good"
 WARN: Final = "warn"
 BAD: Final = "bad"
+_ASKED: Final = 5
+"""Messages that a command asks for: few enough to be read."""
+_DAMAGES: Final = "store, physical_offset, size, reason, path"
+
+
+class Step(NamedTuple):
+    """Something to do about what was found, and a command that helps, if there is one."""
+
+    text: str
+    command: str | None = None
 
 
 class Verdict(NamedTuple):
@@ -20,12 +36,13 @@ class Verdict(NamedTuple):
     mood: str
     headline: str
     notes: list[str]
+    steps: list[Step]
 
 
-def verdict_of(summary: Summary) -> Verdict:
-    """The verdict of an audit."""
+def verdict_of(summary: Summary, new: Sequence[Offender] = ()) -> Verdict:
+    """The verdict of an audit. `new`: offenders that the run before did not have; the commands ask for these first."""
     mood, headline = _headline(summary)
-    return Verdict(mood, headline, [*_troubles(summary), *_facts(summary)])
+    return Verdict(mood, headline, [*_troubles(summary), *_facts(summary)], _steps(summary, new))
 
 
 def _number(number: int, one: str = "message", more: str = "messages") -> str:
@@ -40,30 +57,169 @@ def _was(number: int) -> str:
     return "was" if number == 1 else "were"
 
 
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"
+
+
 def _headline(summary: Summary) -> tuple[str, str]:
+    mood, headline = _found(summary)
+    if summary.missing:
+        mood = BAD if mood == BAD else WARN
+        number = f"{count(len(summary.missing))} of {_number(len(summary.stores), 'store', 'stores')}"
+        headline = f"{number} could not be read. In the others: {headline}"
+    return mood, headline
+
+
+def _found(summary: Summary) -> tuple[str, str]:
+    """What was found in what could be read."""
     lost, twice = summary.lost, summary.twice
     if lost:
         more = f", and {count(twice)} delivered more than once" if twice else ""
         return BAD, f"{_number(lost, 'scheduled message', 'scheduled messages')} {_was(lost)} lost{more}."
+    if summary.destroyed:
+        gone = _number(summary.destroyed, "message that waited", "messages that waited")
+        return BAD, f"{gone} {_was(summary.destroyed)} destroyed: queues list them, and their records are gone."
+    if summary.unreachable:
+        waiting = _number(summary.unreachable, "message that waits", "messages that wait")
+        return BAD, f"{waiting} will not come: the broker does not find {_them(summary.unreachable)} when it starts."
+    if summary.corrupt:
+        records = _number(summary.corrupt, "record has", "records have")
+        return BAD, f"{records} wrong bytes: what is stored there is not what was sent."
     if twice:
         return WARN, f"Nothing was lost, but {_number(twice)} {_was(twice)} delivered more than once."
     if summary.damaged:
         stretches = _number(summary.damaged, "stretch", "stretches")
-        return WARN, f"Nothing was lost as far as one can read, but {stretches} of the commitlog cannot be read."
+        return WARN, f"No message that waited was lost, but {stretches} of the commitlog cannot be read."
     if summary.unclaimed:
         return (
             WARN,
             f"Nothing was lost, but the log has {_deliveries(summary.unclaimed)} of messages that are not in it.",
         )
     if not summary.scheduled:
-        return GOOD, "No message was scheduled in this store." if summary.records else "The store has no messages yet."
+        these, have = ("these stores", "stores have") if summary.stores else ("this store", "store has")
+        return GOOD, f"No message was scheduled in {these}." if summary.records else f"The {have} no messages yet."
     if not summary.delivered + summary.cancelled:
         return GOOD, "Nothing was lost: every scheduled message still waits for its time."
-    return GOOD, "Every scheduled message that the broker came to was delivered exactly once, or cancelled in time."
+    brokers = "brokers" if summary.stores else "broker"
+    return GOOD, f"Every scheduled message that the {brokers} came to was delivered exactly once, or cancelled in time."
+
+
+def since_of(comparison: Comparison, store: str) -> Verdict:
+    """What came since the run before. `store`: that the run is of."""
+    new = [_told(status, number, "new") for status, number in comparison.new.items()]
+    notes = []
+    if not is_same(comparison.store, store):
+        notes.append(f"The run before calls its store {name(comparison.store)}: of another store all of this is wrong.")
+    for one in comparison.first_read:
+        notes.append(f"{name(one)} was read for the first time: nothing of what is wrong there is counted as new.")
+    for one in comparison.stores_gone:
+        notes.append(f"{name(one)} is not there any more.")
+    if comparison.known:
+        known = ", ".join(_told(status, number, "") for status, number in comparison.known.items())
+        notes.append(f"Known from the run before: {known}.")
+    if comparison.gone:
+        gone = ", ".join(_told(status, number, "") for status, number in comparison.gone.items())
+        notes.append(f"Gone since, expired or delivered after all: {gone}.")
+    if new:
+        is_bad = bool(comparison.new.get("lost") or comparison.new.get("destroyed"))
+        return Verdict(BAD if is_bad else WARN, f"{', '.join(new)}.", notes, [])
+    if comparison.worse:
+        return Verdict(WARN, "No message more has been lost or delivered twice, but some figures grew.", notes, [])
+    return Verdict(GOOD, "Nothing new is wrong.", notes, [])
+
+
+def _told(status: str, number: int, new: str) -> str:
+    """A number of offenders of a status."""
+    words = {"twice": "delivered more than once", "unclaimed": "delivered without a message in the log"}
+    return f"{count(number)} {f'{new} ' if new else ''}{words.get(status, status)}"
+
+
+def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
+    """What somebody is to do, the most urgent first; nothing where nothing is wrong."""
+    store = shlex.quote(summary.store)
+    offenders = [*new, *summary.offenders]
+    found = [
+        Step(f"Of {name(one.store)} nothing is known: {whole(one.why)}. See that it can be read, and run this again.")
+        for one in summary.missing
+    ]
+    if summary.lost:
+        found.append(
+            Step(
+                "The broker will not deliver what was lost: send it again. The records with their bodies are still in "
+                "the store; offenders.parquet names all of them.",
+                _query_of(offenders, "lost", store),
+            )
+        )
+    if summary.destroyed:
+        found.append(
+            Step(
+                "Of what was destroyed the store has no body any more: take the messages from a slave, a backup or an "
+                "archive of this broker, or ask their producers. offenders.parquet has their times and offsets."
+            )
+        )
+    if summary.unreachable:
+        found += [
+            Step(
+                "With the broker stopped, have the files made anew from the commitlog. What is wrong with them, "
+                "without a byte written (leave --dry-run out to repair them):",
+                f"duemq store repair {shlex.quote(start.store or summary.store)} --dry-run",
+            )
+            for start in summary.starts
+            if start.wrote_it and start.misses
+        ]
+    if summary.corrupt:
+        found.append(
+            Step(
+                "audit.json tells where the wrong bytes are (corruptions). Take these messages from a slave, a backup "
+                "or an archive of this broker, or ask their producers."
+            )
+        )
+    if summary.damaged or summary.corrupt:
+        found.append(
+            Step(
+                "Look at the disk (dmesg, smartctl) before anything else is written to it; where the damage is:",
+                f'duemq spark sql {store} "select {_DAMAGES if summary.stores else "*"} from damaged"',
+            )
+        )
+    if summary.twice:
+        found.append(
+            Step(
+                "Ask who consumes these topics whether they take a message twice without harm; the consumers have had "
+                "both deliveries.",
+                _query_of(offenders, "twice", store),
+            )
+        )
+    if summary.overdue:
+        found.append(
+            Step(
+                "See whether the broker has caught up: these have to be fewer now.",
+                f'duemq spark sql {store} "select real_topic, count(*) from pending '
+                f'where due_ms < {summary.made_ms} group by real_topic"',
+            )
+        )
+    return found
+
+
+def _query_of(offenders: Sequence[Offender], what: str, store: str) -> str | None:
+    """A command that shows the first of some offending messages."""
+    mine = [one for one in offenders if one.what == what]
+    if not mine:
+        return None
+    # Of a cluster those of one store: elsewhere other records have these offsets.
+    offsets = list(dict.fromkeys(str(one.physical_offset) for one in mine if one.store == mine[0].store))[:_ASKED]
+    store = shlex.quote(mine[0].store) if mine[0].store is not None else store
+    query = f"select real_topic, unique_key, keys, body from messages where physical_offset in ({', '.join(offsets)})"
+    return f'duemq spark sql {store} "{query}" --format json'
 
 
 def _troubles(summary: Summary) -> list[str]:
     found = []
+    for start in summary.starts:
+        if start.wrote_it and start.misses:
+            found.append(
+                f"A start of {start.broker} on {_files_of(start)} finds {count(start.finds)} of "
+                f"{_number(start.finds + start.misses)} that wait: {'; '.join(start.reasons)}."
+            )
     if summary.superfluous:
         found.append(f"Beyond each message's first delivery there were {_deliveries(summary.superfluous)} more.")
     if summary.unclaimed and (summary.lost or summary.twice or summary.damaged):
@@ -74,8 +230,11 @@ def _troubles(summary: Summary) -> list[str]:
         total = sum(damage[1] for damage in summary.damages)
         found.append(
             f"{count(summary.damaged)} damaged or missing parts of the commitlog ({size(total)}) could not be read: "
-            "what they held, the audit cannot tell."
+            "what they held, the audit cannot tell, but for messages that the queues list as waiting."
         )
+    if summary.destroyed and summary.lost:
+        gone = _number(summary.destroyed, "message", "messages")
+        found.append(f"{gone} that waited {_was(summary.destroyed)} destroyed with parts of the commitlog.")
     if summary.overdue:
         waiting = _number(summary.overdue, "pending message", "pending messages")
         found.append(
@@ -83,6 +242,10 @@ def _troubles(summary: Summary) -> list[str]:
             "record was stored: the broker was behind, or had just started."
         )
     return found
+
+
+def _files_of(start: Start) -> str:
+    return f"the files of {name(start.store)}" if start.store is not None else "these files"
 
 
 def _facts(summary: Summary) -> list[str]:
@@ -100,5 +263,6 @@ def _facts(summary: Summary) -> list[str]:
         number = _deliveries(summary.expired)
         found.append(f"{number} belong to messages whose commitlog file has expired, as files do.")
     if summary.is_running:
-        found.append("A broker had the store open: what it stored after the files were read is not in here.")
+        stores = "a store" if summary.stores else "the store"
+        found.append(f"A broker had {stores} open: what it stored after the files were read is not in here.")
     return found

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
 from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
 
@@ -24,7 +24,8 @@ class QueuesTask(NamedTuple):
 
     store: StoreFiles
     files: list[QueueFile]
-    path: str
+    directory: Directory
+    name: str
 
 
 def archive(task: QueuesTask) -> int:
@@ -45,7 +46,7 @@ def archive(task: QueuesTask) -> int:
         }
         tables.append(pa.table({name: _plain(column) for name, column in columns.items()}))
     table = pa.concat_tables(tables)
-    pq.write_table(table, task.path, compression="zstd")
+    task.directory.write_table(task.name, table, compression="zstd")
     return int(table.num_rows)
 
 
@@ -53,11 +54,11 @@ def _plain(column: pa.Array) -> pa.Array:
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
 
-def restore(task: tuple[str, str]) -> int:
+def restore(task: tuple[Directory, str, str]) -> int:
     """Make the files of which the units lie in a file of the archive, below a directory; gives the units. Raises
     JobError, OSError."""
-    path, directory = task
-    table = pq.read_table(path)
+    archived, path, directory = task
+    table = archived.read_table(path)
     codes = table["file"].combine_chunks().dictionary_encode()
     indices = codes.indices.to_numpy()
     for code, name in enumerate(codes.dictionary.to_pylist()):

@@ -4,20 +4,21 @@ rest is copied as slices of what was read. A task a range; the files are there a
 
     a record, bytes 28 to 35:   its physical offset
     76 to 83 (12 or 24 further behind with IPv6 hosts): prepared-transaction offset
-    its last 20, if the properties end so: __CRC32# \\x01, 10 digits, the last one first, \\x02: CRC32 of what is before
+    its last 20, if the properties end so: its checksum (`protocol.record_checksum`)
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from protocol.record import FLAG_TRANSACTION, MAGIC_END, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from protocol.record_checksum import NAME_FIELD, checksum_field
+from protocol.record_checksum import SIZE as CHECKSUM_SIZE
 from spark_jobs.compact_scan import KEYED_MESSAGE, PLAIN, TIMER_AGAIN, TIMER_DELETE
 from spark_jobs.errors import JobError
 from spark_jobs.records import HEAD, PADDING, Records
@@ -38,8 +39,6 @@ CHUNK_SIZE: Final = 4 << 20
 _MARKER: Final = struct.Struct(">iI")
 _OFFSET_AT: Final = 28
 _PREPARED_AT: Final = 76
-_CHECKSUM_NAME: Final = b"__CRC32#\x01"
-_CHECKSUM_SIZE: Final = 20
 _PROPERTY_END: Final = 2
 _MAX_SLICES: Final = 512
 _ORIGIN_KINDS: Final = (PLAIN, KEYED_MESSAGE, TIMER_AGAIN, TIMER_DELETE)
@@ -97,7 +96,7 @@ def copy(task: CopyTask) -> int:
         finally:
             os.close(fd)
     if task.with_index:
-        from spark_jobs.writers.index import ITEM
+        from storage.index_file import ITEM
 
         save(scratch, f"{number}.items", np.concatenate([np.empty(0, ITEM), *items]))
     return written
@@ -156,19 +155,17 @@ def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: Of
 
 
 def _renew_checksums(records: Records) -> None:
-    """5.x with enabledAppendPropCRC ends the properties with a checksum of all that is before it in the record."""
+    """Give a record that ends with a checksum that of its bytes as they are now."""
     data, ends = records.data, records.starts + records.sizes
     # What only looks like one, in a body before short properties, or at the end of another name, is none.
-    before, size = data[ends - _CHECKSUM_SIZE - 1], records.properties_size
-    mark = (size == _CHECKSUM_SIZE) | (size > _CHECKSUM_SIZE) & (before == _PROPERTY_END)
-    mark &= data[ends - _CHECKSUM_SIZE] == _CHECKSUM_NAME[0]
+    before, size = data[ends - CHECKSUM_SIZE - 1], records.properties_size
+    mark = (size == CHECKSUM_SIZE) | (size > CHECKSUM_SIZE) & (before == _PROPERTY_END)
+    mark &= data[ends - CHECKSUM_SIZE] == NAME_FIELD[0]
     for row in np.flatnonzero(mark).tolist():
         start, end = int(records.starts[row]), int(ends[row])
-        at = end - _CHECKSUM_SIZE
-        if data[at : at + len(_CHECKSUM_NAME)].tobytes() == _CHECKSUM_NAME:
-            digits = b"%010d" % (zlib.crc32(data[start:at].data) & 0x7FFFFFFF)
-            at += len(_CHECKSUM_NAME)
-            data[at : at + len(digits)] = np.frombuffer(digits[::-1], np.uint8)
+        at = end - CHECKSUM_SIZE
+        if data[at : at + len(NAME_FIELD)].tobytes() == NAME_FIELD:
+            data[at:end] = np.frombuffer(checksum_field([data[start:at].data]), np.uint8)
 
 
 def _put(data: NDArray[np.uint8], at: Integers, values: Integers) -> None:

@@ -1,12 +1,10 @@
-"""Hashes of many texts at once: Java's String.hashCode, for RocketMQ's index, and 128 bits to tell keys apart."""
+"""Hashes of many texts at once, 128 bits to tell keys apart."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-
-from protocol.properties import java_hash
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,32 +14,6 @@ if TYPE_CHECKING:
     Words = NDArray[np.uint64]
 
 _FACTORS: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
-_BLOCK: Final = 1 << 14
-
-
-def java_hashes(data: Bytes, at: Integers, size: Integers, start: int = 0) -> NDArray[np.int32]:
-    """String.hashCode of the texts that lie in `data`, each behind a text whose hash is `start`."""
-    result = np.empty(len(at), np.uint32)
-    for length in np.unique(size).tolist():
-        rows = np.flatnonzero(size == length)
-        for first in range(0, len(rows), _BLOCK):
-            mine = rows[first : first + _BLOCK]
-            hashes = np.full(len(mine), start & 0xFFFFFFFF, np.uint32)
-            beyond_ascii = np.zeros(len(mine), np.uint8)
-            for i in range(length):
-                values = data[at[mine] + i]
-                beyond_ascii |= values
-                hashes = hashes * np.uint32(31) + values
-            result[mine] = hashes
-            for row in mine[beyond_ascii > 127].tolist():
-                text = bytes(data[at[row] : at[row] + length]).decode("utf-8", "replace")
-                result[row] = _continued(start, text)
-    return result.view(np.int32)
-
-
-def _continued(start: int, text: str) -> int:
-    units = len(text.encode("utf-16-be")) // 2
-    return (start * pow(31, units, 1 << 32) + java_hash(text)) & 0xFFFFFFFF
 
 
 def key_hashes(data: Bytes, at: Integers, size: Integers) -> tuple[Words, Words]:

@@ -24,6 +24,7 @@ from spark_jobs.files import local_path
 
 _SYNC_THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20
+SCRATCH: Final = ".scratch"
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
@@ -34,7 +35,7 @@ class Place:
         self.target = os.path.abspath(local_path(target))
         self.path = f"{self.target}.partial"
         """Where files go for now."""
-        self.scratch = os.path.join(self.path, ".scratch")
+        self.scratch = os.path.join(self.path, SCRATCH)
         self.mark = os.path.join(self.scratch, f"{uuid.uuid4().hex}.mark")
         """A file that no other directory of this path has, on no machine."""
         self._lock_path = f"{self.path}.lock"

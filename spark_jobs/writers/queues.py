@@ -5,7 +5,7 @@ own; a record that is gone leaves a unit that stands for nothing. A task some qu
 
     before the queue's first record   (0, 0x7fffffff, 0), as RocketMQ fills the first file of a queue that does not
                                       start at 0; files before that one are not made
-    in the middle of the queues of    (where the next record of the queue lies, 1, tags code): the size is no record's,
+    in the middle of the queues of    (where the queue's next record lies, 1, its tags code): the size is no record's,
     delay levels and timers           so that nothing is found there. Only brokers read these queues, decode what is
                                       found, and go on with the next; and physical offsets still ascend
     in the middle of another queue    (the start of the file before that of the queue's next record, 0x7fffffff, tags
@@ -27,7 +27,7 @@ import numpy as np
 
 from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
 from spark_jobs.writers.spill import OffsetMap
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
+from storage.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,9 +91,11 @@ def _write_queue(task: QueueTask, files: list[QueueFile], offsets: OffsetMap) ->
     row = int(np.flatnonzero(new[last] >= 0)[-1])
     end = int(new[last][row] + task.store.units(files[last])["size"][row])
     units_written = holes = 0
-    following = -1
+    following, code = -1, 0
     for at in range(with_units[-1], first - 1, -1):
-        units, more, empty, following = _file_of(task, files[at], new[at], following, end, is_first=at == first)
+        units, more, empty = _file_of(task, files[at], new[at], (following, code), end, is_first=at == first)
+        if len(found := np.flatnonzero(new[at] >= 0)):
+            following, code = int(new[at][found[0]]), int(units["tags_code"][found[0]])
         units_written += more
         holes += empty
         _write_file(folder, files[at], units)
@@ -101,36 +103,39 @@ def _write_queue(task: QueueTask, files: list[QueueFile], offsets: OffsetMap) ->
 
 
 def _file_of(
-    task: QueueTask, file: QueueFile, new: Integers, following: int, end: int, *, is_first: bool
-) -> tuple[NDArray[Any], int, int, int]:
-    """The units of one file; how many stand for records, how many for none; and where the first record lies, or
-    `following`, where the first one of the files behind does. `end`: of the queue's last record."""
+    task: QueueTask, file: QueueFile, new: Integers, behind: tuple[int, int], end: int, *, is_first: bool
+) -> tuple[NDArray[Any], int, int]:
+    """The units of one file; how many stand for records, and how many for none. `behind`: where the first record of the
+    files behind lies, -1 without one, and its tags code; `end`: of the queue's last record."""
+    following, code = behind
     old = task.store.units(file)
     units = np.empty(len(old), UNIT)
     is_there = new >= 0
-    next_there = _next(new, following)
+    next_there = _next(new, following, is_there)
     is_decoded = file.topic in _DECODED
     gone = next_there if is_decoded else next_there - next_there % task.segment_size - task.segment_size
     gone_size = np.where(next_there < 0, WITHDRAWN_SIZE, WITHDRAWN_SIZE if is_decoded else PADDING_SIZE)
     gone = np.where(next_there < 0, end - 1, gone)
     units["physical_offset"] = np.where(is_there, new, gone)
     units["size"] = np.where(is_there, old["size"], gone_size)
-    units["tags_code"] = old["tags_code"]
+    codes = old["tags_code"].astype(np.int64)
+    if is_decoded:  # as a queue is made anew, see `duemq store repair`
+        codes = np.where(next_there < 0, codes, _next(codes, code, is_there))
+    units["tags_code"] = np.where(units["size"] == PADDING_SIZE, FOLLOWING + next_there, codes)
     holes = int((~is_there).sum())
     if is_first:
         begin = int(np.argmax(is_there))
         units[:begin] = (0, PADDING_SIZE, 0)
         holes -= begin
-    found = np.flatnonzero(is_there)
-    return units, len(found), holes, int(new[found[0]]) if len(found) else following
+    return units, int(is_there.sum()), holes
 
 
-def _next(new: Integers, following: int) -> Integers:
-    """For each unit where the record lies that is next at or behind it; -1 without one."""
-    count = len(new)
-    at = np.where(new >= 0, np.arange(count), count)
+def _next(values: Integers, following: int, is_there: NDArray[np.bool_]) -> Integers:
+    """For each unit the value of the record that is next at or behind it; `following` without one."""
+    count = len(values)
+    at = np.where(is_there, np.arange(count), count)
     at = np.minimum.accumulate(at[::-1])[::-1]
-    return np.where(at < count, new[np.minimum(at, count - 1)], following)
+    return np.where(at < count, values[np.minimum(at, count - 1)], following)
 
 
 def _write_file(folder: str, file: QueueFile, units: NDArray[Any]) -> None:

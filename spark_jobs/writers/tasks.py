@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from spark_jobs.errors import JobError
 from spark_jobs.worker import settle
@@ -71,7 +71,7 @@ class Processes:
 class SparkTasks:
     """As Spark's tasks, each a job of its own, so that what is done shows while the rest goes on."""
 
-    def __init__(self, spark: Any, place: Place) -> None:
+    def __init__(self, spark: Any, place: Place | Anywhere) -> None:
         self._context = spark.sparkContext
         self._place = place
         self._threads = ThreadPoolExecutor(max(1, int(self._context.defaultParallelism)))
@@ -92,7 +92,14 @@ class SparkTasks:
         self._threads.shutdown(cancel_futures=True)
 
 
-def runner(place: Place, spark: Any = None, workers: int | None = None) -> Runner:
+class Anywhere(NamedTuple):
+    """A place that every machine sees."""
+
+    target: str
+    mark: str | None = None
+
+
+def runner(place: Place | Anywhere, spark: Any = None, workers: int | None = None) -> Runner:
     """For tasks that write into a place: Spark's where a session is given, else so many processes (as there are cores
     unless given; 1: none)."""
     if spark is not None:
@@ -104,14 +111,14 @@ def runner(place: Place, spark: Any = None, workers: int | None = None) -> Runne
 class _Task:
     """A function that tells failures as values. Of this module, so that tasks find it by its name."""
 
-    def __init__(self, function: Callable[[Any], Any], target: str, mark: str) -> None:
+    def __init__(self, function: Callable[[Any], Any], target: str, mark: str | None) -> None:
         self._function = function
         self._target = target
         self._mark = mark
 
     def __call__(self, item: Any) -> tuple[bool, Any]:
         settle()
-        if not os.path.exists(self._mark):
+        if self._mark is not None and not os.path.exists(self._mark):
             # It would write there all the same, and nobody would miss the files.
             return False, (
                 f"{self._target}: {socket.gethostname()}, where a task runs, does not see this directory of the "

@@ -1,7 +1,7 @@
 """One Spark session over one store: how long queries and jobs take, and what memory they need. A process of its own for
 each, since a JVM keeps its master and its heap.
 
-    python -m tests.bench.spark_run STORE --master local[2] --processors 2 --jobs aggregate audit analyse compact
+    python -m tests.bench.spark_run STORE --master local[2] --processors 2 --jobs aggregate audit analyse grown compact
 
 A task keeps Python and Java busy at the same time; so one alone on two processors says nothing about how tasks add up.
 
@@ -120,6 +120,22 @@ class Jobs:
         found = analyse(self._session, str(self._store))
         return {"bytes": found.bytes, "delivered": found.audit.delivered}
 
+    def grown(self) -> Any:
+        """The analysis of a store that one has analysed that has grown by 1 % since."""
+        from spark_jobs.analyse import analyse
+        from tests.bench.spark_stores import Cut
+
+        before, state = self._store.parent / "before", self._store.parent / "state"
+        if not before.exists():
+            cut = Cut(self._store, sum(path.stat().st_blocks for path in self._store.glob("commitlog/*")) * 512 // 100)
+            analyse(self._session, str(self._store), state=str(before))
+            cut.put_back()
+        shutil.rmtree(state, ignore_errors=True)
+        # Files that are kept are never changed in place.
+        shutil.copytree(before, state, copy_function=os.link)
+        found = analyse(self._session, str(self._store), state=str(state), tell=_fail)
+        return {"bytes": found.bytes, "delivered": found.audit.delivered}
+
     def compact(self) -> Any:
         from spark_jobs.compact import compact
 
@@ -129,6 +145,10 @@ class Jobs:
         finally:
             shutil.rmtree(new, ignore_errors=True)
         return {"kept": found.kept, "saved": found.saved}
+
+
+def _fail(text: str) -> None:
+    raise RuntimeError(text)
 
 
 def measure(store: Path, master: str, jobs: list[str], *, rounds: int) -> dict[str, Any]:

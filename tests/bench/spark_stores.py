@@ -390,6 +390,37 @@ def _ticks(wanted: int) -> int:
     return ticks
 
 
+class Cut:
+    """A store whose commitlog lacks its end, which can be put back: as a broker would have left it before, but for the
+    files beside it. Its files stay what they are."""
+
+    def __init__(self, store: Path, size: int) -> None:
+        """`size`: about so many bytes."""
+        from spark_jobs.ranges import boundary
+        from spark_jobs.store_files import StoreFiles
+
+        files = StoreFiles.open(store)
+        first = files.segment_of(files.readable_end - size) or files.segments[0]
+        place = boundary(files, first, files.readable_end - size, first.end, known=first.first_offset)
+        end = place if place is not None else first.end
+        self._parts: list[tuple[Path, int, bytes]] = []
+        for segment in files.segments:
+            if segment.end > end:
+                path, at = store / segment.path, max(0, end - segment.first_offset)
+                with path.open("r+b") as file:
+                    file.seek(at)
+                    self._parts.append((path, at, file.read().rstrip(b"\0")))
+                    file.truncate(at)
+                    file.truncate(segment.size)
+
+    def put_back(self) -> None:
+        """Write what was cut."""
+        for path, at, data in self._parts:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(data)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.spark_stores", description=__doc__)
     parser.add_argument("path", type=Path)

@@ -51,15 +51,27 @@ async def test_the_cases_of_pressure_give_their_figures(tmp_path: Path) -> None:
     assert all(value >= 0 for value in figures.values()), figures
 
 
-@pytest.mark.timeout(300)
-async def test_the_cases_of_the_spark_jobs_give_their_figures(tmp_path: Path) -> None:
-    """All but those of stores that grow, which are the same over again."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Four Spark sessions, whose jobs tests/spark runs besides.
+        pytest.param(spark_cases.spark_jobs.__name__, marks=[pytest.mark.soak, pytest.mark.timeout(300)]),
+        spark_cases.spark_naive.__name__,
+    ],
+)
+async def test_a_case_of_the_spark_jobs_gives_its_figures(name: str, tmp_path: Path) -> None:
+    """All but that of stores that grow, which is the same over again."""
     said: list[str] = []
-    names = tuple(name for name in spark_cases.NAMES if name != spark_cases.BIG)
-    figures = await spark_cases.run(ours, tmp_path, spark_cases.TINY, names, said.append)
-    assert tuple(said) == names
-    assert set(figures) == {name for name in spark_cases.FIGURES if not name.startswith(spark_cases.BIG)}
+    figures = await spark_cases.run(ours, tmp_path, spark_cases.TINY, (name,), said.append)
+    assert said == [name]
+    assert figures
+    assert set(figures) <= set(spark_cases.FIGURES)
     assert all(value > 0 for value in figures.values()), figures
+
+
+def test_every_case_of_the_spark_jobs_but_that_of_growth_is_exercised_here() -> None:
+    names = {spark_cases.spark_jobs.__name__, spark_cases.spark_naive.__name__, spark_cases.BIG}
+    assert names == set(spark_cases.NAMES)
 
 
 def test_the_growth_of_the_timer_wheel_is_plotted() -> None:

@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark import class_archive
 from tests.spark.stores import KINDS, End, Kind, Stores, WrittenStore, sampled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+class_archive.use()
 
 _HERE = Path(__file__).parent
 _FIXTURES = {"stores", "written", "killed", "writable", "duemq_store", "apache_497_store", "apache_533_store"}

@@ -11,6 +11,7 @@ Faults of the disk, for the readers:
     flip_byte         in a body: the checksum is wrong, the record before and behind are not touched
     tear_tail         the last records are cut, by zeros or by the end of the file
     zero_stretch      zeros from the middle of one record to the middle of another
+    zero_record       zeros over one record
 
 Give them a store that nobody else uses (`WrittenStore.copy`, the fixture `writable`).
 """
@@ -159,6 +160,14 @@ def zero_stretch(store: Path, first: Record, last: Record) -> DiskFault:
     gone = [one.physical_offset for one in found.records if first.physical_offset <= one.physical_offset]
     gone = [offset for offset in gone if offset <= last.physical_offset]
     return DiskFault(tuple(gone), first.physical_offset, last.physical_offset + last.size)
+
+
+def zero_record(store: Path, record: Record) -> DiskFault:
+    """Put zeros over one record."""
+    with _at(store, record.physical_offset) as (file, at):
+        file.seek(at)
+        file.write(bytes(record.size))
+    return DiskFault((record.physical_offset,), record.physical_offset, record.physical_offset + record.size)
 
 
 # --- how

@@ -1,10 +1,14 @@
-"""A directory behind the API of S3, as much of it as reading takes: HEAD and GET of objects, with ranges, and lists.
+"""A directory behind the API of S3, as much of it as the jobs take: HEAD and GET of objects, with ranges, lists, PUT
+(whole, in parts, only where there is none), and DELETE.
 
 It is there for what goes through pyarrow's file systems: tasks in processes of their own have only a URI of it.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +16,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 BUCKET = "stores"
 
@@ -22,6 +26,26 @@ class ObjectStore:
 
     def __init__(self, root: Path, port: int) -> None:
         self.root, self.port, self.read = root, port, 0
+        self.lock = threading.Lock()
+        self.parts: dict[str, dict[int, bytes]] = {}
+        """Of uploads that are not complete."""
+        self.puts: list[str] = []
+        """Keys, in the order in which they got an object."""
+        self.fails_after: int | None = None
+        """How many objects more are taken, before none is."""
+
+    def put(self, key: str, data: bytes) -> bool:
+        """Make an object, or replace it."""
+        with self.lock:
+            if self.fails_after is not None and len(self.puts) >= self.fails_after:
+                return False
+            path = self.root / key
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f"{path.name}.{threading.get_ident()}")
+            temporary.write_bytes(data)
+            temporary.rename(path)
+            self.puts.append(key)
+            return True
 
     def uri(self, name: str) -> str:
         """The URI of something in the directory, for pyarrow."""
@@ -45,6 +69,19 @@ def serving(root: Path) -> Iterator[ObjectStore]:
         thread.join()
 
 
+@contextmanager
+def serving_apart(root: Path) -> Iterator[ObjectStore]:
+    """The same in a process of its own, for clients that keep Python's lock while they wait for an answer. What the
+    store counts is counted there."""
+    process = subprocess.Popen([sys.executable, "-m", __name__, str(root)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield ObjectStore(root, int(process.stdout.readline()))
+    finally:
+        process.terminate()
+        process.communicate()
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -58,6 +95,79 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer()
+
+    def do_PUT(self) -> None:
+        data = self._content()
+        key, query = self._asked()
+        store: ObjectStore = self.server.store  # type: ignore[attr-defined]
+        if not key:
+            self._send(200, b"")  # The bucket.
+        elif "uploadId" in query:
+            store.parts[query["uploadId"]][int(query["partNumber"])] = data
+            self._send(200, b"", ETag='"x"')
+        elif self.headers.get("If-None-Match") == "*" and (store.root / key).exists():
+            self._send(412, _error("PreconditionFailed"))
+        elif key.endswith("/"):
+            self._send(200, b"", ETag='"x"')  # A directory's mark, as pyarrow makes them.
+        else:
+            self._send(*(200, b"") if store.put(key, data) else (403, _error("AccessDenied")), ETag='"x"')
+
+    def do_POST(self) -> None:
+        data = self._content()
+        key, query = self._asked()
+        store: ObjectStore = self.server.store  # type: ignore[attr-defined]
+        if "uploads" in query:
+            name = f"upload-{len(store.parts)}"
+            store.parts[name] = {}
+            inside = f"<Bucket>{BUCKET}</Bucket><Key>{escape(key)}</Key><UploadId>{name}</UploadId>"
+            self._send(200, f"<InitiateMultipartUploadResult>{inside}</InitiateMultipartUploadResult>".encode())
+        elif "uploadId" in query:
+            parts = store.parts[query["uploadId"]]
+            if store.put(key, b"".join(parts[number] for number in sorted(parts))):
+                inside = f"<Bucket>{BUCKET}</Bucket><Key>{escape(key)}</Key><ETag>x</ETag>"
+                self._send(200, f"<CompleteMultipartUploadResult>{inside}</CompleteMultipartUploadResult>".encode())
+            else:
+                self._send(403, _error("AccessDenied"))
+        else:  # ?delete
+            for name in re.findall(rb"<Key>(.*?)</Key>", data):
+                (store.root / unescape(name.decode())).unlink(missing_ok=True)
+            self._send(200, b"<DeleteResult></DeleteResult>")
+
+    def do_DELETE(self) -> None:
+        key, _ = self._asked()
+        store: ObjectStore = self.server.store  # type: ignore[attr-defined]
+        path = store.root / key
+        if key and path.is_file():
+            path.unlink()
+        self._send(204, b"")
+
+    def handle_expect_100(self) -> bool:
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def _asked(self) -> tuple[str, dict[str, str]]:
+        parts = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        return unquote(parts.path).lstrip("/").partition("/")[2], query
+
+    def _content(self) -> bytes:
+        """The body of a request, also one that comes in chunks with checksums behind them."""
+        data = b""
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                data += self.rfile.read(size)
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass
+        else:
+            data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if "aws-chunked" in self.headers.get("Content-Encoding", ""):
+            left, data = data, b""
+            while size := int(left.partition(b"\r\n")[0].split(b";")[0], 16):
+                left = left.partition(b"\r\n")[2]
+                data, left = data + left[:size], left[size + 2 :]
+        return data
 
     def _answer(self) -> None:
         parts = urlsplit(self.path)
@@ -99,12 +209,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(file.read(last - first + 1))
             store.read += last - first + 1
 
-    def _send(self, code: int, body: bytes) -> None:
+    def _send(self, code: int, body: bytes, **headers: str) -> None:
         self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
 
@@ -123,6 +235,8 @@ def _list(root: Path, query: dict[str, str]) -> bytes:
     objects, folders = [], []
     for path in entries:
         key = path.relative_to(root).as_posix() + ("/" if path.is_dir() else "")
+        if key <= query.get("start-after", ""):
+            continue
         if key.startswith(prefix) and path.is_dir():
             folders.append(f"<CommonPrefixes><Prefix>{escape(key)}</Prefix></CommonPrefixes>")
         elif key.startswith(prefix):
@@ -138,3 +252,9 @@ def _list(root: Path, query: dict[str, str]) -> bytes:
         f"<Delimiter>{quote(query.get('delimiter', ''))}</Delimiter><IsTruncated>false</IsTruncated>"
         f"{''.join(objects)}{''.join(folders)}</ListBucketResult>"
     ).encode()
+
+
+if __name__ == "__main__":
+    with serving(Path(sys.argv[1])) as served:
+        print(served.port, flush=True)
+        threading.Event().wait()

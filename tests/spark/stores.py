@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import subprocess
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,9 @@ PROPERTIES: Final[dict[str, object]] = {
     "flushConsumerOffsetInterval": "1000",
 }
 """What the brokers are told; one that goes on with such a store needs the first three."""
+_MOST_SLEWED_SECONDS: Final = 0.1
+"""A clock that is slowed down or sped up gains or loses less in a minute; one that is set jumps by more."""
+_TRIES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,22 @@ def copy_store(store: Path, target: Path) -> Path:
     return target
 
 
+class ClockSetError(Exception):
+    """Somebody set the machine's clock while a store was written: its times say nothing."""
+
+
 def write(kind: Kind, directory: Path, end: End = "stop") -> WrittenStore:
-    """Write a store into a new directory; takes up to a minute. Raises PeerError, and TimeoutError where a broker does
-    not do what it has to."""
+    """Write a store into a new directory; takes up to a minute. Raises PeerError, TimeoutError where a broker does
+    not do what it has to, and ClockSetError, whatever else went wrong then."""
+    wall, monotonic = time.time(), time.monotonic()
     # In a thread, with a loop of its own: fixtures that want this run beside loops of other tests.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, _write(kind, directory, end)).result()
+        writing = pool.submit(asyncio.run, _write(kind, directory, end))
+        error = writing.exception()
+    set_by = (time.time() - wall) - (time.monotonic() - monotonic)
+    if abs(set_by) > _MOST_SLEWED_SECONDS:
+        raise ClockSetError(f"the clock was set by {set_by:.3f} s while {directory} was written") from error
+    return writing.result()
 
 
 async def _write(kind: Kind, directory: Path, end: End) -> WrittenStore:
@@ -133,8 +147,15 @@ class Stores:
 
     def get(self, kind: Kind, end: End = "stop") -> WrittenStore:
         """A store; tests must not change it, see `WrittenStore.copy`."""
-        if (kind, end) not in self._written:
-            self._written[kind, end] = write(kind, self._new_directory(f"{kind}-{end}"), end)
+        for left in reversed(range(_TRIES)):
+            if (kind, end) in self._written:
+                break
+            try:
+                self._written[kind, end] = write(kind, self._new_directory(f"{kind}-{end}"), end)
+            except ClockSetError as error:
+                if not left:
+                    raise
+                warnings.warn(f"{error}: it is written again", stacklevel=2)
         return self._written[kind, end]
 
     def forget(self, kind: Kind, end: End) -> None:

@@ -6,18 +6,23 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import output
-from spark_jobs.analyse import analyse, forecast_of
+from spark_jobs.analyse import analyse, analyse_for_cluster, forecast_of
 from spark_jobs.analysis import TABLES, Analysis, figures
+from spark_jobs.cluster import StoreRun, finish, join
+from spark_jobs.comparison import Comparison
+from spark_jobs.nights import Place
 from spark_jobs.usage import KEYS_KEPT
-from tests.spark import audit, oracle
+from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import WrittenStore
 from tests.spark.test_audit import check_totals
 from tests.unit.spark_jobs.compact_world import new_broker
+from tests.unit.spark_jobs.test_cluster import check_percentile
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -74,15 +79,18 @@ def test_an_analysis(spark: SparkSession, written: WrittenStore) -> None:
 def check_traffic(found: Analysis, records: list[Record], deliveries: set[int]) -> None:
     assert found.bytes == sum(record.size for record in records)
     assert found.last_ms == records[-1].store_ms
-    minutes: dict[int, list[Record]] = {}
+    step = found.traffic_step_ms
+    span = records[-1].store_ms - records[0].store_ms
+    assert step <= max(1000, span // 20), "enough points for a curve"
+    stretches: dict[int, list[Record]] = {}
     for record in records:
-        minutes.setdefault(record.store_ms // 60_000 * 60_000, []).append(record)
-    assert [minute.minute_ms for minute in found.minutes] == sorted(minutes)
-    for minute in found.minutes:
-        mine = minutes[minute.minute_ms]
-        told = (minute.messages, minute.scheduled, minute.delivered, minute.other)
+        stretches.setdefault(record.store_ms // step * step, []).append(record)
+    assert [part.start_ms for part in found.traffic] == sorted(stretches)
+    for part in found.traffic:
+        mine = stretches[part.start_ms]
+        told = (part.messages, part.scheduled, part.delivered, part.other)
         assert told == purposes(mine, deliveries)
-        assert minute.bytes == sum(record.size for record in mine)
+        assert part.bytes == sum(record.size for record in mine)
     topics = {topic.topic: topic for topic in found.topics}
     assert set(topics) == {record.topic for record in records}
     for name, topic in topics.items():
@@ -147,6 +155,54 @@ def check_consumers(found: Analysis, written: WrittenStore) -> None:
     assert any(one.lag for one in found.consumers)
 
 
+def test_a_cluster_of_two_stores(
+    spark: SparkSession, duemq_store: WrittenStore, apache_533_store: WrittenStore, tmp_path: Path
+) -> None:
+    """Against the plain rules, by which each store is judged, and counting what is in both."""
+    paths = [duemq_store.path, apache_533_store.path]
+    runs = []
+    for number, path in enumerate(paths):
+        out = str(tmp_path / str(number))
+        runs.append(StoreRun(analyse_for_cluster(spark, str(path), out=out), out, f"{out}/report.html"))
+    found = join("both", [run.analysed for run in runs])
+    finish(found, runs, str(tmp_path / "both"))
+    results = [audit.audit(path) for path in paths]
+    check_totals(found.audit, audit.Audit([one for result in results for one in result.scheduled], []))
+    done = [one for result in results for one in result.scheduled if one.deliveries and one.late_ms is not None]
+    late = [one.late_ms or 0 for one in done]
+    for name, told in found.audit.lateness.percentiles_ms.items():
+        check_percentile(told, late, float(name[1:]))
+    of_topics: dict[str, list[int]] = {}
+    for one in done:
+        of_topics.setdefault(one.real_topic, []).append(one.late_ms or 0)
+    check = {row.name: (row.count, row.max_ms) for row in found.late_by_topic}
+    assert check == {topic: (len(values), max(values)) for topic, values in of_topics.items()}
+    for row in found.late_by_topic:
+        check_percentile(row.p99_ms, of_topics[row.name], 99)
+    assert sum(point.count for point in found.lateness) == len(done) == sum(cell.due for cell in found.heat)
+    waits = [one for result in results for one in result.of("pending")]
+    seconds = Counter((one.due_ms or 0) // 1000 * 1000 for one in waits)
+    assert [one.count for one in found.busiest] == sorted(seconds.values(), reverse=True)[:50]
+    assert sum(ahead.count for ahead in found.ahead) == found.forecast.messages == len(waits)
+    records = [record for path in paths for record in oracle.contents(path).records]
+    assert found.bytes == sum(record.size for record in records)
+    assert found.last_ms == max(record.store_ms for record in records)
+    topics = Counter(record.topic for record in records)
+    assert {one.topic: one.messages + one.scheduled + one.delivered + one.other for one in found.topics} == topics
+    stretches: Counter[int] = Counter()
+    for record in records:
+        stretches[record.store_ms // found.traffic_step_ms * found.traffic_step_ms] += record.size
+    assert {part.start_ms: part.bytes for part in found.traffic} == stretches
+    keys = Counter((r.topic, r.properties["KEYS"]) for r in records if "KEYS" in r.properties)
+    assert found.key_error or [key.count for key in found.keys] == [count for _, count in keys.most_common(50)]
+    for key in found.keys:
+        assert keys[key.topic, key.key] - found.key_error <= key.count <= keys[key.topic, key.key]
+    assert {one.store for one in found.consumers} == set(map(str, paths))
+    assert len(found.consumers) == sum(len(run.analysed.analysis.consumers) for run in runs)
+    output.write(found, str(tmp_path / "both"))
+    assert {path.stem for path in (tmp_path / "both" / "parquet").iterdir()} == {*TABLES, "stores"}
+
+
 def test_its_tables_and_files(spark: SparkSession, duemq_store: WrittenStore, tmp_path: Path) -> None:
     found = analyse(spark, str(duemq_store.path), out=str(tmp_path))
     tables = figures(found)
@@ -160,6 +216,35 @@ def test_its_tables_and_files(spark: SparkSession, duemq_store: WrittenStore, tm
     assert {path.stem for path in (tmp_path / "parquet").iterdir()} == set(TABLES)
     runs = output.read_history(str(tmp_path / "history.jsonl"))
     assert [run.delivered for run in runs] == [found.audit.delivered] * 2
+
+
+def test_a_night_is_compared_with_the_one_before(spark: SparkSession, writable: WrittenStore, tmp_path: Path) -> None:
+    """Two losses and a duplicate come between two nights, of which the second one tells them alone."""
+    store, folder = str(writable.path), tmp_path / "nights"
+    delivered = [one for one in audit.audit(writable.path).of("delivered") if one.real_topic.startswith("levels")]
+    faults.remove_delivery(writable.path, delivered[3])
+
+    def night() -> Comparison | None:
+        with Place(store, folder=str(folder)) as place:
+            found = analyse(spark, store, out=place.out)
+            _, comparison, left = place.finish(found, keep=1)
+        assert left == []
+        return comparison
+
+    assert night() is None
+    seeded = [faults.remove_delivery(writable.path, delivered[number]) for number in (7, 12)]
+    seeded.append(faults.double_delivery(writable.path, delivered[17]))
+    comparison = night()
+    assert comparison is not None
+    assert (comparison.new, comparison.known, comparison.gone) == ({"lost": 2, "twice": 1}, {"lost": 1}, {})
+    assert {(one.what, one.unique_key) for one in comparison.new_offenders} == {
+        (fault.verdict, fault.unique_key) for fault in seeded
+    }
+    (left,) = [path for path in folder.iterdir() if path.is_dir()]
+    rows = pq.read_table(left / "offenders.parquet").to_pylist()
+    told = {row["unique_key"]: row["is_new"] for row in rows}
+    assert sorted(told.values()) == [False, True, True, True]
+    assert not told[delivered[3].unique_key]
 
 
 def test_a_killed_store_can_be_analysed(spark: SparkSession, killed: WrittenStore) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,6 +30,8 @@ from tests.spark import audit, faults, oracle
 from tests.spark.audit import Audit as Judged
 from tests.spark.audit import Scheduled
 from tests.spark.faults import AuditFault
+from tests.spark.load import LEVELS
+from tests.spark.oracle import Record
 from tests.spark.stores import SEGMENT, WrittenStore
 from tests.unit.spark_jobs.compact_world import new_broker
 
@@ -77,7 +82,7 @@ def cases_of(path: Path) -> tuple[set[Case], set[int]]:
 def check_totals(summary: Summary, expected: Judged) -> None:
     totals = {verdict: getattr(summary, verdict) for verdict in ("delivered", "twice", "cancelled", "pending", "lost")}
     assert totals == {verdict: expected.totals[verdict] for verdict in totals}  # type: ignore[index]
-    assert summary.scheduled == sum(totals.values()) == len(expected.scheduled)
+    assert summary.scheduled - summary.destroyed == sum(totals.values()) == len(expected.scheduled)
     assert summary.levels["delivered"] + summary.timers["delivered"] == summary.delivered
     assert sum(summary.levels.values()) + sum(summary.timers.values()) == summary.scheduled
     done = [message for message in expected.scheduled if message.deliveries]
@@ -154,6 +159,22 @@ def test_faults_are_found_and_nothing_else(spark: SparkSession, writable: Writte
     rows = pq.read_table(tmp_path / "out" / "offenders.parquet").to_pylist()
     assert {row["physical_offset"]: row["status"] for row in rows} == {at: what for at, (what, _) in listed.items()}
     assert {row["deliveries"] for row in rows if row["status"] == "twice"} == {2}
+    origins = {message.last.physical_offset: message for message in wrongs}
+    for row in rows:
+        message = origins[row["physical_offset"]]
+        properties = message.last.properties
+        assert (row["topic"], row["queue_id"]) == (message.real_topic, int(properties["REAL_QID"]))
+        assert (row["unique_key"], row["keys"]) == (message.unique_key, properties.get("KEYS"))
+        assert (row["store_ms"], row["due_ms"], row["origin"]) == (message.last.store_ms, message.due_ms, None)
+        assert row["due_time"] == datetime.fromtimestamp((message.due_ms or 0) / 1000, UTC)
+        ends = [row["delivered_offset"], row["last_delivered_offset"]]
+        deliveries = sorted(record.physical_offset for record in message.deliveries)
+        assert ends == ([deliveries[0], deliveries[-1]] if deliveries else [None, None])
+        assert (row["last_delivered_ms"] is None) == (not deliveries)
+        one = next(one for one in summary.offenders if one.physical_offset == row["physical_offset"])
+        assert [one.delivered_offset, one.last_delivered_offset] == ends
+        times = sorted(record.store_ms for record in message.deliveries)
+        assert [one.delivered_ms, one.last_delivered_ms] == ([times[0], times[-1]] if times else [None, None])
 
 
 def test_what_came_from_files_that_have_expired_is_not_lost(spark: SparkSession, writable: WrittenStore) -> None:
@@ -171,13 +192,9 @@ def test_what_came_from_files_that_have_expired_is_not_lost(spark: SparkSession,
     assert summary.begin == first
     check_totals(summary, expected)
     assert summary.lost == 0
-    # Only who names an origin can tell that this one has expired; of the others it is only known that it is not there.
+    # duemq's deliveries name their origin; of RocketMQ's the time, less the delay, is before the first record there is.
     deliveries = sum(d.physical_offset >= first for m in left_behind for d in m.deliveries)
-    if writable.kind == "duemq":
-        assert (summary.expired, summary.unclaimed) == (deliveries, 0)
-    else:
-        assert (summary.expired, summary.unclaimed) == (0, deliveries)
-        assert {one.what for one in summary.offenders} <= {"unclaimed"}
+    assert (summary.expired, summary.unclaimed) == (deliveries, 0)
 
 
 def audit_of(contents: oracle.Contents, path: Path) -> list[Scheduled]:
@@ -259,6 +276,62 @@ def test_damages_are_told_and_the_rest_is_judged(spark: SparkSession, writable: 
     check_totals(summary, audit.audit(writable.path))
 
 
+def test_records_with_wrong_bytes_are_told_where_one_looks(
+    spark: SparkSession, writable: WrittenStore, tmp_path: Path
+) -> None:
+    assert job.audit(spark, str(writable.path), check_bodies=True).corrupt == 0
+    before = audit.audit(writable.path)
+    flipped = [before.of("pending")[0].last, before.of("delivered")[0].deliveries[0]]
+    for record in flipped:
+        faults.flip_byte(writable.path, record)
+    summary = job.audit(spark, str(writable.path))
+    assert (summary.corrupt, summary.corruptions, summary.is_good) == (None, [], True)
+    summary = job.audit(spark, str(writable.path), check_bodies=True)
+    told = [(offset, size) for offset, size, _ in summary.corruptions]
+    assert told == sorted((record.physical_offset, record.size) for record in flipped)
+    assert (summary.corrupt, summary.is_good, summary.damaged) == (2, False, 0)
+    check_totals(summary, before)
+
+
+def test_what_waits_and_was_destroyed_is_told(spark: SparkSession, writable: WrittenStore, tmp_path: Path) -> None:
+    """The queues list it still."""
+    before = audit.audit(writable.path)
+    waits = {message.last.physical_offset: message for message in before.of("pending")}
+    records = oracle.contents(writable.path).records
+
+    def waiting_in(pair: tuple[Record, Record]) -> int:
+        return sum(pair[0].physical_offset <= at <= pair[1].physical_offset for at in waits)
+
+    # The zeros begin in a body: of a record with zeros in its properties alone the audit reads the rest.
+    pairs = [pair for pair in faults.stretches(records, 30) if 88 <= pair[0].size // 2 < 88 + len(pair[0].body)]
+    fault = faults.zero_stretch(writable.path, *max(pairs, key=waiting_in))
+    gone = {offset: waits[offset] for offset in fault.lost if offset in waits}
+    assert gone
+    summary = job.audit(spark, str(writable.path), str(tmp_path / "out"))
+    assert summary.destroyed == len(gone) == sum(part["destroyed"] for part in (summary.levels, summary.timers))
+    assert summary.levels["destroyed"] == sum(message.level > 0 for message in gone.values())
+    # Of the rest the verdicts are as ever. A roll that is gone leaves the older record, which is pending by its own
+    # time, or lost by RocketMQ's wheel, that has the newer one: the plain rules look into the wheel.
+    after = audit.audit(writable.path).totals
+    assert all(getattr(summary, verdict) == after[verdict] for verdict in ("delivered", "twice", "cancelled"))
+    assert summary.pending + summary.lost == after["pending"] + after["lost"]
+    assert not summary.is_good
+    told = {one.physical_offset for one in summary.offenders if one.what == "destroyed"}
+    assert told == set(gone)
+    rows = pq.read_table(tmp_path / "out" / "offenders.parquet").to_pylist()
+    assert {row["physical_offset"] for row in rows if row["status"] == "destroyed"} == set(gone)
+
+
+def test_the_table_of_levels_is_told_though_the_newest_records_are_gone(writable: WrittenStore) -> None:
+    before = read_progress(StoreFiles.open(writable.path)).delays_ms
+    records = {record.physical_offset: record for record in oracle.contents(writable.path).records}
+    for topic, queue_id in oracle.queues(writable.path):
+        if topic == oracle.SCHEDULE_TOPIC:
+            for unit in oracle.consume_queue(writable.path, topic, queue_id)[1:][-20:]:
+                faults.zero_record(writable.path, records[unit.physical_offset])
+    assert read_progress(StoreFiles.open(writable.path)).delays_ms == before
+
+
 def test_an_audit_of_nothing_that_waits(spark: SparkSession, tmp_path: Path) -> None:
     broker = new_broker(tmp_path / "store")
     broker.send("orders", b"body")
@@ -267,3 +340,47 @@ def test_an_audit_of_nothing_that_waits(spark: SparkSession, tmp_path: Path) -> 
     summary = job.summarise(with_none)
     assert (summary.records, summary.scheduled, summary.lateness.count) == (1, 0, 0)
     assert summary.is_good
+
+
+# --- what brokers that start on the store find of what waits
+
+SCHEDULE = f"consumequeue/{oracle.SCHEDULE_TOPIC}"
+LOST = {
+    "queues of the levels": (SCHEDULE,),
+    "timer log and wheel": ("timerlog", "timerwheel"),
+    "delayOffset.json": ("config/delayOffset.json", "config/delayOffset.json.bak"),
+}
+
+
+def unreachable(written: WrittenStore, lost: str, pending: dict[bool, int]) -> int:
+    """How many of the messages that wait, in levels (True) or with a timer, the broker that wrote the store does not
+    find without some files: as the brokers themselves were seen to do, see tests/interop/test_repair.py."""
+    if written.kind == "duemq" or lost == "delayOffset.json":
+        return 0
+    return pending[lost == "queues of the levels"]
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_what_waits_and_will_not_be_found_is_told(spark: SparkSession, writable: WrittenStore, lost: str) -> None:
+    pending = Counter(one.level > 0 for one in audit.audit(writable.path).of("pending"))
+    for name in LOST[lost]:
+        path = writable.path / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    summary = job.audit(spark, str(writable.path), delay_levels=LEVELS)
+    assert summary.pending == pending.total()
+    expected = unreachable(writable, lost, pending)
+    assert summary.unreachable == expected
+    assert summary.is_good == (expected == 0)
+    (own,) = [start for start in summary.starts if start.wrote_it]
+    assert own.broker == writable.kind.removeprefix("apache-")
+    assert (own.finds, own.misses) == (summary.pending - expected, expected)
+    if writable.kind != "duemq" and lost == "delayOffset.json":
+        assert own.again == summary.levels["delivered"]
+        assert own.reasons[0].startswith(f"config/delayOffset.json is missing: {own.broker} starts level 1 at 0")
+    elif expected:
+        assert any(LOST[lost][0] in reason for reason in own.reasons)
+    else:
+        assert own.reasons == []

@@ -6,11 +6,12 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from datetime import UTC, datetime
 from pathlib import Path
-from unittest.mock import Mock
 
 import pyspark
 import pytest
@@ -21,6 +22,7 @@ from spark_jobs import session
 from spark_jobs.cli import main
 from tests.spark import audit, faults, oracle
 from tests.spark.stores import WrittenStore
+from tests.unit.spark_jobs.test_nights import night, run
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -57,6 +59,90 @@ def test_an_analysis_that_finds_something_lost_ends_with_1(apache_533_store: Wri
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"report.html", "parquet", "history.jsonl"}
     checked = duemq("verify", "out/audit.json", cwd=tmp_path)
     assert checked.stdout.endswith("; not signed\n")
+    # The night after, in a folder of nights, of which an older one goes.
+    nights = tmp_path / "nights"
+    run(nights, night(0, store=str(path)))
+    second = faults.remove_delivery(path, levels[1])
+    done = duemq("analyse", path, "--nights", nights, "--keep-nights", "1", "--previous", "out", *SMALL, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"^since \d{4}-.* UTC: 1 new lost, 1 known$", done.stdout, re.MULTILINE)
+    (left,) = [one for one in nights.iterdir() if one.is_dir() and not one.name.startswith(".")]
+    assert f"report: {left}/report.html" in done.stdout
+    assert f'href="{left.name}/report.html"' in (nights / "index.html").read_text(encoding="utf-8")
+    compared = json.loads((left / "comparison.json").read_text())
+    assert [one["unique_key"] for one in compared["new_offenders"]] == [second.unique_key]
+
+
+def test_good_answers_come_without_complaints(
+    duemq_store: WrittenStore, apache_497_store: WrittenStore, tmp_path: Path
+) -> None:
+    """Of Java's modules, and of workers whose rows a limit cuts off; and an unknown column is one line."""
+    (tmp_path / "a").symlink_to(duemq_store.path)
+    (tmp_path / "b").symlink_to(apache_497_store.path)
+    for query, rows in (
+        ("select store, count(*) n from messages group by store", 2),
+        ("select * from messages", 2),
+        ("select topic from consume_queue", 2),
+    ):
+        done = duemq("sql", f"{tmp_path}/[ab]", query, "--limit", "2", "--format", "csv", *SMALL, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), query
+        assert len(done.stdout.splitlines()) == 1 + rows
+    done = duemq("sql", tmp_path / "a", "select bodi from messages", *SMALL, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("duemq: there is no column bodi; messages has physical_offset, size, topic")
+
+
+def test_what_is_over_a_limit_ends_with_3_and_a_hook_is_told(duemq_store: WrittenStore, tmp_path: Path) -> None:
+    hook = ("--hook", "cat >> told")
+    limits = ("--fail-late", "p50=1h", "--fail-twice", "0", "--fail-damaged", "0", "--fail-unclaimed", "0")
+    good = duemq(
+        "analyse", duemq_store.path, "--nights", "nights", *limits, "--fail-worse", *hook, *SMALL, cwd=tmp_path
+    )
+    assert (good.returncode, good.stderr) == (0, "")
+    over = duemq("audit", duemq_store.path, *limits, "--fail-late", "p50=0ms", "--json", *hook, *SMALL, cwd=tmp_path)
+    late_ms = json.loads(over.stdout)["lateness"]["percentiles_ms"]["p50"]
+    assert over.returncode == (3 if late_ms else 0)
+    one, other = (json.loads(line) for line in (tmp_path / "told").read_text().replace("}{", "}\n{").splitlines())
+    assert (one["exit"], one["job"], one["store"]) == (0, "analyse", str(duemq_store.path))
+    assert (tmp_path / one["report"]).exists()
+    assert one["totals"]["delivered"] == audit.audit(duemq_store.path).totals["delivered"]
+    assert other["exit"] == over.returncode
+    told = f"over the limit: lateness p50 is {late_ms:,} ms, over p50=0ms\n" if late_ms else ""
+    assert over.stderr == told
+
+
+def test_several_stores_are_analysed_by_one_command(
+    duemq_store: WrittenStore, apache_497_store: WrittenStore, tmp_path: Path
+) -> None:
+    """Each has its nights, and all of them together one; what is no store keeps no other from its turn."""
+    for name, path in (("a", duemq_store.path), ("c", apache_497_store.path)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "store").symlink_to(path)
+    (tmp_path / "b" / "store").mkdir(parents=True)
+    done = duemq("analyse", "*/store", "--nights", "nights", "--hook", "cat >> told", *SMALL, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "duemq: b/store: is empty: no broker wrote here\n")
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().replace("}{", "}\n{").splitlines()]
+    ((one,),) = [told]
+    assert (one["store"], one["exit"]) == ("*/store", 2)
+    totals = [audit.audit(path).totals for path in (duemq_store.path, apache_497_store.path)]
+    for verdict in ("delivered", "pending", "cancelled"):
+        assert one["totals"][verdict] == sum(each[verdict] for each in totals)
+    assert [(each["store"], each["error"]) for each in one["stores"]] == [
+        ("a/store", None), ("b/store", "is empty: no broker wrote here"), ("c/store", None),
+    ]  # fmt: skip
+    reports = [one["report"], *(each["report"] for each in one["stores"] if each["report"])]
+    assert len(set(reports)) == 3
+    for report in reports:
+        assert (tmp_path / report).exists()
+    assert "*/store: 2 of 3 stores\n" in done.stdout
+
+
+def test_a_store_without_a_message_is_audited_and_analysed(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    done = duemq("analyse", tmp_path / "store", "--out", "out", *SMALL, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
@@ -91,9 +177,8 @@ def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
 @pytest.fixture
 def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands in this process use the session of all tests: to start one takes them seconds."""
-    kept = Mock(wraps=spark)
-    kept.stop = Mock()
-    monkeypatch.setattr(session, "make_session", lambda *_, **__: kept)
+    monkeypatch.setattr(spark, "stop", lambda: None)
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: spark)
 
 
 @pytest.mark.usefixtures("shared")
@@ -131,6 +216,29 @@ def test_sql(duemq_store: WrittenStore) -> None:
     for line in lines:
         record = at[line["physical_offset"]]
         assert (line["tag"], line["size"]) == (record.properties.get("TAGS"), len(record.body))
+
+
+@pytest.mark.usefixtures("shared")
+def test_sql_of_a_part(duemq_store: WrittenStore) -> None:
+    records = oracle.contents(duemq_store.path).records
+    topic, middle = records[0].topic, records[len(records) // 2].store_ms
+    moment = datetime.fromtimestamp(middle / 1000, UTC).isoformat(timespec="milliseconds")
+    query = "select (select count(*) from messages) as m, (select count(*) from timers) as t"
+    parts = (("--topic", topic), ("--since", moment), ("--until", moment), ())
+    found = []
+    for options in parts:
+        done = CliRunner().invoke(main, ["sql", str(duemq_store.path), query, "--format", "json", *options])
+        assert done.exit_code == 0, done.output
+        found.append(json.loads(done.stdout))
+    assert [row["m"] for row in found] == [
+        sum(record.topic == topic for record in records),
+        sum(record.store_ms >= middle for record in records),
+        sum(record.store_ms < middle for record in records),
+        len(records),
+    ]
+    assert {row["t"] for row in found} == {len(oracle.timer_units(duemq_store.path))}
+    wrong = CliRunner().invoke(main, ["sql", str(duemq_store.path), query, "--since", "yesterday"])
+    assert (wrong.exit_code, "'yesterday' is no time" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("shared")

@@ -12,7 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import audit as job
-from spark_jobs.errors import NoStore
+from spark_jobs.errors import JobError, NoStore
+from spark_jobs.files import expand
 from spark_jobs.store_files import StoreFiles
 from spark_jobs.tables import COLUMNS
 from tests.spark import faults, oracle
@@ -34,8 +35,8 @@ def served(writable: WrittenStore) -> Iterator[ObjectStore]:
         yield store
 
 
-def table(spark: SparkSession, path: str, name: str) -> DataFrame:
-    return spark.read.format("rocketmq").option("table", name).option("columns", "*").load(path)
+def table(spark: SparkSession, path: str, name: str, **options: str) -> DataFrame:
+    return spark.read.format("rocketmq").option("table", name).option("columns", "*").options(**options).load(path)
 
 
 def test_what_is_known_of_the_files_is_the_same(writable: WrittenStore, served: ObjectStore) -> None:
@@ -58,6 +59,8 @@ def test_every_table_is_the_same(spark: SparkSession, writable: WrittenStore, se
     for name in COLUMNS:
         here, there = (table(spark, path, name).toArrow() for path in (str(writable.path), served.uri("store")))
         assert there.schema == here.schema
+        assert set(there["store"].to_pylist()) <= {served.uri("store").replace("key:secret@", "").partition("?")[0]}
+        here, there = here.drop("store"), there.drop("store")
         key = [(column, "ascending") for column in ("physical_offset", "topic", "queue_id", "position")]
         key = [item for item in key if item[0] in here.column_names]
         rows = [one.take(order_of(one, key)).to_pylist() for one in (here, there)]
@@ -71,11 +74,21 @@ def order_of(table: object, key: list[tuple[str, str]]) -> object:
     return pc.sort_indices(table, key)
 
 
-def test_filters_save_reading(spark: SparkSession, writable: WrittenStore, served: ObjectStore) -> None:
+def test_wildcards_in_a_uri(writable: WrittenStore, served: ObjectStore) -> None:
+    (writable.path.parent / "stone").mkdir()
+    (writable.path.parent / "stone" / "file").write_text("x")
+    assert expand(served.uri("st*")) == [served.uri("stone"), served.uri("store")]
+    assert expand(served.uri("s*re/commit[kl]og")) == [served.uri("store/commitlog")]
+    assert expand(served.uri("s*/commitlog")) == [served.uri("store/commitlog")]
+    with pytest.raises(JobError, match=r"^s3://stores/x\*: there is no such directory$"):
+        expand(served.uri("x*"))
+
+
+def test_options_save_reading(spark: SparkSession, writable: WrittenStore, served: ObjectStore) -> None:
     uri = served.uri("store")
-    assert table(spark, uri, "messages").where("physical_offset >= 0").count() > 0
+    assert table(spark, uri, "messages").count() > 0
     everything, served.read = served.read, 0
-    found = table(spark, uri, "messages").where(f"physical_offset < {SEGMENT}").count()
+    found = table(spark, uri, "messages", endingOffset=str(SEGMENT)).count()
     assert found == sum(record.physical_offset < SEGMENT for record in oracle.contents(writable.path).records)
     assert served.read < everything - SEGMENT
 

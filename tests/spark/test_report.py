@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.analysis import Ahead
-from spark_jobs.report import render
+from spark_jobs.analysis import Ahead, HeatCell
+from spark_jobs.report import render, render_index
 from tests.spark.browser import Page, chromium
 from tests.unit.spark_jobs import report_analyses as given_by
+from tests.unit.spark_jobs.report_analyses import many_nights
 
-PHONE, WIDE = 360, 1400
+PHONE, LAPTOP, WIDE = 360, 1280, 1400
 REPORTS = {
     "empty": (given_by.analysis(), []),
     "small": (given_by.small(), given_by.history(1)),
     "week": (given_by.week(), given_by.history()),
     "hostile": (given_by.hostile(), given_by.history(2)),
+    "offenders": (given_by.offenders(), given_by.history(3)),
+    "cluster": (given_by.cluster(), given_by.history(3)),
 }
 COLOURS = """(figure) => {
   const canvas = figure.querySelector("canvas"), at = new Set();
@@ -99,6 +102,108 @@ def test_one_message_alone_is_seen(browser: Page, tmp_path: Path, width: int) ->
     assert "ahead" not in browser.evaluate(MISSING)
 
 
+@pytest.mark.parametrize("width", [PHONE, 390, LAPTOP])
+def test_what_is_too_wide_scrolls_in_its_own_box(browser: Page, report: Path, width: int) -> None:
+    browser.open(report, width=width)
+    browser.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    outside = browser.evaluate("""[...document.querySelectorAll("main *")].filter((one) =>
+      !one.closest("table, .uplot, .skip") && one.getBoundingClientRect().right > innerWidth + 0.5)
+      .map((one) => one.outerHTML.slice(0, 80))""")
+    assert outside == []
+    boxes = browser.evaluate("""[...document.querySelectorAll("table:not(.u-legend)")].map((table) => {
+      const box = table.closest(".scroll");
+      if (!box) return "no box";
+      box.scrollLeft = 1e6;
+      const reached = box.scrollLeft + box.clientWidth >= table.scrollWidth - 1;
+      return reached ? "" : box.getAttribute("aria-label");
+    })""")
+    assert [box for box in boxes if box] == []
+    assert boxes
+
+
+def test_offenders_with_usual_names_need_no_scrolling_on_a_laptop(browser: Page, week: Path) -> None:
+    browser.open(week, width=LAPTOP)
+    widths = browser.evaluate("""(() => {
+      const box = document.querySelector('[aria-label="Offending messages"]');
+      return [box.scrollWidth, box.clientWidth];
+    })()""")
+    assert widths[0] == widths[1]
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False])
+def test_an_id_is_copied(browser: Page, week: Path, has_clipboard: bool) -> None:
+    """Also where a page may not use the clipboard, as on some browsers one from a disk."""
+    browser.open(week)
+    browser.evaluate(f"""(() => {{
+      window.copied = [];
+      navigator.clipboard.writeText = async (text) => {{
+        if (!{str(has_clipboard).lower()}) throw new Error("not allowed");
+        window.copied.push(text);
+      }};
+      document.addEventListener("copy", () => window.copied.push(document.activeElement.value));
+    }})()""")
+    key = REPORTS["week"][0].audit.offenders[0].unique_key
+    x, y = browser.evaluate(f"""(() => {{
+      const button = document.querySelector('button.id[data-copy="{key}"]');
+      button.scrollIntoView({{ block: "center", behavior: "instant" }});
+      const box = button.getBoundingClientRect();
+      return [box.x + box.width / 2, box.y + box.height / 2];
+    }})()""")
+    for kind in ("mousePressed", "mouseReleased"):
+        browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+    said = browser.evaluate("""new Promise((done) => {
+      const line = document.getElementById("said"), tell = () => done(line.textContent);
+      if (line.textContent) tell();
+      else new MutationObserver(tell).observe(line, { childList: true });
+    })""")
+    assert said == "copied"
+    assert browser.evaluate("window.copied") == [key]
+    assert browser.evaluate("document.activeElement.dataset.copy") == key
+
+
+LEGENDS = """[...document.querySelectorAll(".u-legend th, .u-legend .u-value")].filter((one) => one.checkVisibility(
+  { visibilityProperty: true })).map((one) => one.textContent.trim())"""
+
+
+def test_a_legend_has_values_only_where_somebody_points(browser: Page, week: Path) -> None:
+    browser.open(week)
+    texts = browser.evaluate(LEGENDS)
+    assert {"p50", "p99", "orders"} <= set(texts)
+    assert [text for text in texts if text in ("UTC", "\u2013", "")] == []
+    browser.evaluate('document.querySelector("[data-plot=lateness] .canvas").focus()')
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Home")
+    browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert {"UTC", "2025-11-17 00:00:00"} <= set(browser.evaluate(LEGENDS))
+
+
+@pytest.mark.parametrize("width", [PHONE, WIDE])
+def test_one_message_beside_a_quarter_of_a_million_is_seen(browser: Page, tmp_path: Path, width: int) -> None:
+    """At other times, and below the peak itself."""
+    step, start = 15 * given_by.MINUTE, given_by.MONDAY
+    analysis = given_by.small()
+    analysis.ahead_step_ms = step
+    analysis.ahead = [Ahead(start + 40 * step, "orders", 250_000), Ahead(start + 40 * step, "below", 1)]
+    analysis.ahead += [Ahead(start, "beside", 1), Ahead(start + 80 * step, "beside", 1)]
+    path = tmp_path / "report.html"
+    path.write_text(render(analysis, []), encoding="utf-8")
+    browser.open(path, width=width)
+    assert "ahead" not in browser.evaluate(MISSING)
+
+
+def test_a_heat_map_has_the_hours_that_have_something(browser: Page, tmp_path: Path) -> None:
+    cells = [HeatCell(at // 60 % 24, at % 60, 3, 40) for at in range(23 * 60 + 30, 24 * 60 + 20)]
+    path = tmp_path / "report.html"
+    path.write_text(render(given_by.small(heat=cells), []), encoding="utf-8")
+    browser.open(path)
+    check_drawn(browser)
+    assert browser.evaluate('document.querySelectorAll("[data-heat=due] .grid i").length') == 120
+    assert browser.evaluate('document.querySelectorAll("[data-heat=due] .grid i[class]").length') == 50
+    labels = browser.evaluate('[...document.querySelectorAll("[data-heat=due] .grid b")].map((one) => one.textContent)')
+    assert labels[:2] == ["23", "00"]
+
+
 def test_colours_follow_the_scheme(browser: Page, week: Path) -> None:
     browser.open(week)
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -115,10 +220,13 @@ def test_colours_follow_the_scheme(browser: Page, week: Path) -> None:
     check_drawn(browser)
 
 
+@pytest.mark.parametrize("name", ["week", "cluster"])
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_can_be_read(browser: Page, week: Path, dark: bool) -> None:
+def test_text_can_be_read(browser: Page, tmp_path: Path, dark: bool, name: str) -> None:
     """WCAG's contrast of 4.5 to 1 for all text."""
-    browser.open(week, dark=dark)
+    path = tmp_path / "report.html"
+    path.write_text(render(*REPORTS[name]), encoding="utf-8")
+    browser.open(path, dark=dark)
     assert browser.evaluate(CONTRAST) == []
 
 
@@ -179,6 +287,40 @@ def test_the_table_behind_a_plot_has_its_numbers(browser: Page, week: Path) -> N
     assert len(rows) == len(points) + 1
     assert rows[1][0] == "2025-11-17 00:00:00"
     assert [cell.replace("\u00a0", " ") for cell in rows[1][1:2]] == [f"{points[0].p50_ms} ms"]
+
+
+def test_paper_is_wide_enough(browser: Page, report: Path) -> None:
+    """Else the browser makes all of it smaller."""
+    browser.open(report, width=690)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+        too_wide = browser.evaluate("""[...document.querySelectorAll("main *")].filter((one) =>
+          one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".uplot, .skip"))
+          .map((one) => one.outerHTML.slice(0, 80))""")
+        assert too_wide == []
+        assert browser.evaluate("document.documentElement.scrollWidth") == 690
+        ids = browser.evaluate("""[...document.querySelectorAll("button.id")].map((one) =>
+          getComputedStyle(one, "::after").content.length >= one.title.length)""")
+        assert all(ids)
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+
+
+@pytest.mark.parametrize("width", [390, LAPTOP])
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_of_all_nights(browser: Page, tmp_path: Path, dark: bool, width: int) -> None:
+    path = tmp_path / "index.html"
+    path.write_text(render_index(many_nights()), encoding="utf-8")
+    browser.open(path, dark=dark, width=width)
+    assert browser.errors == []
+    assert browser.requests == [path.resolve().as_uri()]
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert browser.evaluate(CONTRAST) == []
+    box = browser.evaluate(
+        "(({ scrollWidth, clientWidth }) => [scrollWidth, clientWidth])(document.querySelector('.scroll'))"
+    )
+    assert (box[0] > box[1]) == (width == 390)
 
 
 def test_it_prints(browser: Page, week: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs import audit as job
@@ -19,6 +23,7 @@ from tests.peers.clients import java_client, unique
 from tests.peers.messages import Outgoing
 from tests.spark import audit, oracle
 from tests.spark.stores import PROPERTIES, Kind, Stores, WrittenStore
+from tests.spark.test_queries import OLDEST, ROOT
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,9 +123,82 @@ def test_a_stream_begins_where_it_is_told_and_in_batches(spark: SparkSession, gr
     given = Stream(spark, growing.root, tmp_path / "given", startingOffset=str(middle), columns="physical_offset")
     assert given.run() == [offset for offset in everything(growing) if offset >= middle]
     # Files of 64 KiB: a batch ends with one of them at the latest.
-    small = Stream(spark, growing.root, tmp_path / "small", maxBytesPerBatch="100000", columns="physical_offset")
+    small = Stream(spark, growing.root, tmp_path / "small", maxBytesPerTrigger="100000", columns="physical_offset")
     assert small.run() == everything(growing)
     assert small.batches() >= 3
+
+
+def test_a_stream_and_a_table_begin_at_queue_offsets(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
+    """With the options of Spark's source for Kafka; a restart goes by its checkpoint."""
+    asked = json.dumps({"orders": {"0": 23, "1": -2, "2": -2, "3": 70}})
+    records = oracle.contents(growing.root).records
+    starts = {0: 23, 1: 0, 2: 0, 3: 70}
+    expected = [record.physical_offset for record in records if record.queue_offset >= starts[record.queue_id]]
+    options = {"topics": "orders", "startingOffsets": asked, "columns": "physical_offset"}
+    frame = spark.read.format("rocketmq").options(**options).load(str(growing.root))
+    assert sorted(row.physical_offset for row in frame.collect()) == expected
+    stream = Stream(spark, growing.root, tmp_path, maxOffsetsPerTrigger="50", **options)
+    assert stream.run() == expected
+    assert stream.batches() == -(-len(expected) // 50)
+    more = growing.grow(20)
+    stream.options["startingOffsets"] = "latest"
+    assert stream.run() == [*expected, *more]
+    stream.options["startingOffsets"] = '{"orders": {"0": 23}}'
+    with pytest.raises(PySparkException, match="says nothing of queues 1, 2, 3 of orders"):
+        Stream(spark, growing.root, tmp_path / "new", **stream.options).run()
+
+
+def test_what_is_there_now_is_read_in_batches_and_then_it_ends(
+    spark: SparkSession, growing: Growing, tmp_path: Path
+) -> None:
+    """As nightly jobs do it: Trigger.AvailableNow. What comes meanwhile is for the next night."""
+    before, seen, sizes = everything(growing), list[int](), list[int]()
+
+    def take(batch: DataFrame, _: int) -> None:
+        found = [row.physical_offset for row in batch.select("physical_offset").collect()]
+        seen.extend(found)
+        sizes.append(len(found))
+        growing.grow(5)
+
+    def night() -> None:
+        reader = spark.readStream.format("rocketmq").option("columns", "physical_offset")
+        frame = reader.option("maxBytesPerTrigger", "100000").load(str(growing.root))
+        writer = frame.writeStream.foreachBatch(take).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "state")).start()
+        assert query.awaitTermination(120), "it ends by itself"
+
+    night()
+    assert sorted(seen) == before
+    assert len(sizes) >= 3
+    more = everything(growing)
+    night()
+    assert sorted(seen) == more
+
+
+def test_a_stream_with_the_oldest_spark(growing: Growing, tmp_path: Path) -> None:
+    """Which gives no start of a batch."""
+    code = (
+        "import sys; from pathlib import Path; from spark_jobs.session import make_session\n"
+        "from tests.spark.test_stream import Stream\n"
+        "options = {'maxBytesPerTrigger': '100000', 'columns': 'physical_offset'}\n"
+        "stream = Stream(make_session('old'), Path(sys.argv[1]), Path(sys.argv[2]), **options)\n"
+        "first, batches = stream.run(), stream.batches()\n"
+        "print(first, batches, stream.run() == first)"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(OLDEST), str(ROOT)]),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    environment.pop("SPARK_HOME", None)
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(growing.root), str(tmp_path / "old")],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    found, batches, is_same = run.stdout.strip().rpartition("] ")[0] + "]", *run.stdout.split()[-2:]
+    assert json.loads(found) == everything(growing)
+    assert (int(batches) >= 3, is_same) == (True, "True")
 
 
 def test_what_has_expired_is_an_error_unless_that_is_allowed(
@@ -142,8 +220,28 @@ def test_what_has_expired_is_an_error_unless_that_is_allowed(
 def test_only_messages_and_schedules_are_streams(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
     with pytest.raises(PySparkException, match="the table pending is no stream; messages and schedules are"):
         Stream(spark, growing.root, tmp_path, table="pending").run()
-    with pytest.raises(PySparkException, match="startingOffset=now is neither earliest, latest nor"):
+    with pytest.raises(PySparkException, match="startingOffset=now is not earliest and not latest and no number"):
         Stream(spark, growing.root, tmp_path, startingOffset="now").run()
+
+
+def test_a_stream_of_several_stores(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
+    other = Growing(tmp_path / "store-2")
+    other.grow(40)
+    growing.root.rename(tmp_path / "store-1")
+    growing.root = tmp_path / "store-1"
+    asked = {
+        str(growing.root): {"orders": dict.fromkeys("0123", 70)},
+        str(other.root): {"orders": dict.fromkeys("0123", -2)},
+    }
+    options = {"startingOffsets": json.dumps(asked), "columns": "physical_offset,store"}
+    stream = Stream(spark, tmp_path / "store-*", tmp_path, maxOffsetsPerTrigger="16", **options)
+    expected = [record.physical_offset for record in oracle.contents(growing.root).records if record.queue_offset >= 70]
+    assert stream.run() == sorted(expected + everything(other))
+    assert stream.batches() == 5
+    more = growing.grow(10) + other.grow(10)
+    third = Growing(tmp_path / "store-3")
+    third.grow(8)
+    assert stream.run() == sorted(expected + everything(other)[:40] + more + everything(third))
 
 
 def test_schedules_as_a_stream(spark: SparkSession, duemq_store: WrittenStore, tmp_path: Path) -> None:

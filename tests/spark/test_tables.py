@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_jobs import source
 from spark_jobs.errors import JobError
-from spark_jobs.source import RangePart, RocketmqSource, StoreReader
-from spark_jobs.tables import COLUMNS, NOT_BY_DEFAULT
+from spark_jobs.source import RangePart, RocketmqSource, StorePart, StoreReader
+from spark_jobs.tables import COLUMNS, NOT_BY_DEFAULT, STORE
 from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import SEGMENT, WrittenStore
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(300)
 
 Row = dict[str, Any]
 RANGE = str(4 << 20)
-MESSAGES = [name for name in COLUMNS["messages"] if not name.endswith("_time")]
-SCHEDULES = [name for name in COLUMNS["schedules"] if not name.endswith("_time")]
+MESSAGES = [name for name in COLUMNS["messages"] if not name.endswith("_time") and name != STORE]
+SCHEDULES = [name for name in COLUMNS["schedules"] if not name.endswith("_time") and name != STORE]
 
 
 def table(spark: SparkSession, path: Path | str, name: str = "messages", **options: str) -> DataFrame:
@@ -186,47 +186,52 @@ def test_offsets(spark: SparkSession, written: WrittenStore) -> None:
     assert levels == oracle.delay_offsets(written.path)
 
 
-# --- filters
+# --- options that choose records
 
 
-def conditions(written: WrittenStore) -> list[str]:
-    contents = oracle.contents(written.path)
+def test_a_reader_takes_no_note_of_filters() -> None:
+    """Spark 4 keeps one reader for all queries of a DataFrame."""
+    assert StoreReader.pushFilters is DataSourceReader.pushFilters
+
+
+def test_options_choose_records(spark: SparkSession, duemq_store: WrittenStore) -> None:
+    path = duemq_store.path
+    contents = oracle.contents(path)
     middle = contents.records[len(contents.records) // 2]
     topics = sorted({record.topic for record in contents.records})
-    quoted = topics[3].replace("'", "\\'")
-    return [
-        f"topic = '{quoted}'",
-        f"topic in ('{SCHEDULE_TOPIC}', '{quoted}', 'no such topic')",
-        "topic = 'no such topic'",
-        f"topic like '{topics[0][:4]}%'",
-        f"store_ms >= {middle.store_ms}",
-        f"store_ms between {middle.store_ms - 500} and {middle.store_ms + 500}",
-        f"store_time > timestamp_millis({middle.store_ms})",
-        f"store_time = timestamp_millis({middle.store_ms})",
-        f"physical_offset < {SEGMENT}",
-        f"physical_offset = {middle.physical_offset}",
-        f"physical_offset > {middle.physical_offset} and queue_id <= 0 and reconsume_times = 0",
-        "role = 'delivery'",
-        "role in ('level', 'timer') and delay_level > 1",
-        "queue_offset >= 10 and queue_offset < 20",
-        f"topic = '{quoted}' or physical_offset < 5000",
-        f"born_ms > {middle.born_ms} and keys is not null",
-        "unique_key is null",
+
+    def found(**options: str) -> list[int]:
+        return offsets(table(spark, path, columns="physical_offset", **options))
+
+    assert found(topics=topics[3]) == [r.physical_offset for r in contents.records if r.topic == topics[3]]
+    assert found(topics=f" {topics[0]}, {topics[1]},no such topic") == [
+        r.physical_offset for r in contents.records if r.topic in topics[:2]
     ]
+    assert found(topics="no such topic") == []
+    assert found(startingTimestamp=str(middle.store_ms)) == [
+        r.physical_offset for r in contents.records if r.store_ms >= middle.store_ms
+    ]
+    assert found(endingTimestamp=str(middle.store_ms), startingTimestamp=str(middle.store_ms - 500)) == [
+        r.physical_offset for r in contents.records if middle.store_ms - 500 <= r.store_ms < middle.store_ms
+    ]
+    at = middle.physical_offset
+    assert found(endingOffset=str(at)) == [r.physical_offset for r in contents.records if r.physical_offset < at]
+    assert found(startingOffset=str(at)) == [r.physical_offset for r in contents.records if r.physical_offset >= at]
+    assert found(startingOffset="earliest", endingOffset="latest") == [r.physical_offset for r in contents.records]
 
 
-def test_filters_leave_what_they_leave_without_being_pushed_down(
-    spark: SparkSession, duemq_store: WrittenStore
-) -> None:
-    wanted = "physical_offset,topic,queue_id,queue_offset,store_ms,store_time,born_ms,role,delay_level,reconsume_times"
-    columns = f"{wanted},unique_key,keys"
-    asked = conditions(duemq_store)
-    plain = spark.createDataFrame(table(spark, duemq_store.path, columns=columns).toArrow())
-    told = [f"({condition}) as c{number}" for number, condition in enumerate(asked)]
-    everything = rows(plain.selectExpr("physical_offset", *told))
-    for number, condition in enumerate(asked):
-        found = offsets(table(spark, duemq_store.path, columns=columns).where(condition))
-        assert found == sorted(row["physical_offset"] for row in everything if row[f"c{number}"]), condition
+def test_options_choose_what_waits_by_its_real_topic(spark: SparkSession, duemq_store: WrittenStore) -> None:
+    contents = oracle.contents(duemq_store.path)
+    waiting = [r for r in contents.records if r.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)]
+    waiting = [r for r in waiting if "TIMER_DEL_UNIQKEY" not in r.properties]
+    for topic in sorted({record.properties["REAL_TOPIC"] for record in waiting}):
+        of_it = [r.physical_offset for r in waiting if r.properties["REAL_TOPIC"] == topic]
+        assert offsets(table(spark, duemq_store.path, "schedules", topics=topic)) == of_it
+        pending = {m.last.physical_offset for m in audit.audit(duemq_store.path).of("pending")}
+        assert offsets(table(spark, duemq_store.path, "pending", topics=topic)) == sorted(pending & set(of_it))
+    topic, queue_id = next(iter(oracle.queues(duemq_store.path)))
+    of_queue = {row["topic"] for row in rows(table(spark, duemq_store.path, "consume_queue", topics=topic))}
+    assert of_queue == {topic}, queue_id
 
 
 def reader_of(path: Path, **options: str) -> StoreReader:
@@ -236,41 +241,41 @@ def reader_of(path: Path, **options: str) -> StoreReader:
     return reader
 
 
-def ranges_of(path: Path, *filters: Filter, **options: str) -> list[tuple[int, int]]:
-    reader = reader_of(path, **options)
-    assert list(reader.pushFilters(list(filters))) == list(filters), "Spark has to apply all of them again"
-    return [(part.part.start, part.part.end) for part in reader.partitions() if isinstance(part, RangePart)]
+def ranges_of(path: Path, **options: str) -> list[tuple[int, int]]:
+    parts = reader_of(path, **options).partitions()
+    inner = [part.part for part in parts if isinstance(part, StorePart)]
+    return [(part.part.start, part.part.end) for part in inner if isinstance(part, RangePart)]
 
 
-def test_filters_leave_out_ranges(written: WrittenStore) -> None:
+def test_options_leave_out_ranges(written: WrittenStore) -> None:
     """Each file of the commitlog is a range here."""
     contents = oracle.contents(written.path)
     path, everything = written.path, ranges_of(written.path)
     assert [start for start, _ in everything] == list(range(0, contents.end, SEGMENT))
-    assert ranges_of(path, LessThan(("physical_offset",), SEGMENT)) == everything[:1]
-    assert ranges_of(path, GreaterThanOrEqual(("physical_offset",), SEGMENT)) == everything[1:]
-    assert ranges_of(path, GreaterThan(("physical_offset",), everything[-1][1])) == []
+    assert ranges_of(path, endingOffset=str(SEGMENT)) == everything[:1]
+    assert ranges_of(path, startingOffset=str(SEGMENT)) == everything[1:]
+    assert ranges_of(path, startingOffset=str(everything[-1][1])) == []
     # All of the store was written within the time by which a clock may have been set back.
-    first_of_last = next(r for r in contents.records if r.physical_offset >= everything[-1][0])
-    late = GreaterThan(("store_ms",), first_of_last.store_ms)
-    assert ranges_of(path, late) == everything
-    assert ranges_of(path, late, timeSlackMs="0") == everything[-1:]
-    assert ranges_of(path, LessThan(("store_ms",), contents.records[0].store_ms), timeSlackMs="0") == []
-    assert ranges_of(path, LessThan(("store_ms",), contents.records[0].store_ms + 1), timeSlackMs="0") == everything[:1]
+    first, first_of_last = (
+        next(r.store_ms for r in contents.records if r.physical_offset >= everything[at][0]) for at in (0, -1)
+    )
+    late = {"startingTimestamp": str(first_of_last + 1)}
+    assert ranges_of(path, **late) == everything
+    assert ranges_of(path, **late, timeSlackMs="0") == everything[-1:]
+    assert ranges_of(path, endingTimestamp=str(first), timeSlackMs="0") == []
+    assert ranges_of(path, endingTimestamp=str(first + 1), timeSlackMs="0") == everything[:1]
     for topic in sorted({record.topic for record in contents.records}):
         starts = sorted({r.physical_offset // SEGMENT * SEGMENT for r in contents.records if r.topic == topic})
-        assert [start for start, _ in ranges_of(path, EqualTo(("topic",), topic))] == starts, topic
+        assert [start for start, _ in ranges_of(path, topics=topic)] == starts, topic
     # Of a topic that has no consume queue nothing is known.
-    assert ranges_of(path, In(("topic",), ("no such topic",))) == everything
-    # Another column's filter, or one that is not understood, leaves out nothing.
-    assert ranges_of(path, EqualTo(("tags",), "red"), EqualTo(("properties", "x"), "y")) == everything
+    assert ranges_of(path, topics="no such topic") == everything
 
 
 def test_topics_leave_out_no_range_where_consume_queues_may_lack_units(killed: WrittenStore) -> None:
     contents = oracle.contents(killed.path)
     for topic in sorted({record.topic for record in contents.records}):
         starts = {r.physical_offset // SEGMENT * SEGMENT for r in contents.records if r.topic == topic}
-        assert starts <= {start for start, _ in ranges_of(killed.path, EqualTo(("topic",), topic))}, topic
+        assert starts <= {start for start, _ in ranges_of(killed.path, topics=topic)}, topic
 
 
 # --- columns and options
@@ -289,6 +294,33 @@ def test_columns_are_chosen(spark: SparkSession, duemq_store: WrittenStore) -> N
     assert table(spark, path).count() == len(bodies)
 
 
+def test_several_stores_are_one_table(
+    spark: SparkSession, duemq_store: WrittenStore, apache_497_store: WrittenStore, tmp_path: Path
+) -> None:
+    """By a pattern and by a list; which store a row is of, a column tells."""
+    (tmp_path / "broker-a").symlink_to(duemq_store.path)
+    (tmp_path / "broker-b").symlink_to(apache_497_store.path)
+    stores = {f"{tmp_path}/{name}": oracle.contents(tmp_path / name).records for name in ("broker-a", "broker-b")}
+    expected = sorted((path, record.physical_offset) for path, records in stores.items() for record in records)
+    reader = spark.read.format("rocketmq").option("columns", "physical_offset,store")
+    for frame in (reader.load(f"{tmp_path}/broker-*"), reader.load(list(stores)), reader.load([*stores, *stores])):
+        assert sorted((row["store"], row["physical_offset"]) for row in rows(frame)) == expected
+    for name in COLUMNS:
+        both = table(spark, f"{tmp_path}/broker-*", name)
+        counted = {row["store"]: row["count"] for row in rows(both.groupBy("store").count())}
+        alone = {path: table(spark, path, name).count() for path in stores}
+        assert counted == {path: count for path, count in alone.items() if count}, name
+        only_store = table(spark, f"{tmp_path}/broker-*", name, columns="store")
+        assert sum(alone.values()) == only_store.count() == len(rows(only_store)), name
+
+
+def test_a_list_with_what_is_no_store_is_refused(spark: SparkSession, duemq_store: WrittenStore) -> None:
+    with pytest.raises(PySparkException, match="nowhere: there is no such directory"):
+        spark.read.format("rocketmq").load([str(duemq_store.path), "nowhere"]).count()
+    with pytest.raises(PySparkException, match=r"nowhere\*: there is no such directory"):
+        spark.read.format("rocketmq").load("nowhere*").count()
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -298,6 +330,12 @@ def test_columns_are_chosen(spark: SparkSession, duemq_store: WrittenStore) -> N
         ({"rangeBytes": "4096"}, "a range of 4096 bytes is too small; at least 4194304"),
         ({"checkCrc": "yes"}, "the option checkCrc=yes is neither true nor false"),
         ({"table": "pending", "delayLevels": "1s 2x"}, "the option delayLevels: "),
+        ({"colums": "topic"}, "there is no option colums; there are path, table, columns"),
+        ({"topics": ", "}, "the option topics names nothing"),
+        ({"startingTimestamp": "yesterday"}, "the option startingTimestamp=yesterday is no number"),
+        ({"endingOffset": "last"}, "the option endingOffset=last is not latest and no number"),
+        ({"startingOffset": "latest"}, "the option startingOffset=latest is for streams"),
+        ({"table": "timers", "topics": "orders"}, "the table timers has no option topics; messages, schedules"),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
 )

@@ -6,7 +6,7 @@
   const root = document.documentElement;
   const { plots, heat } = JSON.parse(document.getElementById("data").textContent);
   const NBSP = "\u00a0", MINUS = "\u2212", DASH = "\u2013";
-  const HEIGHT = 230, PRINT_WIDTH = 680;
+  const HEIGHT = 230, PRINT_WIDTH = 680, LEAST = 3;
   const SECOND = 1000, MINUTE = 60 * SECOND, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
   const LOG_STEPS = [1, 10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, HOUR, 10 * HOUR, ...[4, 40, 365, 3650, 36500, 365000, 3650000, 36500000].map((n) => n * DAY)];
   const EVERY = (base, times) => Array.from({ length: 16 }, (_, i) => times.map((n) => n * base ** i)).flat();
@@ -139,27 +139,54 @@
     return y.flatMap((value, i) => value != null && y[i - 1] == null && y[i + 1] == null ? [i] : []);
   }
 
-  function seriesOf(plot, raw, unit, width) {
-    // Bars have a line around them where that leaves something of them.
-    const end = plot.focus || plot.x[plot.x.length - 1] + plot.step;
-    const outline = plot.step * width > 8 * (end - plot.x[0]) ? 1 : 0;
+  const tintOf = (plot, k) => color("--s" + (plot.series[k].name === "others" && plot.style === "area" ? 9 : k % 9 + 1));
+
+  function seriesOf(plot, raw, unit) {
     const isArea = plot.style === "area";
     return plot.series.map((series, k) => {
-      const tint = color("--s" + (series.name === "others" && isArea ? 9 : k % 9 + 1));
+      const tint = tintOf(plot, k);
       const options = {
         label: series.name,
-        stroke: isArea ? color("--card") : tint,
-        width: isArea ? outline : 1.75,
+        stroke: tint,
+        width: 1.75,
         value: (_u, _v, _s, i) => i === null || raw[k][i] == null ? DASH : unit.full(raw[k][i]),
         points: { size: 5, filter: alone, stroke: tint, fill: tint },
         spanGaps: false,
       };
-      if (isArea) Object.assign(options, { fill: tint, paths: uPlot.paths.bars({ size: [1, Infinity, 1], align: 1 }), points: { show: false } });
+      if (isArea) Object.assign(options, { width: 0, paths: () => null, points: { show: false } });
       if (plot.style === "bar")
         Object.assign(options, { fill: tint, width: 0, paths: uPlot.paths.bars({ size: [0.7, 24, 2] }), points: { show: false } });
       if (!isArea && plot.series.length === 1 && plot.style === "line") options.fill = tint + "22";
       return options;
     });
+  }
+
+  /* Bars on top of each other, by hand: each topic that has something in a step is LEAST px high at least, so that one
+     message is seen beside a million. What this adds is taken from the highest of the bar. */
+  function paintBars(u, raw, tints, step) {
+    const ratio = devicePixelRatio, ctx = u.ctx, { left, top, width, height } = u.bbox;
+    const y0 = u.valToPos(0, "y", true), perOne = (y0 - u.valToPos(1, "y", true));
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(left, top, width, height);
+    ctx.clip();
+    for (let i = 0; i < u.data[0].length - 1; i++) {
+      const from = Math.round(u.valToPos(u.data[0][i], "x", true)), to = Math.round(u.valToPos(u.data[0][i] + step, "x", true));
+      if (to < left || from > left + width) continue;
+      const heights = raw.map((column) => column[i] ? Math.max(column[i] * perOne, LEAST * ratio) : 0);
+      const exact = raw.reduce((sum, column) => sum + column[i] * perOne, 0);
+      const most = heights.indexOf(Math.max(...heights)), sum = heights.reduce((a, b) => a + b, 0);
+      heights[most] = Math.max(heights[most] - Math.max(sum - exact, 0), Math.min(heights[most], LEAST * ratio));
+      const wide = Math.max(to - from - (to - from > 5 * ratio ? Math.round(ratio) : 0), 2 * ratio);
+      let base = y0;
+      for (let k = raw.length - 1; k >= 0; k--) {
+        if (!heights[k]) continue;
+        ctx.fillStyle = tints[k];
+        ctx.fillRect(from, Math.round(base - heights[k]), wide, Math.max(Math.round(base) - Math.round(base - heights[k]), 1));
+        base -= heights[k];
+      }
+    }
+    ctx.restore();
   }
 
   function make(name, host, width) {
@@ -172,7 +199,11 @@
     const options = {
       width, height: HEIGHT, ms: 1, padding: [null, 26, null, null],
       tzDate: (ms) => uPlot.tzDate(new Date(ms), "Etc/UTC"),
-      legend: { live: true, markers: { width: 0, fill: (_u, i) => i ? color("--s" + (plot.series[i - 1].name === "others" && plot.style === "area" ? 9 : (i - 1) % 9 + 1)) : null } },
+      legend: { live: true, markers: { width: 0, fill: (_u, i) => i ? tintOf(plot, i - 1) : null } },
+      hooks: {
+        setLegend: [(u) => u.root.classList.toggle("idle", u.cursor.idx == null)],
+        ...(plot.style === "area" && { draw: [(u) => paintBars(u, raw, plot.series.map((_s, k) => tintOf(plot, k)), plot.step)] }),
+      },
       cursor: { points: { show: plot.style === "line" }, drag: { x: true, y: false }, y: false },
       scales: {
         x: { time: true, range: (_u, low, high) => plot.x.length === 1 ? [x[0] - plot.step, x[x.length - 1] + plot.step] : [low - pad, high + pad] },
@@ -182,7 +213,7 @@
         { ...axis, values: xLabels, space: 68 },
         { ...axis, size: 74, space: 34, values: (_u, splits) => splits.map(unit.short), ...(unit.steps && { incrs: unit.steps }), ...(plot.log && { splits: logSplits, filter: (_u, splits) => splits }) },
       ],
-      series: [{ label: "UTC", value: (_u, ms) => ms == null ? DASH : iso(ms).slice(0, plot.step < SECOND ? 23 : 19) }, ...seriesOf(plot, raw, unit, width)],
+      series: [{ label: "UTC", value: (_u, ms) => ms == null ? DASH : iso(ms).slice(0, plot.step < SECOND ? 23 : 19) }, ...seriesOf(plot, raw, unit)],
     };
     const made = new uPlot(options, [x, ...columns], host);
     if (plot.focus) made.setScale("x", { min: x[0], max: plot.focus });
@@ -238,7 +269,11 @@
 
   /* Upper bounds of the classes: times that mean something, or powers that share what there is. */
   function classes(values, isTime) {
-    if (isTime) return [10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, Infinity];
+    if (isTime) {
+      const bounds = [10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, Infinity];
+      const latest = values.reduce((a, b) => Math.max(a, b), 0);
+      return bounds.slice(0, Math.max(2, bounds.findIndex((bound) => latest <= bound) + 1));
+    }
     const most = values.reduce((a, b) => Math.max(a, b), 1), least = values.reduce((a, b) => Math.min(a, b), most);
     if (most <= 7) return Array.from({ length: most }, (_, i) => i + 1);
     const bounds = Array.from({ length: 7 }, (_, i) => Math.round(Math.max(least, 1) * (most / Math.max(least, 1)) ** ((i + 1) / 7)));
@@ -250,13 +285,17 @@
     const values = heat[figure.dataset.heat], isTime = figure.dataset.heat === "p99";
     const bounds = classes(values, isTime), write = isTime ? duration : count;
     const grid = figure.querySelector(".grid"), at = new Map(heat.at.map((minute, i) => [minute, i]));
-    const spread = 7 / bounds.length;
+    // Classes of time have the same colours every night.
+    const spread = isTime ? 1 : 7 / bounds.length;
     const tint = (value) => "q" + Math.max(1, Math.round((bounds.findIndex((bound) => value <= bound) + 1) * spread));
-    for (let hour = 0; hour < 24; hour++) {
+    const [from, to] = heat.minutes;
+    grid.style.setProperty("--columns", to - from + 1);
+    grid.classList.toggle("low", heat.hours.length <= 6);
+    for (const hour of heat.hours) {
       const label = document.createElement("b");
       label.textContent = String(hour).padStart(2, "0");
       grid.append(label);
-      for (let minute = 0; minute < 60; minute++) {
+      for (let minute = from; minute <= to; minute++) {
         const cell = document.createElement("i"), i = at.get(hour * 60 + minute);
         cell.dataset.at = hour * 60 + minute;
         if (i !== undefined) cell.className = tint(values[i]);
@@ -264,9 +303,11 @@
       }
     }
     grid.append(document.createElement("b"));
-    for (let minute = 0; minute < 60; minute += 10) {
+    const every = to - from >= 30 ? 10 : to - from >= 15 ? 5 : 2;
+    for (let minute = from, next; minute <= to; minute = next) {
+      next = Math.min((Math.floor(minute / every) + 1) * every, to + 1);
       const label = document.createElement("b");
-      label.style.gridColumn = "span 10";
+      label.style.gridColumn = "span " + (next - minute);
       label.textContent = ":" + String(minute).padStart(2, "0");
       grid.append(label);
     }
@@ -287,6 +328,35 @@
     });
     figure.dataset.drawn = "true";
   }
+
+  // --- copying
+
+  /* By the clipboard where the page may use it; else by hand, as on a page from a disk or a plain http server. */
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      const area = document.createElement("textarea");
+      area.value = text;
+      area.style.cssText = "position:fixed;top:0;opacity:0";
+      document.body.append(area);
+      area.select();
+      const isDone = document.execCommand("copy");
+      area.remove();
+      return isDone;
+    }
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    const state = await copy(button.dataset.copy) ? "done" : "failed";
+    button.classList.add(state);
+    button.focus({ preventScroll: true });
+    setTimeout(() => button.classList.remove(state), 1500);
+    document.getElementById("said").textContent = state === "done" ? "copied" : "not copied";
+  });
 
   // --- the page
 

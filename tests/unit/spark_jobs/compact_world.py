@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 from protocol import properties, timer_properties
 from protocol.record import StoredMessage
@@ -29,10 +30,31 @@ QUEUE_UNITS = 50
 TABLE = DelayLevels("1s 5s 30s 1h")
 
 
+ODD_MS = (-(1 << 63), -(10**15), -1, 0, 253_402_300_800_000, 10**15, (1 << 52) + 1, 10**16, (1 << 63) - 1)
+"""Times that a producer may say, or a damaged record: from the far past to the far future."""
+
+
+def with_odd_times(root: Path, born: int = 40, stored: int = 56) -> None:
+    """Give records of a closed store's first file, whose hosts are IPv4 addresses, ODD_MS as times: one after the other
+    as born, and then as stored."""
+    path = min((root / "commitlog").iterdir())
+    data = bytearray(path.read_bytes())
+    at = 0
+    for field in (born, stored):
+        for ms in ODD_MS:
+            data[at + field : at + field + 8] = ms.to_bytes(8, "big", signed=True)
+            at += int.from_bytes(data[at : at + 4], "big")
+    path.write_bytes(data)
+
+
 class Broker:
     """A store that is open, with its level queues and timers."""
 
+    opened: ClassVar[list[Broker]] = []
+    """Those that tests have made: who makes many, or kills some, lets go of their files with `let_go_of_all`."""
+
     def __init__(self, root: Path, clock: ManualClock, segment_size: int = SEGMENT) -> None:
+        self.opened.append(self)
         self.root = root
         self.clock = clock
         self.files = OsFiles()
@@ -46,6 +68,17 @@ class Broker:
         self.timers = Timers(self.store, TimerConfig(log_segment_size=5200), recovered, now, levels=self.levels)
         parts: dict[str, Part] = {level_queues.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, clock, parts)
+
+    @classmethod
+    def let_go_of_all(cls) -> None:
+        """Let go of the files of all that were not closed, as kills do."""
+        for broker in cls.opened:
+            store = getattr(broker, "store", None)
+            if store is not None:
+                store.abandon()
+            if hasattr(broker, "timers"):
+                broker.timers.close()
+        cls.opened.clear()
 
     def close(self) -> None:
         """Stop in order."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
+from pathlib import Path
 from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from spark_jobs.analysis import (
     Ahead,
@@ -16,14 +21,17 @@ from spark_jobs.analysis import (
     Key,
     Late,
     LatePoint,
-    Minute,
+    Member,
     Retry,
     Space,
     Topic,
+    Traffic,
 )
-from spark_jobs.audit import Input, Lateness, Offender, Summary
+from spark_jobs.audit import Cluster, Input, Lateness, Missing, Offender, Summary
 from spark_jobs.forecast import Episode, Forecast, LateSecond
+from spark_jobs.nights import Listed, Night
 from spark_jobs.output import Lag, Run
+from spark_jobs.starts import Start
 
 MONDAY = 1_763_337_600_000
 """2025-11-17 00:00:00 UTC."""
@@ -34,7 +42,7 @@ TOPICS = ["orders", "payments", "reminders", "invoices", "carts", "mails", "push
 
 def summary(**changes: Any) -> Summary:
     """An audit that found nothing at all."""
-    nothing = dict.fromkeys(("delivered", "twice", "cancelled", "pending", "lost"), 0)
+    nothing = dict.fromkeys(("delivered", "twice", "cancelled", "pending", "lost", "destroyed"), 0)
     known: dict[str, Any] = {
         **nothing,
         "store": "/var/lib/duemq",
@@ -45,6 +53,8 @@ def summary(**changes: Any) -> Summary:
         "end": 0,
         "records": 0,
         "scheduled": 0,
+        "unreachable": 0,
+        "starts": [],
         "levels": dict(nothing),
         "timers": dict(nothing),
         "overdue": 0,
@@ -54,6 +64,8 @@ def summary(**changes: Any) -> Summary:
         "lateness": Lateness(0, 0, 0.0, {}),
         "damaged": 0,
         "damages": [],
+        "corrupt": None,
+        "corruptions": [],
         "offenders": [],
         "inputs": [],
         "inputs_sha256": hashlib.sha256(b"").hexdigest(),
@@ -73,13 +85,14 @@ def analysis(**changes: Any) -> Analysis:
         "audit": summary(),
         "key_error": 0,
         "duplicates": 0,
+        "traffic_step_ms": MINUTE,
         "lateness_step_ms": 1000,
         "ahead_step_ms": 1000,
         "overdue": 0,
         "forecast": Forecast(0.0, 0, 0, 0, [], []),
     }
     lists = (
-        "minutes topics producers keys retries late_by_topic late_by_level late_by_hour lateness heat ahead busiest"
+        "traffic topics producers keys retries late_by_topic late_by_level late_by_hour lateness heat ahead busiest"
         " consumers space"
     )
     return Analysis(**known | {name: [] for name in lists.split()} | changes)
@@ -97,6 +110,9 @@ def offender(number: int, what: str, **changes: Any) -> Offender:
         "due_ms": MONDAY + HOUR + number * 1234,
         "deliveries": 2 if what == "twice" else 0,
         "delivered_ms": MONDAY + HOUR + number * 1234 + 17 if what == "twice" else None,
+        "delivered_offset": 5_000_000 + number * 377 if what == "twice" else None,
+        "last_delivered_ms": MONDAY + 2 * HOUR + number * 1234 + 29 if what == "twice" else None,
+        "last_delivered_offset": 9_000_000 + number * 377 if what == "twice" else None,
     }
     return Offender(**known | changes)
 
@@ -117,7 +133,7 @@ def small(**changes: Any) -> Analysis:
             lateness=Lateness(1, 0, 3.0, {"p50": 3, "p90": 3, "p99": 3, "p99.9": 3, "p100": 3}),
             inputs=[Input(0, 900, hashlib.sha256(b"x").hexdigest(), 4)],
         ),
-        "minutes": [Minute(MONDAY, 1, 2, 1, 0, 900)],
+        "traffic": [Traffic(MONDAY, 1, 2, 1, 0, 900)],
         "topics": [Topic("orders", 1, 0, 1, 0, 400, 16, 16, MONDAY, MONDAY)],
         "producers": [Count("10.0.0.7", 3, 600)],
         "late_by_topic": [Late("orders", 1, 0, 3, 3, 3, 3)],
@@ -137,12 +153,12 @@ def week(seed: int = 1) -> Analysis:
     """Seven days of traffic with a bad hour, messages lost and delivered twice, and a busy time ahead."""
     chance = random.Random(seed)
     step, end = 10 * MINUTE, MONDAY + 7 * DAY
-    minutes, lateness = [], []
+    traffic, lateness = [], []
     for start in range(MONDAY, end, step):
         hour = start % DAY / HOUR
         load = 0.15 + max(0.0, 1 - abs(hour - 13) / 9) + (1.4 if abs(hour - 9) < 0.2 else 0)
         sent = int(load * 90_000 * chance.uniform(0.85, 1.15))
-        minutes.append(Minute(start, sent, sent // 2, int(sent * 0.48), sent // 90, sent * 412))
+        traffic.append(Traffic(start, sent, sent // 2, int(sent * 0.48), sent // 90, sent * 412))
         bad = 400 if MONDAY + 3 * DAY + 9 * HOUR <= start < MONDAY + 3 * DAY + 11 * HOUR else 1
         p50 = int(chance.uniform(2, 6) * (1 + load) * bad)
         lateness.append(LatePoint(start, sent // 2, p50, p50 * chance.randint(5, 9), p50 * chance.randint(12, 90)))
@@ -197,7 +213,8 @@ def week(seed: int = 1) -> Analysis:
         last_ms=end,
         bytes=21_987_654_321,
         audit=audit,
-        minutes=minutes,
+        traffic=traffic,
+        traffic_step_ms=step,
         topics=[
             Topic(topic, 9_000_000 // k, 5_000_000 // k, 4_000_000 // k, 0, 9 << 30 >> k, 256, 4096, MONDAY, end)
             for k, topic in enumerate([*TOPICS, "SCHEDULE_TOPIC_XXXX", *(f"topic-{i}" for i in range(30))], 1)
@@ -240,6 +257,18 @@ def week(seed: int = 1) -> Analysis:
     )  # fmt: skip
 
 
+def offenders() -> Analysis:
+    """Thousands of messages that were lost or came twice, some with names of hundreds of characters."""
+    made = week()
+    made.audit.lost, made.audit.twice = 2300, 900
+    made.audit.offenders = [offender(i, "lost" if i % 3 else "twice") for i in range(100)]
+    for i, one in enumerate(made.audit.offenders[::7]):
+        one.topic = "a-topic-of-a-team-that-likes-to-say-it-all-" * (1 + i % 5)
+        one.keys = "customer:" + "x" * 60 * (1 + i % 11)
+        one.unique_key = "FD00" + "0" * 48 + f"{i:04X}"
+    return made
+
+
 def history(count: int = 30, made_ms: int = MONDAY + 7 * DAY + 2 * HOUR) -> list[Run]:
     """Nightly runs, the last one at a time."""
     chance = random.Random(count)
@@ -278,7 +307,7 @@ def hostile() -> Analysis:
     names = [HOSTILE, long, unseen, "<b>bold</b>", "'\"`", "${x}", "\U0001f680 rocket"]
     huge = 1 << 62
     made = week()
-    made.store = f"/data/{HOSTILE}"
+    made.store = made.audit.store = f"/data/{HOSTILE}"
     made.topics = [Topic(name, huge, huge, huge, huge, huge, 1 << 40, 1 << 50, 0, huge) for name in names]
     made.producers = [Count(name, huge, huge) for name in names]
     made.keys = [Key(name, name, huge) for name in names]
@@ -294,4 +323,86 @@ def hostile() -> Analysis:
         offender(i, "lost", topic=name, unique_key=name, keys=name, due_ms=huge) for i, name in enumerate(names)
     ]
     made.audit.damages = [(0, 5, name) for name in names]
+    return made
+
+
+def many_nights() -> list[Listed]:
+    """Thirty nights, the last two with something wrong."""
+    made = []
+    for i, one in enumerate(reversed(history(30))):
+        mood = ("bad", "warn", "good")[min(i, 2)]
+        counts: dict[str, Any] = {
+            "destroyed": 0,
+            "unclaimed": 0,
+            "damaged": 0,
+            "max_ms": 154_000,
+            "compared_ms": MONDAY,
+            "new": i,
+        }
+        told = Night(duemq_night=1, run=one, mood=mood, headline="So it was.", **counts, worse=0)
+        made.append(Listed(f"2025-01-{i + 1:02}T000000Z", told))
+    return made
+
+
+def write_audit(audit: Summary, directory: Path) -> None:
+    """The files of an audit, with all of its offenders."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "audit.json").write_bytes(msgspec.json.encode(audit))
+    text, number = pa.string(), pa.int64()
+    types = {"what": text, "kind": text, "topic": text, "unique_key": text, "keys": text}
+    names = [field.name for field in msgspec.structs.fields(Offender)]
+    schema = pa.schema([(name, types.get(name, number)) for name in names])
+    table = pa.Table.from_pylist([msgspec.structs.asdict(one) for one in audit.offenders], schema)
+    table = table.rename_columns(["status" if name == "what" else name for name in names])
+    pq.write_table(table, directory / "offenders.parquet")
+
+
+def cluster(count: int = 14) -> Analysis:
+    """A cluster of so many stores and one more, which could not be read, with what is wrong in the first and the last
+    of them."""
+    made = week()
+    names = [f"/data/broker-{number:02}/store" for number in range(count)]
+    gone = Missing("/data/broker-zz/store", f"has no commitlog/: it is no store of duemq or RocketMQ ({HOSTILE})")
+    made.store = made.audit.store = "/data/*/store"
+    made.audit.cluster = Cluster([*names, gone.store], [gone])
+    made.audit.begin, made.audit.end = 0, 21_987_654_321
+    made.audit.written_by = "4.9.7, duemq"
+    made.audit.unreachable = 3
+    made.audit.starts = [Start("4.9.7", True, 97, 3, 0, ["consumequeue/x lacks units 1 to 3"], names[1])]
+    for number, one in enumerate(made.audit.offenders):
+        one.store = names[0 if number % 2 else -1]
+    made.audit.damages = [(at, size, f"{names[2]}: {why}") for at, size, why in made.audit.damages]
+    made.audit.inputs = [
+        Input(i << 30, (i + 1) << 30, hashlib.sha256(b"%d" % i).hexdigest(), 4_000_000, name)
+        for i, name in enumerate(names)
+    ]
+    for number, consumer in enumerate(made.consumers):
+        consumer.store = names[number % count]
+    moods = {0: ("bad", "3 scheduled messages were lost."), count - 1: ("warn", "Nothing was lost, but it came twice.")}
+    made.stores = [
+        Member(
+            store=name,
+            report=f"../2025-11-24T0200{number:02}Z/report.html",
+            mood=moods.get(number, ("good", ""))[0],
+            headline=moods.get(number, ("", "Every scheduled message was delivered."))[1],
+            last_ms=MONDAY + 7 * DAY - number * 1000,
+            bytes=made.bytes // count,
+            records=made.audit.records // count,
+            scheduled=made.audit.scheduled // count,
+            delivered=made.audit.delivered // count,
+            cancelled=100,
+            pending=made.audit.pending // count,
+            overdue=58 if number == 3 else 0,
+            lost=3 if number == 0 else 0,
+            twice=9 if number == count - 1 else 0,
+            destroyed=0,
+            unclaimed=0,
+            damaged=0,
+            p50_ms=6,
+            p99_ms=100 * number,
+            max_ms=11_000 * number,
+        )
+        for number, name in enumerate(names)
+    ]
+    made.stores.append(Member(store=gone.store, why=gone.why))
     return made

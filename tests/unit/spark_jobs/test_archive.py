@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from protocol.record import MAGIC_V2
 from spark_jobs.archive import ArchiveResult, RestoreResult, archive, read_manifest, restore
 from spark_jobs.errors import JobError
-from tests.unit.spark_jobs.compact_world import HOST_V6, Broker, new_broker
+from tests.unit.spark_jobs.compact_world import HOST_V6, ODD_MS, Broker, new_broker, with_odd_times
 from tests.unit.spark_jobs.test_compact import busy, query, tree
 
 
@@ -59,6 +61,34 @@ def test_records_of_all_makes_come_back(tmp_path: Path) -> None:
     broker = odd(tmp_path / "old")
     broker.close()
     there_and_back(tmp_path / "old", tmp_path)
+    assert tree(tmp_path / "old") == tree(tmp_path / "back", but="index")
+
+
+def test_times_that_are_none_come_back(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "old")
+    for number in range(30):
+        broker.send("plain", b"%d" % number)
+    broker.close()
+    with_odd_times(tmp_path / "old")
+    there_and_back(tmp_path / "old", tmp_path)
+    assert tree(tmp_path / "old", but="index") == tree(tmp_path / "back", but="index")
+    table = ds.dataset(tmp_path / "archive/messages", partitioning="hive").to_table().sort_by("physical_offset")
+    rows = table.to_pylist()
+    assert len(rows) == 30
+    for name, some in (("born", rows[:9]), ("store", rows[9:18])):
+        assert [row[f"{name}_ms"] for row in some] == [None if 0 <= -ms <= 1 else ms for ms in ODD_MS]
+        assert [row[f"{name}_time"] is None for row in some] == [row[f"{name}_ms"] is not None for row in some]
+    assert [row["day"] for row in rows[9:18]] == [None, None, "1969-12-31", "1970-01-01", *[None] * 5]
+    table.to_pandas()
+
+
+def test_an_archive_of_before_has_its_times(tmp_path: Path) -> None:
+    """From when there were no columns for times that are no timestamps."""
+    odd(tmp_path / "old").close()
+    archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    for path in (tmp_path / "archive/messages").rglob("*.parquet"):
+        pq.write_table(pq.ParquetFile(path).read().drop_columns(["born_ms", "store_ms"]), path)
+    restore(str(tmp_path / "archive"), str(tmp_path / "back"), workers=1)
     assert tree(tmp_path / "old") == tree(tmp_path / "back", but="index")
 
 
@@ -136,6 +166,8 @@ def test_rows_are_what_was_sent(tmp_path: Path) -> None:
         "body_crc": row["body_crc"],
         "magic": 0xDAA320A7,
         "properties_text": text.encode(),
+        "store_ms": None,
+        "born_ms": None,
         "day": "2023-11-15",
     }
     manifest = read_manifest(str(tmp_path / "archive"))
@@ -157,6 +189,31 @@ def test_topics_with_signs_are_directories(tmp_path: Path) -> None:
     assert sorted(path.name for path in day.iterdir()) == ["topic=%25RETRY%25group", "topic=many", "topic=plain"]
     table = ds.dataset(tmp_path / "archive/messages", partitioning="hive").to_table(columns=["topic"])
     assert set(table["topic"].to_pylist()) == {"%RETRY%group", "many", "plain"}
+
+
+LONG = ["%" * 127, "漢" * 40 + "a", "漢" * 40 + "b", "x" * 127, "a%" * 62, "ab%" * 42]
+
+
+def test_topics_that_are_too_long_for_directories_come_back(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "old")
+    for topic in LONG:
+        broker.send(topic, topic.encode())
+    broker.close()
+    there_and_back(tmp_path / "old", tmp_path)
+    assert tree(tmp_path / "old") == tree(tmp_path / "back", but="index")
+    (day,) = (tmp_path / "archive/messages").iterdir()
+    found = {
+        pq.ParquetFile(next(folder.iterdir())).read(["topic"])["topic"][0].as_py(): folder.name
+        for folder in day.iterdir()
+    }
+    assert sorted(found) == sorted(LONG)
+    for topic, name in found.items():
+        assert len(name) <= 255
+        text = unquote(name.removeprefix("topic="), errors="strict")
+        assert text == topic or topic.startswith(text[: text.rindex("~")])
+    assert found["x" * 127] == "topic=" + "x" * 127
+    long = "topic=" + "%25" * 77
+    assert found["%" * 127] == f"{long}~{hashlib.sha256(b'%' * 127).hexdigest()[:16]}"
 
 
 def test_damaged_stretches_come_back_too(tmp_path: Path) -> None:

@@ -48,6 +48,27 @@ def check_failed(result: Result, *parts: str) -> None:
         assert part in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--adopt"], "are for --append"),
+        (["--table-format", "delta"], "are for --append"),
+        (["--append", "--catalog", "x"], "a catalog is for Iceberg tables"),
+        (["--append", "--table-format", "orc"], "'orc' is not one of 'parquet', 'iceberg', 'delta'"),
+    ],
+)
+def test_options_of_appending(tmp_path: Path, options: list[str], why: str) -> None:
+    new_broker(tmp_path / "store").close()
+    result = run("archive", tmp_path / "store", tmp_path / "table", *options)
+    assert result.exit_code == 2
+    assert why in result.stderr
+    for name in ("one", "two"):
+        new_broker(tmp_path / name).close()
+    result = run("archive", tmp_path / "[ot][nw][eo]", tmp_path / "table", "--append", "--adopt")
+    assert "--store-name and --adopt are for one store" in result.stderr
+    assert not (tmp_path / "table").exists()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_no_store_is_told_before_spark_is_started(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -65,20 +86,23 @@ def test_what_is_no_store_is_told_before_spark_is_started(
 
 
 @pytest.mark.parametrize(
-    ("command", "rest"),
+    ("command", "rest", "why"),
     [
-        ("analyse", ["--out", "hdfs://name-node/report"]),
-        ("audit", ["--out", "s3://bucket/audit"]),
-        ("compact", ["hdfs://name-node/new"]),
-        ("archive", ["s3://bucket/archive"]),
+        ("analyse", ["--nights", "hdfs://name-node/report"], "nights need a directory of this machine"),
+        ("compact", ["hdfs://name-node/new"], "this has to be a directory of this machine"),
+        (
+            "archive",
+            ["--append", "--table-format", "iceberg", "s3://bucket/archive"],
+            "this has to be a directory of this machine",
+        ),
     ],
 )
-def test_results_are_not_written_to_a_directory_named_as_a_uri(
-    command: str, rest: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_has_to_be_of_this_machine_is_told(
+    command: str, rest: list[str], why: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
-    check_failed(run(command, store, *rest), rest[-1], "only stores are read by URI; give a directory of this machine")
+    check_failed(run(command, store, *rest), rest[-1], why)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
@@ -87,8 +111,7 @@ def test_what_is_no_archive_is_told_before_spark_is_started(
 ) -> None:
     monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
     check_failed(run("restore", store, tmp_path / "new"), "has no manifest.json, so it is no archive")
-    check_failed(run("restore", "hdfs://name-node/archive", tmp_path / "new"), "only stores are read by URI")
-    check_failed(run("restore", store, "hdfs://name-node/new"), "only stores are read by URI")
+    check_failed(run("restore", store, "hdfs://name-node/new"), "this has to be a directory of this machine")
 
 
 @pytest.fixture
@@ -170,8 +193,10 @@ def test_what_a_task_ended_with_is_told_in_one_line(store: Path, monkeypatch: py
 def summary() -> Summary:
     made = Summary(
         store="x", written_by="duemq", is_running=False, made_ms=1_700_000_000_000, begin=0, end=1, records=0,
-        scheduled=0, delivered=0, cancelled=0, pending=0, lost=0, twice=0, levels={}, timers={}, overdue=0,
-        superfluous=0, unclaimed=0, expired=0, lateness=Lateness(0, 0, 0.0, {}), damaged=0, damages=[], offenders=[],
+        scheduled=0, delivered=0, cancelled=0, pending=0, lost=0, destroyed=0, unreachable=0, starts=[],
+        twice=0, levels={}, timers={}, overdue=0,
+        superfluous=0, unclaimed=0, expired=0, lateness=Lateness(0, 0, 0.0, {}), damaged=0, damages=[], corrupt=None,
+        corruptions=[], offenders=[],
         inputs=[], inputs_sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
     )  # fmt: skip
     sign(made, None)

@@ -28,7 +28,7 @@ ROW = st.tuples(
     st.integers(0, 2000),  # physical offset
     st.integers(91, 300),  # size
     st.integers(0, 100_000),  # at
-    st.integers(0, 100_000_000),  # due
+    st.integers(0, 3_000_000) | st.integers(0, 100_000_000),  # due; within some 30 minutes, or a day
     st.integers(0, 3),  # level
     st.integers(0, 3),  # topic
     st.integers(0, 5),  # status
@@ -44,7 +44,24 @@ def cases_of(rows: list[tuple[int, ...]]) -> np.ndarray[Any, Any]:
         first = due + late if count else 0
         last = first + 5 * (count - 1) if count else 0
         named = origin if status == UNCLAIMED else -1
-        fields = (offset, size, at, due, 0 if status == UNCLAIMED else level, topic, status, count, first, last, named)
+        is_level = 0 if status == UNCLAIMED else level
+        fields = (
+            offset,
+            size,
+            at,
+            due,
+            is_level,
+            topic,
+            status,
+            count,
+            first,
+            last,
+            first * 2,
+            last * 2,
+            named,
+            offset // 2,
+            offset % 2,
+        )
         for name, value in zip(CASE.names or (), fields, strict=True):
             case[name] = value
     return cases
@@ -91,14 +108,21 @@ def test_they_are_what_is_counted(rows: list[tuple[int, ...]]) -> None:
         mine = [case for case in found if case["status"] in statuses]
         assert figures.bytes_of(*statuses) == (len(mine), sum(case["size"] for case in mine))
     done = [case for case in found if case["status"] in (DELIVERED, TWICE)]
+    ahead = Counter(case["delay_level"] for case in done if case["delay_level"] and not case["passed"])
+    assert dict(figures.again.tolist()) == ahead
     seconds = Counter(case["first_ms"] // 1000 for case in done)
     assert {row["second"]: row["count"] for row in figures.delivered} == seconds
     late = Counter(case["first_ms"] // 1000 for case in done if case["first_ms"] - case["due_ms"] > 1000)
     assert {row["second"]: row["late"] for row in figures.delivered if row["late"]} == late
     waits = [case for case in found if case["status"] == PENDING]
     assert {row["second"]: row["count"] for row in figures.pending} == Counter(case["due_ms"] // 1000 for case in waits)
-    minutes = Counter((case["due_ms"] // 60_000, case["topic_hash"]) for case in waits)
-    assert {(row["minute"], row["topic"]): row["count"] for row in figures.pending_by_topic} == minutes
+    minutes = [case["due_ms"] // 60_000 for case in waits]
+    step = 1 if not waits or max(minutes) - min(minutes) <= 30 else 60
+    starts = Counter((case["due_ms"] // 1000 // step * step, case["topic_hash"]) for case in waits)
+    assert {(row["second"], row["topic"]): row["count"] for row in figures.pending_by_topic} == starts
+    in_order = sorted(waits, key=lambda case: case["physical_offset"])
+    places = [(case["physical_offset"], case["size"], case["delay_level"]) for case in in_order]
+    assert figures.waiting.tolist() == places
     left = [case for case, expired in zip(found, is_expired, strict=True) if not expired]
     wrong = [case for case in left if case["status"] in (LOST, TWICE, UNCLAIMED)]
     assert sorted(figures.offenders["physical_offset"].tolist()) == sorted(case["physical_offset"] for case in wrong)

@@ -135,12 +135,19 @@ def forged_in(writer: Writer, number: int, one: StoredMessage, *, count: int = 1
         ("nobody", 0, True, 30),  # and records follow it that look as right
         ("orders", 3, False, 1),  # there are no consume queues at all
         ("orders", 3, False, 30),
+        ("nobody", 0, True, 400),  # more of them than anybody would follow
+        ("orders", 3, False, 400),
+        ("compacted", 0, True, 1),  # its queue has a unit there of a record that is gone
+        ("no\0body", 0, True, 1),  # a topic that can be no directory
+        ("../orders", 0, True, 1),
+        ("n" * 250, 0, True, 1),
     ],
 )
 def test_a_record_in_a_body_is_no_boundary(
     tmp_path: Path, topic: str, queue_offset: int, count: int, *, with_queues: bool
 ) -> None:
     writer = Writer(tmp_path, with_queues=with_queues)
+    writer._queues["compacted"] = {0: struct.pack(">qiq", FIRST, 1, 0)}
     # The cut is looked for from 4 MiB on, in the middle of the message with the forged one.
     number = fill(writer, FIRST + CHUNK_SIZE - 3300)
     while writer.at + 500 < FIRST + CHUNK_SIZE - 88:
@@ -160,6 +167,20 @@ def test_a_record_in_a_body_is_no_boundary(
     segment = store.segments[0]
     data[:3000] = np.frombuffer(store.read(segment.path, forged - FIRST, 3000), np.uint8)
     assert next(starts_in(data, forged, 3000)) == 0
+
+
+def test_bodies_full_of_records_are_no_boundaries(tmp_path: Path) -> None:
+    """As a client writes them that sends the largest messages, one after the other: a producer is told the offsets."""
+    writer = Writer(tmp_path)
+    number = fill(writer, FIRST + 1_000_000)
+    forged = message(0, b"", "nobody")
+    for _ in range(4):
+        forged_in(writer, number, forged, count=3_500_000 // len(record.encode(forged)))
+        number += 1
+    fill(writer, FIRST + SEGMENT - 3500, number)
+    store = writer.close()
+    for size in (CHUNK_SIZE, 5 << 20, 7 << 20):
+        check(store, writer, plan(store, size))
 
 
 def test_a_damaged_boundary_is_stepped_over(tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ def test_on_this_machine_by_default(builder: Builder) -> None:
     assert builder.url == "local[*]"
     assert builder.settings["spark.driver.memory"] == DRIVER_MEMORY
     assert builder.settings["spark.driver.bindAddress"] == "127.0.0.1"
-    assert builder.settings["spark.sql.python.filterPushdown.enabled"] == "true"
     # Workers are this Python, and find our packages.
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == ROOT

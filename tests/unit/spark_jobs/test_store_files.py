@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pyarrow import fs
 from spark_jobs.errors import JobError, NoStore
 from spark_jobs.files import shown
 from spark_jobs.progress import read_progress
+from spark_jobs.ranges import plan
 from spark_jobs.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import SEGMENT, Broker, as_apache, new_broker
 
@@ -53,9 +55,6 @@ def test_what_is_no_store_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "foreign" / "notes.txt").write_text("hello")
     assert told(tmp_path / "foreign") == "has no commitlog/: it is no store of duemq or RocketMQ"
     (tmp_path / "bare" / "commitlog").mkdir(parents=True)
-    assert "no message was ever stored" in told(tmp_path / "bare")
-    (tmp_path / "bare" / "commitlog" / f"{0:020d}").write_bytes(b"")
-    assert "no message was ever stored" in told(tmp_path / "bare")
     (tmp_path / "bare" / "commitlog" / f"{0:020d}").write_bytes(b"PK\3\4" * 1000)
     assert "this is no commitlog of RocketMQ's" in told(tmp_path / "bare")
 
@@ -154,6 +153,18 @@ def test_the_files_of_a_store(tmp_path: Path) -> None:
     assert again.read(again.segments[0].path, 4, 4) == store.read(store.segments[0].path, 4, 4)
 
 
+@pytest.mark.parametrize("topic", ["", ".", "..", "a\0b", "\0", "../consumequeue/orders", "t" * 300, "\ufffd"])
+def test_a_damaged_record_may_say_any_topic(tmp_path: Path, topic: str) -> None:
+    made(tmp_path)
+    (tmp_path / "consumequeue/0").mkdir()
+    shutil.copy(tmp_path / "consumequeue/orders/0/00000000000000000000", tmp_path / "consumequeue/0")
+    shutil.copytree(tmp_path / "consumequeue/0", tmp_path / "0")
+    store = StoreFiles.open(tmp_path)
+    assert store.unit("orders", 0, 0) is not None
+    assert store.unit(topic, 0, 0) is None
+    assert not store.units_at(topic, 0, 0, 3)["size"].any()
+
+
 def test_who_wrote_it_last(tmp_path: Path) -> None:
     made(tmp_path)
     as_apache(tmp_path)
@@ -193,12 +204,46 @@ def test_files_made_ahead_of_need_are_left_out(tmp_path: Path) -> None:
     assert store.records_end() == broker.store.log.end
 
 
+@pytest.mark.parametrize("zeros", [100, SEGMENT // 2])
+def test_a_last_file_whose_first_records_are_zeros_is_read_to_its_end(tmp_path: Path, zeros: int) -> None:
+    """What was destroyed hides nothing behind it."""
+    made(tmp_path)
+    end = StoreFiles.open(tmp_path).readable_end
+    last = max((tmp_path / "commitlog").iterdir())
+    with last.open("r+b") as file:
+        file.write(bytes(zeros))
+    (tmp_path / "commitlog" / f"{int(last.name) + SEGMENT:020d}").write_bytes(bytes(SEGMENT))
+    store = StoreFiles.open(tmp_path)
+    assert store.segments[-1].first_offset == int(last.name)
+    assert store.readable_end == end
+
+
 def test_a_store_of_only_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(bytes(SEGMENT))
     store = StoreFiles.open(tmp_path)
     assert store.records_end() == 0
     assert read_progress(store).levels == {}
+
+
+def test_a_store_without_a_file(tmp_path: Path) -> None:
+    """RocketMQ's broker makes the first one for the first message, and no job may fail before that."""
+    (tmp_path / "commitlog").mkdir()
+    for _ in range(2):
+        store = StoreFiles.open(tmp_path)
+        assert (store.records_end(), store.readable_end, store.is_clean) == (0, 0, True)
+        assert list(plan(store)) == []
+        (tmp_path / "commitlog" / f"{0:020d}").write_bytes(b"")
+
+
+@pytest.mark.parametrize("kept", ["consumequeue", "checkpoint"])
+def test_a_store_whose_files_are_gone_is_no_new_one(tmp_path: Path, kept: str) -> None:
+    made(tmp_path)
+    for entry in list(tmp_path.iterdir()):
+        if entry.name != kept:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    (tmp_path / "commitlog").mkdir()
+    assert told(tmp_path) == "its commitlog/ has no files, but messages were stored: its files are gone"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.record import StoredMessage
 from spark_jobs import usage as module
 from spark_jobs.roles import NAMES, Roles
-from spark_jobs.usage import HOUR_MS, KEYS_KEPT, MINUTE_MS, RangeUsage, Usage, UsageObserver, body_percentile
+from spark_jobs.usage import HOUR_MS, KEYS, KEYS_KEPT, RangeUsage, Usage, UsageObserver, body_percentile, frequent_keys
 from tests.unit.spark_jobs.test_records import log_of, walked
 
 HOSTS = (b"\x7f\0\0\x01\0\0\x04\xd2", b"\xff\xff\xff\xff\0\0\0\x01", bytes(15) + b"\x01\0\0\x04\xd2")
@@ -30,7 +30,7 @@ MESSAGES = st.lists(
         queue_id=st.integers(0, 2),
         born_timestamp=st.just(1),
         born_host=st.sampled_from(HOSTS),
-        store_timestamp=st.integers(0, 2 * HOUR_MS),
+        store_timestamp=st.integers(0, HOUR_MS) | st.integers(0, 2 * HOUR_MS),
         store_host=st.sampled_from(HOSTS),
         reconsume_times=st.integers(0, 2),
         body=st.integers(0, 70).map(bytes),
@@ -56,7 +56,7 @@ def test_parts_add_up_to_the_whole(messages: list[StoredMessage], cut: int) -> N
     whole, unique = look(messages)
     assert sorted(one + other) == sorted(unique)
     both, alone = Usage([first, second]), Usage([whole])
-    for name in ("minutes", "sizes"):
+    for name in ("traffic", "sizes"):
         parts, total = (getattr(found, name) for found in (both, alone))
         assert {key: row.tolist() for key, row in parts.items()} == {key: row.tolist() for key, row in total.items()}
     assert {topic: {hour: row.tolist() for hour, row in hours.items()} for topic, hours in both.topics.items()} == {
@@ -64,7 +64,7 @@ def test_parts_add_up_to_the_whole(messages: list[StoredMessage], cut: int) -> N
     }
     assert dict(both.producers) == dict(alone.producers)
     assert dict(both.retries) == dict(alone.retries)
-    assert {key: count for key, (count, _) in both.keys.items()} == {k: count for k, (count, _) in alone.keys.items()}
+    assert sorted(both.keys[["key", "count"]].tolist()) == sorted(alone.keys[["key", "count"]].tolist())
 
 
 @given(MESSAGES)
@@ -72,25 +72,27 @@ def test_it_is_what_is_counted(messages: list[StoredMessage]) -> None:
     found, _ = look(messages)
     records = walked(log_of(messages, 0), base=0).records
     roles, sizes = Roles(records).role.tolist(), records.sizes.tolist()
-    minutes: dict[int, list[int]] = defaultdict(lambda: [0] * (2 * len(NAMES)))
+    minutes = [message.store_timestamp // 60_000 for message in messages]
+    step = 1 if not minutes or max(minutes) - min(minutes) <= 30 else 60
+    traffic: dict[int, list[int]] = defaultdict(lambda: [0] * (2 * len(NAMES)))
     topics: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0] * (2 * len(NAMES)))
     producers: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for message, role, size in zip(messages, roles, sizes, strict=True):
         hour = message.store_timestamp // HOUR_MS
-        for row in (minutes[message.store_timestamp // MINUTE_MS], topics[message.topic, hour]):
+        for row in (traffic[message.store_timestamp // 1000 // step * step], topics[message.topic, hour]):
             row[role] += 1
             row[len(NAMES) + role] += size
         if role < 3:
             counts = producers[str(ipaddress.ip_address(message.born_host[:-4]))]
             counts[0] += 1
             counts[1] += size
-    assert found.minutes == minutes
+    assert found.traffic == traffic
     assert {(topic, hour): row for topic, hours in found.topics.items() for hour, row in hours.items()} == topics
     assert found.producers == producers
     keys = Counter(
         (message.topic, message.get_property("KEYS")) for message in messages if message.get_property("KEYS")
     )
-    assert sorted(count for count, _ in found.keys.values()) == sorted(keys.values())
+    assert sorted(np.frombuffer(found.keys, KEYS)["count"].tolist()) == sorted(keys.values())
     retries = Counter(
         f"{m.topic}\t{m.get_property('RETRY_TOPIC') or ''}\t{m.reconsume_times}" for m in messages if "%" in m.topic
     )
@@ -115,10 +117,10 @@ def test_of_many_keys_the_most_frequent_go_on_and_the_error_is_told() -> None:
         for number in [*range(count), *range(100), *range(10)]
     ]  # fmt: skip
     found, _ = look(messages)
-    assert len(found.keys) == KEYS_KEPT
+    assert len(np.frombuffer(found.keys, KEYS)) == KEYS_KEPT
     assert found.key_error == 1
-    top = Usage([found]).frequent_keys(100)
-    assert [times for times, _ in top] == [3] * 10 + [2] * 90
+    (top,) = frequent_keys([Usage([found])], 100)
+    assert list(top.values()) == [3] * 10 + [2] * 90
 
 
 def test_no_bodies_no_percentile() -> None:

@@ -13,8 +13,9 @@ from protocol.timer_properties import out_ms
 from scheduler.pending import Pending, Selection, Waiting
 from scheduler.timer_policies import TimerPolicy
 from spark_jobs.compact import CompactOptions, compact
-from spark_jobs.progress import read_progress, waiting
+from spark_jobs.progress import destroyed, read_progress, waiting
 from spark_jobs.store_files import StoreFiles
+from storage.clock import look
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, as_apache, new_broker
 
@@ -203,6 +204,26 @@ def test_what_a_paused_topic_holds_is_not_lost(tmp_path: Path) -> None:
     assert known.is_timer_done(slot, np.array([0]), np.array([held])).tolist() == [False]
 
 
+def test_what_was_put_off_to_the_second_that_is_read_is_not_lost(tmp_path: Path) -> None:
+    """Its topic was paused then, and a start since knows nothing of that."""
+    broker = new_broker(tmp_path / "old")
+    sent = [broker.timer(START_MS + 1500 + number, b"put off") for number in range(20)]
+    broker.timers.set_policy("orders", TimerPolicy(spread_ms=2000))
+    broker.pass_time(1700)
+    broker.timers.set_policy("orders", TimerPolicy(is_paused=True))
+    broker.pass_time(600)
+    broker.close()
+    as_apache(broker.root)
+    after = Broker(broker.root, broker.clock)
+    after.owned.checkpoint()
+    waits = jobs_say(after.root)
+    assert waits == broker_says(after)
+    known, slot = read_progress(StoreFiles.open(str(after.root))), np.full(20, (START_MS + 1499) // 1000)
+    assert slot[0] < known.timer_second
+    done = known.is_timer_done(slot, np.arange(20), np.array(sent)).tolist()
+    assert waits == {place for place, is_done in zip(sent, done, strict=True) if not is_done}
+
+
 def test_a_kill_while_a_damaged_queue_is_made_again(tmp_path: Path) -> None:
     """The checkpoint says that it has to be done again: then the records say what there is, all of them."""
     broker = new_broker(tmp_path / "old")
@@ -263,3 +284,123 @@ def test_timers_of_a_store_that_rocketmq_had_are_not_lost_with_its_files(tmp_pat
     assert broker_says(after) == far
     after.pass_time(70_000)
     assert len(after.bodies()) == 160, "each once"
+
+
+def write_over(root: Path, start: int, end: int) -> None:
+    """Put zeros into the commitlog between two physical offsets."""
+    for path in (root / "commitlog").iterdir():
+        base = int(path.name)
+        low, high = max(start, base), min(end, base + path.stat().st_size)
+        if low < high:
+            with path.open("r+b") as file:
+                file.seek(low - base)
+                file.write(bytes(high - low))
+
+
+@pytest.mark.parametrize("writer", ["duemq", "killed", "rocketmq"])
+def test_what_waits_and_was_destroyed_is_found_by_the_queues(tmp_path: Path, writer: str) -> None:
+    broker = new_broker(tmp_path / "store")
+    waits: dict[int, tuple[int, int]] = {}
+    for number in range(60):
+        broker.timer(START_MS + 500, b"delivered" + bytes(300))
+        cancelled = broker.timer(START_MS + 60_000, b"cancelled" + bytes(300), f"c{number}")
+        waits[broker.timer(START_MS + 90_000 + number, b"timer" + bytes(300))] = 0, START_MS + 90_000 + number
+        waits[broker.schedule(4, b"level" + bytes(300))] = 4, START_MS + broker.levels.table.delay_ms(4)
+        broker.cancel(cancelled)
+    broker.pass_time(3000)
+    last = broker.store.log.end
+    if writer == "killed":
+        broker.owned.checkpoint()
+    else:
+        broker.close()
+    if writer == "rocketmq":
+        as_apache(broker.root)
+    root = broker.root
+    start, end = sorted(waits)[5] + 20, sorted(waits)[65] + 20
+    write_over(root, start, end)
+    inside = {offset: found for offset, found in waits.items() if sorted(waits)[5] <= offset <= sorted(waits)[65]}
+    store = StoreFiles.open(str(root))
+    found = destroyed(store, [(sorted(waits)[5], sorted(waits)[65] + 400)])
+    told = {offset: (level, due) for offset, _, level, due in found.tolist()}
+    assert told == inside
+    assert len(destroyed(store, [])) == 0
+    assert len(destroyed(store, [(last, last + 100)])) == 0
+
+
+def test_what_the_queues_have_behind_the_last_record_was_destroyed(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "store")
+    for number in range(20):
+        broker.send("orders", b"plain")
+        broker.timer(START_MS + 90_000 + number, b"timer")
+    last = broker.timer(START_MS + 100_000, b"last")
+    broker.close()
+    write_over(broker.root, last - 50, last + 10_000)
+    found = destroyed(StoreFiles.open(str(broker.root)), [])
+    assert last in found["physical_offset"].tolist()
+    assert len(found) <= 2, "the record before it lies in part there"
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "with its queues"])
+@pytest.mark.parametrize("writer", ["duemq", "killed", "rocketmq"])
+def test_what_waits_and_has_gone_with_the_first_file(tmp_path: Path, writer: str, how: str) -> None:
+    broker = new_broker(tmp_path / "store")
+    waits: dict[int, tuple[int, int]] = {}
+    for number in range(60):
+        broker.timer(START_MS + 500, b"delivered" + bytes(300))
+        broker.schedule(1, b"delivered" + bytes(300))
+        cancelled = broker.timer(START_MS + 60_000, b"cancelled" + bytes(300), f"c{number}")
+        waits[broker.timer(START_MS + 90_000 + number, b"timer" + bytes(300))] = 0, START_MS + 90_000 + number
+        waits[broker.schedule(4, b"level" + bytes(300))] = 4, START_MS + broker.levels.table.delay_ms(4)
+        broker.cancel(cancelled)
+    broker.pass_time(3000)
+    if writer == "killed":
+        broker.owned.checkpoint()
+    else:
+        broker.close()
+    if writer == "rocketmq":
+        as_apache(broker.root)
+    root = broker.root
+    assert len(destroyed(StoreFiles.open(str(root)), [])) == 0
+    first = root / "commitlog" / f"{0:020}"
+    first.write_bytes(b"") if how == "emptied" else first.unlink()
+    expected = {offset: found for offset, found in waits.items() if offset < SEGMENT}
+    assert len(expected) > 20
+    if how == "with its queues":
+        (root / "consumequeue" / TIMER_TOPIC / "0" / f"{0:020}").unlink()
+    found = {offset: (level, due) for offset, _, level, due in destroyed(StoreFiles.open(str(root)), []).tolist()}
+    assert found.keys() == expected.keys()
+    assert {offset: level for offset, (level, _) in found.items()} == {at: level for at, (level, _) in expected.items()}
+    if how != "with its queues":
+        assert found == expected
+
+
+def test_what_was_delivered_before_its_file_expired_is_not_destroyed(tmp_path: Path) -> None:
+    """Nor where the books that would tell so are gone."""
+    broker = new_broker(tmp_path / "store")
+    for _ in range(200):
+        broker.timer(broker.clock.now_ms() + 500, b"timer" + bytes(300))
+        broker.schedule(1, b"level" + bytes(300))
+    broker.pass_time(5000)
+    broker.close()
+    as_apache(broker.root)
+    (broker.root / "commitlog" / f"{0:020}").unlink()
+    assert len(destroyed(StoreFiles.open(str(broker.root)), [])) == 0
+    for name in ("delayOffset.json", "timercheck"):
+        (broker.root / "config" / name).unlink()
+    assert len(destroyed(StoreFiles.open(str(broker.root)), [])) == 0
+
+
+def test_what_waits_on_in_a_new_record_was_not_destroyed_with_its_file(tmp_path: Path) -> None:
+    """As retention of ours has it before it removes a file."""
+    broker = new_broker(tmp_path / "store")
+    for number in range(80):
+        broker.timer(START_MS + 90_000_000 + number, b"timer" + bytes(500))
+        broker.schedule(4, b"level" + bytes(500))
+    broker.run()
+    while broker.timers.keep_some(SEGMENT, look(broker.clock)) is not None:
+        broker.run()
+    broker.run()
+    broker.close()
+    (broker.root / "commitlog" / f"{0:020}").unlink()
+    assert len(jobs_say(broker.root)) == 160
+    assert len(destroyed(StoreFiles.open(str(broker.root)), [])) == 0

@@ -21,11 +21,12 @@ from spark_jobs.errors import JobError
 from spark_jobs.records import PADDING, Records
 from spark_jobs.store_files import UNIT, QueueFile
 from spark_jobs.writers import commitlog, index, layout, queues
-from spark_jobs.writers.hashes import java_hashes, key_hashes
+from spark_jobs.writers.hashes import key_hashes
 from spark_jobs.writers.place import Place
 from spark_jobs.writers.spill import OffsetMap, load, save
 from spark_jobs.writers.tasks import Processes
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC
+from storage.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC
+from storage.index_file import ITEM, java_hashes
 
 HOSTS = (b"\x7f\0\0\x01\0\0\x04\xd2", bytes(15) + b"\x01\0\0\x04\xd2")
 
@@ -309,20 +310,20 @@ def test_units_of_queues(
         if offset < first:
             assert (physical, size, code) == (0, PADDING_SIZE, 0)
             continue
-        assert code == offset
         if not any(stays[offset:]):
             # Behind the last record, where what was cancelled is gone: nothing there, and still in order.
             last = len(stays) - 1 - stays[::-1].index(True)
-            assert (physical, size) == (places[last] + 94, 1)
+            assert (physical, size, code) == (places[last] + 94, 1, offset)
             continue
         following = int(next(place for place, stay in zip(places[offset:], stays[offset:], strict=True) if stay))
         if stays[offset]:
-            assert (physical, size) == (following, 95)
+            assert (physical, size, code) == (following, 95, offset)
         elif topic == SCHEDULE_TOPIC:
-            assert (physical, size) == (following, 1)
+            # As the repair fills it in: a level's times stay in order.
+            assert (physical, size, code) == (following, 1, stays.index(True, offset))
         else:
             # RocketMQ: nothing of that size from the start of a file on; go on with the file behind it.
-            assert size == PADDING_SIZE
+            assert (size, code) == (PADDING_SIZE, FOLLOWING + following)
             assert physical % SEGMENT == 0
             assert physical >= BEGIN
             assert physical + SEGMENT <= following < physical + 2 * SEGMENT
@@ -363,7 +364,7 @@ def test_an_index_has_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     parts = [7, 0, 9, 12]
     at = itertools.count()
     for number, count in enumerate(parts):
-        items = np.zeros(count, index.ITEM)
+        items = np.zeros(count, ITEM)
         values = np.array(list(itertools.islice(at, count)), np.int64)
         items["hash"], items["physical_offset"], items["store_ms"] = values % 3, 1000 + values, values * 1000
         save(str(tmp_path), f"{number}.items", items)

@@ -1,0 +1,51 @@
+"""Steps of curves over time: round ones, chosen by how long the data spans.
+
+What is counted by time is counted by seconds while all of it spans half an hour at most, and by minutes beyond that: a
+test of a minute has curves, and a year has no more rows than it has minutes. Counts that come in parts (of a range, of
+a bucket) add up to the same whichever way they were divided.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SECOND: Final = 1000
+_MINUTE: Final = 60 * _SECOND
+_HOUR: Final = 60 * _MINUTE
+_DAY: Final = 24 * _HOUR
+STEPS_MS: Final = (
+    *(n * _SECOND for n in (1, 2, 5, 10, 15, 30)),
+    *(n * _MINUTE for n in (1, 2, 5, 10, 15, 30)),
+    *(n * _HOUR for n in (1, 2, 3, 6, 12)),
+    *(n * _DAY for n in (1, 7, 28, 364)),
+)
+POINTS: Final = 720
+"""Of a line at most; more than one in two pixels cannot be told apart."""
+BARS: Final = 240
+"""Of bars at most: each is some pixels wide."""
+_BY_SECOND: Final = 30
+"""Minutes that are counted by seconds."""
+
+
+def step_of(span_ms: int, points: int, multiple_of: int = STEPS_MS[0]) -> int:
+    """The least step, in ms, that cuts a span of time into at most so many points; the greatest there is where none
+    does. `multiple_of`: the steps that the data has already, one of STEPS_MS."""
+    steps = [step for step in STEPS_MS if step % multiple_of == 0]
+    return next((step for step in steps if span_ms // step < points), steps[-1])
+
+
+def is_by_minute(low: int, high: int) -> bool:
+    """Whether what comes from one second to another (both since the epoch) is counted by minutes."""
+    return high // 60 - low // 60 > _BY_SECOND
+
+
+def seconds_kept(seconds: NDArray[Any]) -> NDArray[Any]:
+    """The seconds that things are counted by, each once or more: themselves, or the starts of their minutes."""
+    if not len(seconds) or not is_by_minute(int(seconds.min()), int(seconds.max())):
+        return seconds
+    return np.asarray(seconds // 60 * 60)

@@ -1,0 +1,44 @@
+"""An archive of the classes that Spark loads, for the tests: Spark starts some twenty times in them, and with this
+in 9 s instead of 17 (two busy cores).
+
+    python -m tests.spark.class_archive PATH
+
+Java passes over an archive that is missing, or of other classes (-Xshare:auto, its default)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bench import spark_stores
+
+PATH = Path(sys.prefix) / "spark.jsa"
+QUERY = "select topic, count(*) n from messages where queue_id >= 0 group by topic order by n desc"
+_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+
+
+def use() -> None:
+    """Have all Spark processes that are started from here on use the archive, if there is one."""
+    if PATH.exists():
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:SharedArchiveFile={PATH}")
+
+
+def make(path: Path) -> None:
+    """Make the archive of what a query loads. Raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Path(scratch) / "store"
+        spark_stores.write(store, 0.01, segment=4 << 20)
+        command = [str(Path(sys.prefix) / "bin" / "duemq"), "spark", "sql", str(store), QUERY, "--master", "local[1]"]
+        options = {"SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={path} {_QUIET}"}
+        # Java writes it when it ends, somewhat later than the command: so does its end of this pipe.
+        with subprocess.Popen(command, env={**os.environ, **options}, stdout=subprocess.PIPE) as run:
+            run.communicate(timeout=300)
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, command)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]).resolve())

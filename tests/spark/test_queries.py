@@ -1,0 +1,53 @@
+"""What a query asks of a view changes no other query's answer, with the oldest and the newest Spark that we allow."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bench import spark_stores
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parents[2]
+OLDEST = Path(sys.prefix) / "oldest-spark"
+"""Where `make test` puts the oldest one."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("queries") / "store"
+    spark_stores.write(path, 0.02, segment=4 << 20)
+    return path
+
+
+def ask(store: Path, scratch: Path, *args: str, path: Path | None = None) -> str:
+    found = [str(path)] if path is not None else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*found, str(ROOT)]), "PYSPARK_PYTHON": sys.executable}
+    environment.pop("SPARK_HOME", None)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.spark.queries", str(store), str(scratch), *args],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
+def test_queries_with_the_newest_spark(store: Path, tmp_path: Path) -> None:
+    import pyspark
+
+    answer = ask(store, tmp_path, "--seed", "1", "--steps", "25", "--pushdown")
+    assert answer.strip() == f"25 queries with pyspark {pyspark.__version__} agree"
+
+
+def test_queries_with_the_oldest_spark(store: Path, tmp_path: Path) -> None:
+    wanted = re.search(r'"pyspark>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert wanted is not None
+    assert OLDEST.exists(), "make test installs it"
+    answer = ask(store, tmp_path, "--seed", "2", "--steps", "25", path=OLDEST)
+    assert f" pyspark {wanted[1]}" in answer

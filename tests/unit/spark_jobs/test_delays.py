@@ -1,0 +1,99 @@
+"""The table of levels that RocketMQ used, as its records tell it: found with a few reads, whoever wrote to it since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_jobs import progress
+from spark_jobs.ranges import at_offsets
+from spark_jobs.store_files import StoreFiles
+from storage.consume_queue import SCHEDULE_TOPIC
+from tests.unit.spark_jobs.compact_world import HOST, QUEUE_UNITS, Broker, new_broker
+
+LEVEL = 2
+USUAL_MS = 5000
+MESSAGES = QUEUE_UNITS
+"""As many as a file of a queue has."""
+
+
+def theirs(broker: Broker, delay_ms: int) -> int:
+    """Store a message as RocketMQ does, which has the deliver time in its queue alone; gives its physical offset."""
+    appender = broker.store.appender
+    now_ms = appender.begin(broker.clock.now_ms())
+    text = f"DELAY\x01{LEVEL}\x02UNIQ_KEY\x01k\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    queue = broker.store.ensure_queue(SCHEDULE_TOPIC, LEVEL - 1)
+    appender.add(queue, b"x", text.encode(), now_ms + delay_ms, 7, HOST, 8, 0, 0, 0)
+    appender.commit()
+    return appender.last_physical_offset
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    return new_broker(tmp_path / "store")
+
+
+def told(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """The delay of the level, and how many records were asked for."""
+    broker.close()
+    asked = 0
+
+    def counted(store: StoreFiles, offsets: Any, sizes: Any, **more: Any) -> Any:
+        nonlocal asked
+        asked += len(offsets)
+        return at_offsets(store, offsets, sizes, **more)
+
+    monkeypatch.setattr(progress, "at_offsets", counted)
+    return progress._delays(StoreFiles.open(str(broker.root)), None)[LEVEL - 1], asked
+
+
+def destroy(broker: Broker, *offsets: int) -> None:
+    (path, *_) = sorted((broker.root / "commitlog").iterdir())
+    with path.open("r+b") as file:
+        for offset in offsets:
+            file.seek(offset)
+            file.write(bytes(100))
+
+
+def test_in_a_store_of_duemqs_one_record_of_each_end_is_read(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(MESSAGES):
+        broker.schedule(LEVEL, b"x")
+    assert told(broker, monkeypatch) == (USUAL_MS, 1 + progress._LOOKED_AT)
+
+
+def test_rocketmqs_newest_record_tells(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(MESSAGES):
+        theirs(broker, 300 + number)
+    found, asked = told(broker, monkeypatch)
+    assert found == 300 + MESSAGES - 1
+    assert asked <= 1 + progress._LOOKED_AT
+
+
+def test_where_that_is_damaged_the_one_before_tells(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets = [theirs(broker, 300 + number) for number in range(MESSAGES)]
+    destroy(broker, *offsets[-5:])
+    assert told(broker, monkeypatch)[0] == 300 + MESSAGES - 6
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 25, MESSAGES - 1])
+@pytest.mark.parametrize("damaged", [0, 3])
+def test_in_a_store_that_duemq_took_over_the_last_of_rocketmqs_tells(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, count: int, damaged: int
+) -> None:
+    offsets = [theirs(broker, 300 + number) for number in range(count)]
+    for _ in range(MESSAGES - count):
+        broker.schedule(LEVEL, b"x")
+    if damaged < count:
+        destroy(broker, *offsets[count - damaged :])
+        found, asked = told(broker, monkeypatch)
+        assert found == 300 + count - damaged - 1
+        assert asked <= 8 * progress._LOOKED_AT
+
+
+def test_a_level_whose_records_are_all_destroyed_has_the_usual_delay(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destroy(broker, *[theirs(broker, 300) for _ in range(MESSAGES)])
+    assert told(broker, monkeypatch)[0] == USUAL_MS

@@ -1,0 +1,306 @@
+"""Runs that read what came since the last one find what one finds that reads everything, byte for byte."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from spark_jobs import kept, ranges
+from spark_jobs.kept import Folder, directory_of
+from spark_jobs.store_files import StoreFiles
+from tests.unit.spark_jobs.compact_world import Broker
+from tests.unit.spark_jobs.growing_world import RANGE, SEGMENT, World, make_small, same
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    make_small(monkeypatch)
+    yield
+    Broker.let_go_of_all()
+
+
+@pytest.mark.parametrize("is_apache", [False, True], ids=["duemq", "apache"])
+@pytest.mark.parametrize("seed", range(4))
+def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, is_apache: bool) -> None:
+    world = World(tmp_path, seed, is_apache=is_apache)
+    for number in range(14):
+        what = world.step()
+        options = {"check_bodies": world.chance.random() < 0.2}
+        expected = world.found(None, **options)
+        same(world.found(world.state, **options), expected, (number, what))
+        same(world.found(world.state, **options), expected, (number, what, "and once more"))
+
+
+# --- what is kept is not believed
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A store of some files that was analysed, and has grown since."""
+    world = World(tmp_path, 1, is_apache=False)
+    grow(world, 160)
+    world.found(world.state)
+    grow(world, 40)
+    assert len(list(world.copy.glob("commitlog/*"))) > 2
+    assert world.told == []
+    return world
+
+
+def grow(world: World, count: int) -> None:
+    """Messages of all kinds, and deliveries, but nothing that is of what was closed."""
+    for number in range(count):
+        world.chance.choice([world.send, world.schedule, world.timer])()
+        if number % 10 == 9:
+            world.pass_time()
+    world.publish()
+
+
+def kept_in(world: World) -> Path:
+    return Path(directory_of(str(world.state), str(world.copy)))
+
+
+def files_of(world: World, kind: str) -> list[Path]:
+    return sorted(kept_in(world).glob(f"{kind}*"))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("harm", [flip, halve, os.unlink], ids=["flipped", "truncated", "missing"])
+@pytest.mark.parametrize("kind", ["manifest", "open", "figures", "unique", "usage", "ahead"])
+def test_what_is_not_as_it_was_written_does_not_count(world: World, kind: str, harm: Callable[[Path], None]) -> None:
+    paths = [path for path in files_of(world, kind) if path.stat().st_size]
+    if not paths:
+        pytest.skip("there is none")
+    for path in paths:
+        harm(path)
+    same(world.found(world.state), world.found(None), kind)
+    if (kind, harm) != ("manifest", os.unlink):  # without one there is nothing
+        assert ["does not count" in line for line in world.told] == [True]
+    world.told.clear()
+    same(world.found(world.state), world.found(None), (kind, "and once more"))
+    assert world.told == []
+
+
+@pytest.mark.parametrize("harm", [flip, halve, os.unlink], ids=["flipped", "truncated", "missing"])
+def test_ranges_that_are_not_as_written_are_read(world: World, harm: Callable[[Path], None]) -> None:
+    harmed = files_of(world, "range")[:2]
+    for path in [*harmed, *files_of(world, "open")]:
+        harm(path)
+    same(world.found(world.state), world.found(None), harm)
+    assert sum("its range is read" in line for line in world.told) == len(harmed)
+
+
+def test_another_version_of_the_code_reads_everything(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "rules", lambda: "of a later version")
+    same(world.found(world.state), world.found(None), "later")
+    assert "another version" in world.told[0]
+    world.told.clear()
+    same(world.found(world.state), world.found(None), "and once more")
+    assert world.told == []
+
+
+def test_a_later_format_is_not_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder.open(str(kept_in(world)))
+    manifest = folder.read()
+    assert manifest is not None
+    folder.write(msgspec.structs.replace(manifest, format=manifest.format + 1))
+    folder.close()
+    same(world.found(world.state), world.found(None), "later")
+    assert "another version" in world.told[0]
+
+
+def test_what_is_of_another_store_does_not_count(world: World, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other", 2, is_apache=False)
+    grow(other, 150)
+    other.found(other.state)
+    shutil.rmtree(kept_in(world))
+    shutil.copytree(kept_in(other), kept_in(world))
+    same(world.found(world.state), world.found(None), "of another")
+    assert "not as they were" in world.told[0]
+
+
+def test_a_store_that_was_put_back_is_compared(world: World) -> None:
+    """Its files are others, and the same: they are read, and nothing else is done with them."""
+    world.found(world.state)
+    before = sorted(path.name for path in files_of(world, "range"))
+    world.replace()
+    same(world.found(world.state), world.found(None), "put back")
+    assert world.told == []
+    assert sorted(path.name for path in files_of(world, "range")) == before
+
+
+def test_another_store_at_the_same_path_is_noticed(world: World, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = World(tmp_path / "other", 2, is_apache=False)
+    grow(other, 150)
+    shutil.rmtree(world.copy)
+    shutil.copytree(other.copy, world.copy)
+    same(world.found(world.state), world.found(None), "another")
+    assert "not as they were" in world.told[0]
+
+
+def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
+    """A log that has lost its end behind a range that is kept would not be cut there."""
+    world.found(world.state)
+    folder = Folder.open(str(kept_in(world)))
+    manifest = folder.read()
+    folder.close()
+    assert manifest is not None
+    shutil.copytree(world.state, world.state.with_name("before"))
+    last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
+    ends = [part.place.end for part in manifest.ranges if part.place.start >= last - SEGMENT]
+    assert any(end > last for end in ends)
+    for end in ends:
+        for more in (-1, 0, 1, 300, RANGE // 2):
+            world.cut_at(end + more)
+            world.publish()
+            shutil.rmtree(world.state)
+            shutil.copytree(world.state.with_name("before"), world.state)
+            same(world.found(world.state), world.found(None), (end, more))
+
+
+# --- it cannot be kept
+
+
+def test_where_nothing_can_be_kept_the_answer_is_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = world.found(None)
+    before = {path.name: path.read_bytes() for path in kept_in(world).iterdir()}
+
+    def full(*_: Any) -> kept.Ref:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "write_file", full)
+        same(world.found(world.state), expected, "full")
+        assert ["No space left" in line for line in world.told] == [True]
+        world.told.clear()
+        same(world.found(world.state, anew=True), expected, "full, anew")
+        assert ["No space left" in line for line in world.told] == [True]
+        world.told.clear()
+        assert {path.name: path.read_bytes() for path in kept_in(world).iterdir()} == before
+    same(world.found(world.state), expected, "room again")
+    assert world.told == []
+
+
+def test_a_state_that_is_no_directory_is_told(world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("somebody's")
+    same(world.found(tmp_path / "file"), world.found(None), "no directory")
+    assert ["nothing can be kept" in line for line in world.told] == [True]
+    assert (tmp_path / "file").read_text() == "somebody's"
+
+
+def test_of_two_runs_at_once_one_keeps_nothing(world: World) -> None:
+    folder = Folder.open(str(kept_in(world)))
+    before = {path.name: path.read_bytes() for path in kept_in(world).iterdir()}
+    same(world.found(world.state), world.found(None), "two")
+    assert ["another run" in line for line in world.told] == [True]
+    assert {path.name: path.read_bytes() for path in kept_in(world).iterdir()} == before
+    folder.close()
+
+
+class Killed(BaseException):
+    """As by a signal: nobody handles it."""
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["grown", "first"])
+def test_a_run_that_is_killed_leaves_what_was_there(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_first: bool
+) -> None:
+    """Killed before each of its changes of the directory."""
+    if is_first:
+        shutil.rmtree(world.state)
+    else:
+        shutil.copytree(world.state, world.state.with_name("before"))
+    expected = world.found(None)
+    for number in range(100):
+        shutil.rmtree(world.state, ignore_errors=True)
+        if not is_first:
+            shutil.copytree(world.state.with_name("before"), world.state)
+        left = [number]
+
+        def dying(change: Callable[..., Any], left: list[int] = left) -> Callable[..., Any]:
+            def wrapper(*args: Any, **options: Any) -> Any:
+                if str(args[0]).startswith(str(world.state)):
+                    left[0] -= 1
+                    if left[0] < 0:
+                        raise Killed
+                return change(*args, **options)
+
+            return wrapper
+
+        with monkeypatch.context() as patch:
+            for name in ("replace", "unlink"):
+                patch.setattr(os, name, dying(getattr(os, name)))
+            patch.setattr(kept, "write_file", dying(kept.write_file))
+            try:
+                world.found(world.state)
+                is_killed = False
+            except Killed:
+                is_killed = True
+        same(world.found(world.state), expected, number)
+        assert world.told == []
+        folder = Folder.open(str(kept_in(world)))
+        manifest = folder.read()
+        folder.close()
+        assert manifest is not None
+        assert {path.name for path in kept_in(world).iterdir()} == manifest.files() | {"manifest", ".lock"}
+        if not is_killed:
+            assert number > 5
+            return
+    pytest.fail("it never ended")
+
+
+# --- what is read
+
+
+def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ranges that are kept only the ends, where their file has grown; of others all, once."""
+    monkeypatch.setattr(kept, "END_BYTES", 64)
+    world.found(world.state, anew=True)
+    grow(world, 4)
+    read = Counter[int]()
+    plain, into = StoreFiles.read, StoreFiles.read_into
+
+    def count(path: str, at: int, size: int) -> None:
+        if path.startswith("commitlog/"):
+            first = int(path.rpartition("/")[2]) + at
+            read.update(range(first // 64, -(-(first + size) // 64)))
+
+    def counted(self: StoreFiles, path: str, at: int, size: int) -> bytes:
+        data = plain(self, path, at, size)
+        count(path, at, len(data))
+        return data
+
+    def counted_into(self: StoreFiles, path: str, at: int, buffer: memoryview) -> int:
+        got = into(self, path, at, buffer)
+        count(path, at, got)
+        return got
+
+    monkeypatch.setattr(ranges, "_WINDOW", 512)
+    expected = world.found(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreFiles, "read", counted)
+        patch.setattr(StoreFiles, "read_into", counted_into)
+        same(world.found(world.state), expected, "counted")
+    last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
+    assert last >= 2 * SEGMENT
+    # Single records are read here and there: of keys that are shown, and of units of queues.
+    assert sum(count for place, count in read.items() if place * 64 < last) * 64 < last // 8
+    assert sum(read.values()) * 64 < 4 * RANGE

@@ -1,0 +1,378 @@
+"""Where reading begins and ends by queue offsets and by time, in tables and in streams, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from spark_jobs.errors import JobError
+from spark_jobs.source import Options, RocketmqSource, StoreReader, StoreStreamReader
+from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
+
+Place = tuple[str, int, int]
+"""Topic, queue id and queue offset."""
+SCHEMA = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("queue_id", IntegerType()),
+        StructField("queue_offset", LongType()),
+        StructField("physical_offset", LongType()),
+    ]
+)
+STEP_MS = 1000
+
+
+def fill(root: Path, messages: list[tuple[str, int]]) -> Broker:
+    """A store with a message a second, each of a topic and a queue."""
+    broker = new_broker(root)
+    for topic, queue in messages:
+        broker.send(topic, b"x" * 3000, "", queue)
+        broker.clock.advance(STEP_MS)
+    broker.close()
+    return broker
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """orders has two queues of 60, mails one of 60; several files."""
+    root = tmp_path_factory.mktemp("offsets") / "store"
+    fill(root, [("orders", 0), ("orders", 1), ("mails", 0)] * 60)
+    return root
+
+
+def rows(batches: Any) -> list[tuple[str, int, int, int]]:
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def places(found: list[tuple[str, int, int, int]]) -> list[Place]:
+    return sorted(row[:3] for row in found)
+
+
+def read(*paths: Path, **options: object) -> list[Place]:
+    """What a table has."""
+    texts = {name: str(value) for name, value in options.items()}
+    source = RocketmqSource({"paths": json.dumps([str(path) for path in paths]), **texts})
+    reader = source.reader(SCHEMA)
+    assert isinstance(reader, StoreReader)
+    return places([row for part in reader.partitions() for row in rows(reader.read(part))])
+
+
+class Stream:
+    """A stream as Spark drives it: each offset goes through JSON, and a new reader goes on from the last one."""
+
+    def __init__(self, *paths: Path | str) -> None:
+        self.paths, self.at = [str(path) for path in paths], ""
+
+    def run(self, batches: int = 1, /, *, tells_start: object = True, **options: object) -> list[list[Place]]:
+        """Micro-batches of a new query; the first one begins at the checkpoint, if there is one. Spark 4.1 does not
+        tell where they start, but asks for an empty one where a query goes on."""
+        where = {"paths": json.dumps(self.paths)} if len(self.paths) > 1 else {"path": self.paths[0]}
+        source = RocketmqSource({**where, **{name: str(value) for name, value in options.items()}})
+        reader = source.streamReader(SCHEMA)
+        assert isinstance(reader, StoreStreamReader)
+        if self.at and not tells_start:
+            assert reader.partitions(json.loads(self.at), json.loads(self.at)) == []
+        self.at = self.at or json.dumps(reader.initialOffset())
+        found = []
+        for _ in range(batches):
+            start = json.loads(self.at)
+            end = reader.latestOffset(start) if tells_start else reader.latestOffset()
+            end = json.loads(json.dumps(end))
+            found.append(places([row for part in reader.partitions(start, end) for row in rows(reader.read(part))]))
+            self.at = json.dumps(end)
+        return found
+
+
+def stream(path: Path, **options: object) -> list[Place]:
+    (found,) = Stream(path).run(**options)
+    return found
+
+
+def offsets_of(found: list[Place], topic: str, queue: int) -> list[int]:
+    return [offset for name, number, offset in found if (name, number) == (topic, queue)]
+
+
+def test_each_queue_begins_at_its_offset(store: Path) -> None:
+    asked = {"orders": {"0": 23, "1": -2}}
+    expected = [("orders", 0, n) for n in range(23, 60)] + [("orders", 1, n) for n in range(60)]
+    assert read(store, startingOffsets=json.dumps(asked)) == expected
+    assert stream(store, startingOffsets=json.dumps(asked)) == expected
+    with_topics = {"topics": "mails,orders", "startingOffsets": json.dumps({**asked, "mails": {"0": 59}})}
+    assert read(store, **with_topics) == [("mails", 0, 59), *expected]
+    assert stream(store, **with_topics) == [("mails", 0, 59), *expected]
+
+
+def test_words_stand_for_all_queues(store: Path) -> None:
+    everything = read(store)
+    assert len(everything) == 180
+    assert read(store, startingOffsets="earliest", endingOffsets="latest") == everything
+    assert stream(store, startingOffsets="Earliest") == everything
+    assert stream(store, startingOffsets="latest") == []
+    assert stream(store, startingOffsets='{"orders":{"0":-1,"1":-1}}') == []
+    assert stream(store, startingOffsets='{"orders":{"0":-1,"1":58}}') == [("orders", 1, 58), ("orders", 1, 59)]
+
+
+def test_tables_end_where_they_are_told(store: Path) -> None:
+    ends = json.dumps({"orders": {"0": 10, "1": -1}})
+    found = read(store, startingOffsets='{"orders":{"0":5,"1":57}}', endingOffsets=ends)
+    assert found == [("orders", 0, n) for n in range(5, 10)] + [("orders", 1, n) for n in (57, 58, 59)]
+    assert len(read(store, endingOffsets=ends)) == 70
+    assert read(store, startingOffsets='{"orders":{"0":60,"1":60}}') == []
+    assert read(store, endingOffsets='{"orders":{"0":0,"1":0}}') == []
+
+
+def test_times_by_queue(store: Path) -> None:
+    # Every third message is of orders/0, from the first on.
+    at = START_MS + 30 * STEP_MS
+    asked = json.dumps({"orders": {"0": at, "1": at + 1}})
+    expected = [("orders", 0, n) for n in range(10, 60)] + [("orders", 1, n) for n in range(10, 60)]
+    assert read(store, startingOffsetsByTimestamp=asked) == expected
+    assert stream(store, startingOffsetsByTimestamp=asked) == expected
+    ends = json.dumps({"orders": {"0": at, "1": at + 2 * STEP_MS}})
+    assert offsets_of(read(store, endingOffsetsByTimestamp=ends), "orders", 0) == list(range(10))
+    assert offsets_of(read(store, endingOffsetsByTimestamp=ends), "orders", 1) == list(range(11))
+
+
+def test_a_time_for_all(store: Path) -> None:
+    at = START_MS + 90 * STEP_MS
+    expected = read(store, startingTimestamp=at)
+    assert len(expected) == 90
+    assert stream(store, startingTimestamp=at) == expected
+    assert stream(store, startingTimestamp=at, topics="mails") == [row for row in expected if row[0] == "mails"]
+    assert read(store, startingTimestamp=at, endingTimestamp=at + STEP_MS) == expected[-60:-59]
+
+
+def test_a_restart_goes_by_its_checkpoint(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    broker = fill(root, [("orders", 0), ("orders", 1)] * 40)
+    query = Stream(root)
+    small = {"maxOffsetsPerTrigger": 7}
+    first = query.run(startingOffsets='{"orders":{"0":30,"1":39}}', **small)
+    assert [len(batch) for batch in first] == [7]
+    again = Broker(root, broker.clock)
+    for _ in range(5):
+        again.send("orders", b"y", "", 2)
+        again.send("orders", b"y", "", 1)
+    again.close()
+    # Other options say nothing: what was begun goes on, queues that came since from their first message on.
+    rest = query.run(3, topics="orders", startingOffsets="latest", **small)
+    assert [len(batch) for batch in rest] == [7, 7, 0]
+    found = sorted(row for batch in (*first, *rest) for row in batch)
+    expected = [("orders", 0, n) for n in range(30, 40)] + [("orders", 1, n) for n in range(39, 45)]
+    assert found == expected + [("orders", 2, n) for n in range(5)]
+    assert "from" not in json.loads(query.at)
+
+
+def test_a_restart_with_a_spark_that_does_not_tell_where_it_is(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    broker = fill(root, [("orders", 0), ("orders", 1)] * 40)
+    query = Stream(root)
+    options = {"startingOffsets": '{"orders":{"0":30,"1":35}}', "maxOffsetsPerTrigger": 4, "tells_start": False}
+    found = query.run(2, **options)
+    found += query.run(2, **options)
+    assert [len(batch) for batch in found] == [4, 4, 4, 3]
+    again = Broker(root, broker.clock)
+    again.send("orders", b"y", "", 0)
+    again.close()
+    found += query.run(2, **options)
+    expected = [("orders", 0, n) for n in range(30, 41)] + [("orders", 1, n) for n in range(35, 40)]
+    assert sorted(row for batch in found for row in batch) == expected
+
+
+def test_a_topic_that_was_deleted_and_made_again(tmp_path: Path) -> None:
+    """Its queues count from 0 again: records of before have offsets that the new ones have, too."""
+    root = tmp_path / "store"
+    broker = fill(root, [("orders", 0)] * 30)
+    query = Stream(root)
+    options = {"startingOffsets": '{"orders":{"0":25}}', "maxOffsetsPerTrigger": 2}
+    found = query.run(**options)
+    again = Broker(root, broker.clock)
+    again.owned.durability.remove_topic("orders", lambda error: None)
+    again.owned.settle()
+    for _ in range(20):
+        again.send("orders", b"new", "", 0)
+    again.close()
+    assert offsets_of(read(root), "orders", 0) == sorted([*range(30), *range(20)])
+    for reading in (read, stream):
+        assert offsets_of(reading(root, startingOffsets='{"orders":{"0":5}}'), "orders", 0) == list(range(5, 20))
+    with pytest.raises(JobError, match="says 21 for queue 0 of orders, which ends at 20"):
+        read(root, startingOffsets='{"orders":{"0":21}}')
+    assert "from" in json.loads(query.at)
+    found += query.run(15, **options)
+    assert sorted(row[2] for batch in found for row in batch) == sorted([*range(25, 30), *range(20)])
+
+
+def test_a_message_before_that_was_withdrawn(tmp_path: Path) -> None:
+    """Its unit says nothing of where its record lies."""
+    broker = new_broker(tmp_path / "store")
+    for number in range(4):
+        waiting = broker.schedule(4, b"x", str(number))
+        if number == 1:
+            broker.cancel(waiting)
+    broker.close()
+    found = read(tmp_path / "store", startingOffsets='{"SCHEDULE_TOPIC_XXXX":{"3":2}}')
+    assert found == [("SCHEDULE_TOPIC_XXXX", 3, 2), ("SCHEDULE_TOPIC_XXXX", 3, 3)]
+
+
+def test_several_stores(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    fill(other, [("orders", 0), ("bills", 0)] * 20)
+    latest = json.dumps({"orders": {"0": -2, "1": -2}})
+    each = {str(store): {"orders": {"0": 50, "1": 60}}, str(other): {"orders": {"0": 19}, "bills": {"0": 18}}}
+    found = read(store, other, startingOffsets=json.dumps(each))
+    expected = [("bills", 0, 18), ("bills", 0, 19), ("orders", 0, 19)] + [("orders", 0, n) for n in range(50, 60)]
+    assert found == sorted(expected)
+    each = {str(store): {"orders": {"0": 60, "1": 60}}, str(other): {"bills": {"0": 18}}}
+    assert read(store, other, startingOffsets=json.dumps(each)) == [("bills", 0, 18), ("bills", 0, 19)]
+    with pytest.raises(JobError, match=rf"^{other}: the option startingOffsets names queue 1 of orders, which has"):
+        read(store, other, startingOffsets=latest)
+    # A topic that only one of the brokers has.
+    assert read(store, other, startingOffsets='{"bills": {"0": 17}}') == [("bills", 0, n) for n in (17, 18, 19)]
+    with pytest.raises(JobError, match=f"the option startingOffsets does not name the store {other}, which is read$"):
+        read(store, other, startingOffsets=json.dumps({str(store): each[str(store)]}))
+
+
+def test_a_stream_of_several_stores(tmp_path: Path) -> None:
+    brokers = {name: fill(tmp_path / name, [("orders", 0), (name, 0)] * 20) for name in ("a-1", "a-2")}
+    for options in ({"startingOffsets": '{"orders": {"0": 15}}'}, {"startingTimestamp": START_MS + 30 * STEP_MS}):
+        expected = read(tmp_path / "a-1", tmp_path / "a-2", **options)
+        for paths in ((tmp_path / "a-1", tmp_path / "a-2"), (f"{tmp_path}/a-[12]",)):
+            assert Stream(*paths).run(**options) == [expected]
+            found = Stream(*paths).run(12, maxOffsetsPerTrigger=4, **options)
+            assert max(map(len, found)) == 4
+            assert sorted(row for rows in found for row in rows) == expected
+    of_one = {"startingOffsets": '{"a-2": {"0": 18}}'}
+    assert Stream(f"{tmp_path}/a-*").run(**of_one) == [[("a-2", 0, 18), ("a-2", 0, 19)]]
+    only = Stream(f"{tmp_path}/a-[13]")
+    only.run(startingOffsets="latest")
+    query = Stream(f"{tmp_path}/a-*")
+    query.run(startingOffsets="latest")
+    fill(tmp_path / "a-3", [("new", 0)] * 3)
+    assert only.run() == [[("new", 0, 0), ("new", 0, 1), ("new", 0, 2)]]
+    again = Broker(tmp_path / "a-1", brokers["a-1"].clock)
+    again.send("orders", b"y", "", 0)
+    again.close()
+    assert query.run(startingOffsets="latest") == [[("new", 0, 0), ("new", 0, 1), ("new", 0, 2), ("orders", 0, 20)]]
+    shutil.rmtree(tmp_path / "a-2")
+    with pytest.raises(JobError, match=r"a-2: the checkpoint has this store, which is not among those"):
+        query.run()
+    assert query.run(failOnDataLoss="false") == [[]]
+    query.paths = [str(tmp_path / "a-1")]
+    with pytest.raises(JobError, match="the checkpoint is of another list of stores"):
+        query.run()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "is no JSON of topics and queues, such as"),
+        ("[]", "is no JSON of topics and queues, such as"),
+        ("23", "is no JSON of topics and queues, such as"),
+        ("now", "is no JSON of topics and queues, such as"),
+        ('{"orders": 23}', "has no queues for orders; write it as"),
+        ('{"orders": {"0": "23"}}', 'says "23" for queue 0 of orders; write it as'),
+        ('{"orders": {"0": -3}}', "says -3 for queue 0 of orders; write it as"),
+        ('{"orders": {"0": true}}', "says true for queue 0 of orders; write it as"),
+        ('{"orders": {"0": 1e3}}', "says 1000.0 for queue 0 of orders; write it as"),
+        ('{"orders": {"one": 1}}', "says 1 for queue one of orders; write it as"),
+        ('{"nothing": {"0": 1}}', "names nothing: the store has no queue of such a topic"),
+        ('{"orders": {"0": 1}}', "says nothing of queue 1 of orders; -2 is the earliest, -1 the latest"),
+        ('{"orders": {"0": 1, "1": 1, "7": 1}}', "names queue 7 of orders, which has queues 0, 1"),
+        ('{"orders": {"0": 61, "1": 1}}', "says 61 for queue 0 of orders, which ends at 60; failOnDataLoss=false"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(store: Path, text: str, why: str) -> None:
+    for reading in (read, stream):
+        with pytest.raises(JobError) as caught:
+            reading(store, startingOffsets=text)
+        assert why in str(caught.value)
+        assert "startingOffsets" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets=latest is for streams"),
+        ({"startingOffsets": '{"orders":{"0":-1,"1":0}}'}, "startingOffsets has -1, the latest, which is for streams"),
+        ({"endingOffsets": "earliest"}, "endingOffsets=earliest is no JSON"),
+        ({"endingOffsets": '{"orders":{"0":-2,"1":0}}'}, "endingOffsets says -2 for queue 0 of orders"),
+        ({"startingOffsets": "earliest", "startingTimestamp": 1}, "startingOffsets and startingTimestamp both say"),
+        ({"endingOffsets": "latest", "endingOffset": 1}, "endingOffsets and endingOffset both say"),
+        ({"startingOffset": '{"orders":{"0":1}}'}, "startingOffsets takes queue offsets"),
+        ({"topics": "mails", "startingOffsets": '{"orders":{"0":1,"1":1}}'}, "names orders, which the option topics"),
+        (
+            {"topics": "mails,orders", "startingOffsets": '{"mails":{"0":1}}'},
+            "says nothing of orders, which the option",
+        ),
+        ({"table": "pending", "startingOffsets": "earliest"}, "the table pending has no option startingOffsets"),
+        ({"startingOffsetsByTimestamp": '{"orders":{"0":-1,"1":0}}'}, "says -1 for queue 0 of orders"),
+    ],
+)
+def test_what_a_table_is_not_asked(store: Path, options: dict[str, object], why: str) -> None:
+    with pytest.raises(JobError) as caught:
+        read(store, **options)
+    assert why in str(caught.value)
+
+
+def test_a_stream_has_no_end(store: Path) -> None:
+    by_queue = '{"orders":{"0":1,"1":1}}'
+    for name, text in (("endingOffsets", by_queue), ("endingOffsetsByTimestamp", by_queue), ("endingTimestamp", "1")):
+        with pytest.raises(JobError, match=f"a stream has no option {name}"):
+            stream(store, **{name: text})
+
+
+def test_what_expired(store: Path, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(store, root)
+    files = sorted((root / "commitlog").iterdir())
+    for path in files[:2]:
+        path.unlink()
+    left = offsets_of(read(root), "orders", 0)
+    assert 0 < left[0] < 59
+    with pytest.raises(JobError, match=rf"says 0 for queue 0 of orders, which begins at {left[0]}: what was before"):
+        read(root, startingOffsets='{"orders":{"0":0,"1":-2}}')
+    found = read(root, startingOffsets='{"orders":{"0":0,"1":999}}', failOnDataLoss="false")
+    assert found == [("orders", 0, n) for n in left]
+
+
+def test_files_that_cannot_have_any_are_not_read(store: Path) -> None:
+    def ranges(**options: str) -> int:
+        return len(StoreReader(Options({"path": str(store), **options}), SCHEMA).partitions())
+
+    assert ranges() > 4
+    assert ranges(startingOffsets='{"orders":{"0":59,"1":59}}') == 1
+    assert ranges(endingOffsets='{"orders":{"0":1,"1":1}}') == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 1 << 30), min_size=6, max_size=6),
+    st.integers(0, 9),
+)
+def test_tables_and_streams_agree_with_a_plain_count(
+    tmp_path_factory: pytest.TempPathFactory, messages: list[tuple[str, int]], numbers: list[int], batch: int
+) -> None:
+    root = tmp_path_factory.mktemp("any") / "store"
+    fill(root, messages)
+    counts = {place: messages.count(place) for place in messages}
+    asked: dict[str, dict[str, int]] = {}
+    expected = []
+    for (topic, queue), count in counts.items():
+        start = numbers[(topic == "b") * 3 + queue] % (count + 2) - 1
+        asked.setdefault(topic, {})[str(queue)] = -2 if start < 0 else start
+        expected += [(topic, queue, offset) for offset in range(max(start, 0), count)]
+    options = {"startingOffsets": json.dumps(asked)}
+    assert read(root, **options) == sorted(expected)
+    found = Stream(root).run(62, maxOffsetsPerTrigger=batch, **options)
+    assert sorted(row for rows in found for row in rows) == sorted(expected)
+    assert batch == 0 or max(len(rows) for rows in found) <= batch
+    shutil.rmtree(root.parent)

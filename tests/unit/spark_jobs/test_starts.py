@@ -1,0 +1,313 @@
+"""What a broker that starts on a store finds of what waits. For duemq the oracle is duemq, started on the files."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scheduler import level_queues, timer_files
+from scheduler.level_queues import read_saved
+from scheduler.pending import Pending, Selection, Waiting
+from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.events import RangeEvents
+from spark_jobs.figures import CASE, Figures
+from spark_jobs.progress import read_progress
+from spark_jobs.ranges import plan
+from spark_jobs.starts import NEW, OLD, OURS, Start, starts
+from spark_jobs.store_files import StoreFiles
+from storage.config_file import ConfigFile
+from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from storage.errors import StoreFileMissing
+from storage.files import OsFiles
+from storage.recovery import Recovered
+from storage.store import MessageStore, StoreConfig
+from tests.unit.broker.test_repair import as_of_apache, remove
+from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, SEGMENT, START_MS, TABLE, Broker, new_broker
+
+LEVEL = f"consumequeue/{SCHEDULE_TOPIC}/3"
+
+
+@pytest.fixture(autouse=True)
+def _files_are_let_go_of() -> Iterator[None]:
+    yield
+    Broker.let_go_of_all()
+
+
+def starts_of(root: Path) -> dict[str, Start]:
+    """By broker."""
+    store = StoreFiles.open(root)
+    progress = read_progress(store, TABLE.text)
+    damages = list[tuple[int, int, str]]()
+    waits, done = [], []
+    for part in plan(store):
+        events = RangeEvents(store, part, progress)
+        for found in events:
+            waits.append(found.waits)
+            done.append(found.done)
+        assert events.read is not None
+        damages += [(int(a), int(b), str(c)) for a, b, c in events.read.damages]
+    matched = match_by_origin(np.concatenate(waits), np.concatenate(done))
+    cases = np.concatenate([matched.cases, match_by_key(matched.waits, matched.done)])
+    figures = Figures.added([Figures.of(cases[::2], 1000, 0), Figures.of(cases[1::2], 1000, 0)])
+    return {each.broker: each for each in starts(store, figures, damages)}
+
+
+def open_as_a_broker_does(store: MessageStore) -> Recovered:
+    """With what others know of the queues, see `broker.daemon`."""
+    store.inspect()
+    root = store.config.root
+    saved = read_saved(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
+    for level, offset in level_queues.reached(store.checkpoint, saved).items():
+        store.expect(SCHEDULE_TOPIC, level - 1, offset)
+    store.expect(TIMER_TOPIC, 0, timer_files.reached(store.checkpoint, store.files, f"{root}/config"))
+    return store.recover()
+
+
+def found_by_us(root: Path, broker: Broker) -> int:
+    """How many of the messages that wait duemq has that starts on the store."""
+    target = root.parent / f"{root.name}-started"
+    shutil.copytree(root, target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MessageStore, "open", open_as_a_broker_does)
+        after = Broker(target, broker.clock)
+    if after.recovered.is_foreign:
+        after.owned.checkpoint()
+    after.timers.gather(broker.clock.now_ms())
+    pending = Pending(after.store, after.timers, after.levels)
+    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
+    return sum(each.message.body != b"soon" for each in found)  # those were delivered
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    """Of 160 messages 100 wait: 40 in level 4, 60 in the wheel."""
+    broker = new_broker(tmp_path / "store")
+    for number in range(40):
+        broker.schedule(1, b"soon", f"a{number}")
+        broker.schedule(4, b"late", f"b{number}")
+        broker.timer(START_MS + 1500, b"soon", f"c{number}")
+    for number in range(60):
+        broker.timer(START_MS + 3_600_000 + number * 1000, b"late", f"d{number}")
+    broker.pass_time(2000)
+    broker.send("plain", b"the last record")
+    return broker
+
+
+def apache(broker: Broker) -> Path:
+    """The store, stopped, as one of RocketMQ's."""
+    broker.close()
+    as_of_apache(broker.root)
+    return broker.root
+
+
+def test_all_is_found_of_a_store_that_was_stopped(broker: Broker) -> None:
+    broker.close()
+    found = starts_of(broker.root)
+    assert found[OURS] == Start(OURS, True, 100, 0, 0, [])
+    assert found[NEW] == Start(NEW, False, 100, 0, 0, [])
+    assert found[OLD].misses == 60
+    assert found[OLD].reasons == ["4.9.7 has no timers: 60 messages wait in the timer wheel"]
+
+
+def test_all_is_found_of_a_store_that_was_killed(broker: Broker) -> None:
+    broker.owned.checkpoint()
+    broker.schedule(4, b"behind the checkpoint", "e")
+    broker.owned.store.abandon()
+    found = starts_of(broker.root)
+    assert (found[OURS].finds, found[NEW].finds) == (101, 101)
+
+
+def test_one_of_ours_finds_all_of_its_own(broker: Broker) -> None:
+    broker.close()
+    for name in (f"consumequeue/{SCHEDULE_TOPIC}", "timerlog", "timerwheel", "config/delayOffset.json"):
+        remove(broker.root / name)
+    assert starts_of(broker.root)[OURS] == Start(OURS, True, 100, 0, 0, [])
+    assert found_by_us(broker.root, broker) == 100
+
+
+def test_nothing_is_missed_of_apaches(broker: Broker) -> None:
+    root = apache(broker)
+    found = starts_of(root)
+    assert found[NEW] == Start(NEW, True, 100, 0, 0, [])
+    assert found[OURS] == Start(OURS, False, 100, 0, 0, [])
+
+
+def zeroed(path: Path, start: int = 0, end: int | None = None) -> None:
+    data = bytearray(path.read_bytes())
+    end = len(data) if end is None else end
+    data[start:end] = bytes(end - start)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 50), (30, 40), (39, 50)])
+def test_a_queue_of_a_level_that_lacks_units(broker: Broker, first: int, last: int) -> None:
+    """RocketMQ takes what comes before the first unit that is none; duemq, taking over, what is there and in order."""
+    root = apache(broker)
+    zeroed(root / LEVEL / f"{0:020}", first * 20, last * 20)
+    found = starts_of(root)
+    lacks = "unit 39" if first == 39 else f"units {first} to 39"
+    why = f"{LEVEL} lacks {lacks}, of messages that wait in level 4"
+    assert found[NEW] == Start(NEW, True, 60 + first, 40 - first, 0, [why])
+    assert found[OLD].reasons[0] == why
+    assert found[OURS].finds == found_by_us(root, broker)
+
+
+def test_a_queue_that_others_know_to_be_longer_is_made_again_by_us(broker: Broker) -> None:
+    root = apache(broker)
+    remove(root / f"consumequeue/{SCHEDULE_TOPIC}")
+    found = starts_of(root)
+    assert (found[NEW].misses, found[OURS].misses) == (40, 0)
+    assert found_by_us(root, broker) == 100
+
+
+def test_without_any_queue_all_are_made_again(broker: Broker) -> None:
+    root = apache(broker)
+    remove(root / "consumequeue")
+    found = starts_of(root)
+    assert (found[NEW].misses, found[OURS].misses) == (0, 0)
+    assert found_by_us(root, broker) == 100
+
+
+def test_after_a_kill_apaches_brokers_make_the_end_again(tmp_path: Path) -> None:
+    """From the last file on whose first record is three seconds older than the checkpoint."""
+    broker = new_broker(tmp_path / "store")
+    for number in range(200):
+        broker.schedule(4, b"x" * 1000, f"k{number}")
+        broker.clock.advance(1000)
+    broker.send("plain", b"the last record")
+    begun = [
+        struct.unpack_from(">q", path.read_bytes(), 56)[0] for path in sorted((broker.root / "commitlog").iterdir())
+    ]
+    assert len(begun) > 3
+    root = apache(broker)
+    remove(root / LEVEL)
+    assert starts_of(root)[OLD].misses == 200, "stopped"
+    (root / "abort").touch()
+    (root / "checkpoint").write_bytes(struct.pack(">qq", begun[2] + 3000, begun[2] + 9000).ljust(4096, b"\0"))
+    missed = starts_of(root)[OLD].misses
+    assert missed == sum(at < 2 * SEGMENT for at in _places(root))
+    (root / "checkpoint").write_bytes(struct.pack(">qq", begun[2] + 2999, begun[2] + 9000).ljust(4096, b"\0"))
+    assert starts_of(root)[OLD].misses == sum(at < SEGMENT for at in _places(root))
+
+
+def _places(root: Path) -> list[int]:
+    found = []
+    for path in sorted((root / "commitlog").iterdir()):
+        data, at = path.read_bytes(), 0
+        while at + 8 < len(data) and struct.unpack_from(">iI", data, at)[1] == 0xDAA320A7:
+            found.append(int(path.name) + at)
+            at += struct.unpack_from(">i", data, at)[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lost", "missed", "why"),
+    [
+        (("timerlog",), 60, "timerlog/ is missing, and with it 60 messages that wait"),
+        (("timerlog", "timerwheel"), 60, "timerlog/ is missing, and with it 60 messages that wait"),
+        (("timerwheel",), 0, None),
+        ((f"consumequeue/{TIMER_TOPIC}",), 60, f"consumequeue/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing"),
+        (("config/timercheck",), 0, "config/timercheck is missing: the timer topic is read from its begin"),
+        ((f"consumequeue/{TIMER_TOPIC}", "config/timercheck"), 60, f"consumequeue/{TIMER_TOPIC}/0 lacks units 40 to"),
+    ],
+)  # fmt: skip
+def test_timers_of_apaches(broker: Broker, lost: tuple[str, ...], missed: int, why: str | None) -> None:
+    root = apache(broker)
+    for name in lost:
+        remove(root / name)
+    found = starts_of(root)
+    assert found[NEW].misses == missed
+    assert found[NEW].finds == 100 - missed
+    assert any(reason.startswith(why) for reason in found[NEW].reasons) if why else found[NEW].reasons == []
+    assert found[OURS].finds == found_by_us(root, broker)
+
+
+@pytest.mark.parametrize(("first", "is_killed", "missed"), [(10, False, 10), (10, True, 10), (160, False, 90)])
+def test_a_gap_in_a_long_queue(tmp_path: Path, first: int, missed: int, *, is_killed: bool) -> None:
+    """Of its last three files RocketMQ takes what comes before the gap; those before it believes, and a queue that
+    knows later messages gets none of earlier ones, also after a kill."""
+    broker = new_broker(tmp_path / "store")
+    for number in range(5 * QUEUE_UNITS):
+        broker.schedule(4, b"late", f"k{number}")
+    broker.send("plain", b"the last record")
+    root = apache(broker)
+    number, at = divmod(first, QUEUE_UNITS)
+    zeroed(root / LEVEL / f"{number * QUEUE_UNITS * 20:020}", at * 20, at * 20 + 200)
+    if is_killed:
+        (root / "abort").touch()
+        (root / "checkpoint").write_bytes(bytes(4096))
+    assert starts_of(root)[OLD].misses == missed
+
+
+def test_a_lost_wheel_is_made_again_of_the_end_of_the_timer_log(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "store")
+    for number in range(400):
+        broker.timer(START_MS + 3_600_000 + number * 1000, b"late", f"d{number}")
+    broker.run()
+    broker.send("plain", b"the last record")
+    root = apache(broker)
+    assert starts_of(root)[NEW].misses == 0
+    remove(root / "timerwheel")
+    files = sorted(path.name for path in (root / "timerlog").iterdir())
+    assert len(files) > 3
+    # 100 units of 52 bytes do not fit into 5200 bytes with what ends a file.
+    assert starts_of(root)[NEW].misses == (len(files) - 2) * 99
+    assert starts_of(root)[OURS].misses == 0
+
+
+def test_levels_whose_progress_is_lost_come_again(broker: Broker) -> None:
+    root = apache(broker)
+    remove(root / "config/delayOffset.json")
+    found = starts_of(root)
+    why = "config/delayOffset.json is missing: 5.3.3 starts level 1 at 0 and delivers 40 again"
+    assert found[NEW] == Start(NEW, True, 100, 0, 40, [why])
+
+
+def test_what_lies_behind_a_damage_in_the_last_files_goes(broker: Broker) -> None:
+    root = apache(broker)
+    waiting = sorted(_places(root))
+    at = waiting[100]
+    zeroed(root / "commitlog" / f"{0:020}", at, at + 60)
+    found = starts_of(root)
+    assert found[NEW].misses > 0
+    assert f"the commitlog is damaged at {at}: a start cuts off what lies behind" in found[NEW].reasons[-1]
+
+
+def test_nothing_is_said_of_a_store_that_is_open(broker: Broker) -> None:
+    store = StoreFiles.open(broker.root)
+    store.is_running = True
+    assert starts(store, Figures.of(np.zeros(0, CASE), 1000, 0), []) == []
+
+
+def test_duemq_does_not_start_without_a_file_that_its_checkpoint_goes_by(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "store")
+    for number in range(400):
+        broker.timer(broker.clock.now_ms() + 90_000_000 + number, b"x" * 500)
+    broker.schedule(4, b"waits")
+    broker.run()
+    broker.close()
+    root = tmp_path / "store"
+    found = starts_of(root)[OURS]
+    assert (found.misses, found.reasons) == (0, [])
+    for path in sorted((root / "commitlog").iterdir()):
+        is_gone = path.name != f"{0:020}"
+        if is_gone:
+            path.unlink()
+    store = MessageStore(
+        StoreConfig(str(root), commitlog_segment_size=SEGMENT, queue_segment_size=QUEUE_UNITS * 20),
+        OsFiles(),
+        ("127.0.0.1", 10911),
+        TABLE.deliver_time,
+    )
+    with pytest.raises(StoreFileMissing) as caught:
+        store.open()
+    found = starts_of(root)[OURS]
+    assert found.wrote_it
+    assert (found.finds, found.misses > 0) == (0, True)
+    (reason,) = found.reasons
+    assert Path(caught.value.path).name in reason
