@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak"
-ALONE := tests/unit tests/crash tests/fuzz tests/process tests/bench tests/simulation
+UNIT := tests/unit
+MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation
 SPARK := tests/spark
 
 SEEDS ?= 100
@@ -29,22 +30,34 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker,spark,dev]'
 	@touch $@ $(VENV)/.broker
 
+# The tests ask the oldest Spark that pyproject.toml allows, too.
+$(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oldest-spark \
+		"pyspark==$$(sed -n 's/.*"pyspark>=\([0-9.]*\)".*/\1/p' pyproject.toml).0"
+	@touch $@
+
+# The tests start Spark some twenty times, and Java loads its classes faster from an archive.
+$(VENV)/spark.jsa: $(VENV)/.dev
+	$(BIN)/python -m tests.spark.class_archive $@
+
 run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_ARGS="--store ./data")
 	exec $(BIN)/duemq serve $(RUN_ARGS)
 
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(VENV)/.dev peers ## Set up the peers and run every test but the soak
-	@# Three runs beside each other: what uses the processors, Spark's, and what mostly waits for brokers and clients.
-	@$(PYTEST) -p no:cacheprovider $(ALONE) > .alone.log 2>&1 & alone=$$!; \
-	$(PYTEST) -p no:cacheprovider $(SPARK) > .spark.log 2>&1 & spark=$$!; \
-	trap 'kill $$alone $$spark 2>/dev/null' INT TERM; \
-	$(PYTEST) $(addprefix --ignore ,$(ALONE) $(SPARK)); rest=$$?; \
-	wait $$alone; alone=$$?; wait $$spark; spark=$$?; cat .alone.log .spark.log; rm -f .alone.log .spark.log; \
-	if [ $$rest$$alone$$spark != 000 ]; then \
-		echo "make test: failed ($(ALONE): $$alone, $(SPARK): $$spark, others: $$rest)"; exit 1; \
-	fi
+test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Set up the peers and run every test but the soak
+	@# Four runs beside each other: two that use the processors, Spark's, and what mostly waits for brokers and clients.
+	@run() { name=$$1; shift; $(PYTEST) -p no:cacheprovider "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
+	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
+	run unit $(UNIT) & run machine $(MACHINE) & run spark $(SPARK) & \
+	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(MACHINE) $(SPARK)); failed=$$?; \
+	wait; cat .unit.log .machine.log .spark.log; \
+	for name in unit machine spark; do \
+		status=$$(cat .$$name.status); rm -f .$$name.log .$$name.status; \
+		if [ "$$status" != 0 ]; then echo "make test: the run '$$name' failed ($$status)"; failed=1; fi; \
+	done; \
+	exit $$failed
 
 unit: $(VENV)/.dev ## Run the tests that need no peer (some minutes)
 	$(BIN)/python -m pytest tests/unit

@@ -18,7 +18,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from storage.errors import NotDurable, StoreFormatError, StoreLocked
 from storage.files import Ranges
@@ -30,11 +32,55 @@ Call = Literal["open", "read", "write", "sync", "name", "remove"]
 directory; making a file or a directory, or giving one a name; removing one."""
 
 
+_LARGE = 1 << 20
+
+
+class _Lazy:
+    """A large file's content, as a bytearray has it: zeros that nobody has touched take no time and no memory."""
+
+    def __init__(self, size: int) -> None:
+        self._array = np.zeros(size, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._array[at].tobytes() if isinstance(at, slice) else int(self._array[at])
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if not isinstance(at, slice):
+            self._array[at] = value
+            return
+        start, stop, _ = at.indices(len(self))
+        if len(value) == max(0, stop - start):
+            self._array[at] = np.frombuffer(bytes(value), np.uint8)
+        else:
+            self._array = np.concatenate(
+                (self._array[:start], np.frombuffer(bytes(value), np.uint8), self._array[stop:])
+            )
+
+    def __delitem__(self, at: slice) -> None:
+        self[at] = b""
+
+    def __bytes__(self) -> bytes:
+        return self._array.tobytes()
+
+    def extend(self, data: bytes) -> None:
+        self[len(self) :] = data
+
+    def rstrip(self, zeros: bytes) -> bytes:
+        assert zeros == b"\0"
+        end = len(self)
+        while end and not self._array[max(0, end - _LARGE) : end].any():
+            end = max(0, end - _LARGE)
+        return self._array[:end].tobytes().rstrip(zeros)
+
+
 class Node:
     """A file's content, apart from its name."""
 
     def __init__(self, size: int = 0) -> None:
-        self.data = bytearray(size)
+        self.data: Any = bytearray(size) if size < _LARGE else _Lazy(size)
 
 
 class Folder:
@@ -111,8 +157,13 @@ class SimulatedFiles:
 
     def list(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
-        entries = {*self.names, *self.folders} - {prefix}
-        return sorted(entry[len(prefix) :] for entry in entries if os.path.dirname(entry) == path.rstrip("/"))
+        inside = (
+            entry[len(prefix) :]
+            for entries in (self.names, self.folders)
+            for entry in entries
+            if entry.startswith(prefix)
+        )
+        return sorted(entry for entry in inside if entry and "/" not in entry)
 
     def make_directories(self, path: str, *, durable: bool = False) -> None:
         missing = []
@@ -228,9 +279,7 @@ class SimulatedFiles:
         self.overwrite(node, offset, data)
 
     def overwrite(self, node: Node, offset: int, data: bytes) -> None:
-        if len(node.data) < offset + len(data):
-            node.data.extend(bytes(offset + len(data) - len(node.data)))
-        node.data[offset : offset + len(data)] = data
+        _put(node.data, offset, data)
         self.operations.append(Write(node, offset, bytes(data)))
 
     def sync(self, path: str, node: Node) -> None:
@@ -262,19 +311,16 @@ class SimulatedFiles:
     def after_crash(self, when: int, chance: random.Random, style: str) -> SimulatedFiles:
         """What the disk may hold after a power cut before operation `when`. `style`: "nothing" that was not synced
         is there, "everything" is, or "some" as `chance` has it."""
-        durable: dict[Node, bytearray] = {}
+        durable: dict[Node, Writes] = {}
         unsynced: dict[Node, Writes] = {}
         named: dict[Folder, Entries] = {}
         renamed: dict[Folder, list[Name]] = {}
         for operation in self.operations[:when]:
             match operation:
                 case Write(node):
-                    durable.setdefault(node, bytearray())
                     unsynced.setdefault(node, []).append(operation)
                 case Sync(node):
-                    content = durable.setdefault(node, bytearray())
-                    for write in unsynced.pop(node, []):
-                        _apply(content, write.offset, write.data)
+                    durable.setdefault(node, []).extend(unsynced.pop(node, []))
                 case Name(folder):
                     renamed.setdefault(folder, []).append(operation)
                 case SyncDirectory(folder):
@@ -289,7 +335,7 @@ class SimulatedFiles:
     def _image(
         self,
         named: dict[Folder, Entries],
-        durable: dict[Node, bytearray],
+        durable: dict[Node, Writes],
         unsynced: dict[Node, Writes],
         chance: random.Random,
         style: str,
@@ -306,8 +352,8 @@ class SimulatedFiles:
                     continue
                 if entry not in copies:
                     copy = copies[entry] = Node(len(entry.data))
-                    content = durable.get(entry, bytearray())
-                    copy.data[: len(content)] = content
+                    for write in durable.get(entry, []):
+                        _put(copy.data, write.offset, write.data)
                     for write in unsynced.get(entry, []):
                         _tear(copy.data, write, chance, style)
                 image.names[at] = copies[entry]
@@ -434,7 +480,7 @@ class SimulatedLock:
         self._files.locked.discard(self._path)
 
 
-def _apply(content: bytearray, offset: int, data: bytes) -> None:
+def _put(content: Any, offset: int, data: bytes) -> None:
     if len(content) < offset + len(data):
         content.extend(bytes(offset + len(data) - len(content)))
     content[offset : offset + len(data)] = data

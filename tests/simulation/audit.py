@@ -22,7 +22,7 @@ from spark_jobs.figures import STATUSES
 from spark_jobs.ranges import plan, walks
 from spark_jobs.store_files import Segment, StoreFiles
 from storage.check import problems
-from storage.clock import Moment
+from storage.clock import Moment, look
 from storage.config_file import ConfigFile
 from storage.store import MessageStore, StoreConfig
 from tests.simulation.disk import PAGE, Disk
@@ -99,7 +99,7 @@ def complaints(life: Life) -> Iterator[str]:
         for sentence in _of_bytes(life, life.left.disk, config, life.left.now, life.left.at):
             yield f"after the kill at {life.left.at:.3f} {sentence}"
     loop, clock = life.world.loop, life.world.clock
-    now = Moment(clock.now_ms(), clock.monotonic())
+    now = look(clock)
     for sentence in _of_bytes(life, life.world.disk.image(), config, now, loop.time()):
         yield f"in the end {sentence}"
 
@@ -108,11 +108,11 @@ def _of_bytes(life: Life, disk: Disk, config: BrokerConfig, now: Moment, at: flo
     if not any(path.startswith(f"{ROOT}/commitlog/") for path in disk.names):
         return  # no message was ever stored
     files = DiskStore(disk)
-    bodies, come, named, is_whole = _records(files)
+    bodies, come, named, last, is_whole = _records(files)
     waiting = set(progress.waiting(files).offsets.tolist())
     cases = _cases(files)
     store, recovered = open_store(config, disk)
-    if any(offset >= recovered.end for offset in bodies):
+    if last >= recovered.end:
         # Behind what a power cut took there are records that nobody was told of: a start cuts them off, jobs read on.
         store.abandon()
         return
@@ -135,15 +135,17 @@ def _of_bytes(life: Life, disk: Disk, config: BrokerConfig, now: Moment, at: flo
     yield from _accounted(life, come, bodies, waiting, at)
 
 
-def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[int], bool]:
-    """Of each scheduled record its body, of all others how many have which, which origins are named, and whether all
-    records are there. By RocketMQ's layout, and what a record names alone."""
+def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[int], int, bool]:
+    """Of each scheduled record its body, of all others how many have which, which origins are named, where the last
+    record lies, and whether all records are there. By RocketMQ's layout, and what a record names alone."""
     bodies: dict[int, bytes] = {}
     come: Counter[bytes] = Counter()
     named: set[int] = set()
+    last = -1
     for part in plan(files):
         for found in walks(files, part, check_crc=False):
             records = found.records
+            last = max(last, int(records.physical_offset.max(initial=-1)))
             codes, names = records.topics()
             texts = records.property_strings
             again = texts(properties.TIMER_ROLL_TIMES).to_pylist()
@@ -162,7 +164,7 @@ def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[i
                     bodies[offset] = body
                 elif names[code] not in _SCHEDULED:
                     come[body] += 1
-    return bodies, come, named, files.segments[0].first_offset == 0 and not files.gaps()
+    return bodies, come, named, last, files.segments[0].first_offset == 0 and not files.gaps()
 
 
 def _cases(files: StoreFiles) -> Any:

@@ -18,7 +18,7 @@ from protocol.command import Command
 from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage, ResetOffset
 from protocol.headers import Topic as TopicHeader
 from scheduler.delay_levels import DelayLevels
-from storage.clock import Moment
+from storage.clock import look
 from tests.simulation.audit import Left
 from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
 from tests.simulation.groups import OtherBroker, PushConsumer
@@ -33,7 +33,7 @@ _QUIET_SECONDS = 30.0
 """After everything is due, and nothing goes wrong any more, all of it has to be there within this."""
 _REFUSED = {
     "recall failed, the message is already delivered": "ALREADY_DELIVERED",
-    "recall failed, the message waits no longer: it is delivered or cancelled": "NO_LONGER_WAITS",
+    "recall failed, it was delivered or cancelled, or the store was compacted since": "NO_LONGER_WAITS",
     "recall failed, no such message": "NEVER_EXISTED",
 }
 
@@ -88,9 +88,7 @@ class Life:
         """Keep what one of the kills left; not what has wrong bytes, which the next start finds, and no job does."""
         if self.world.kills <= self._kept_kill and not self._has_wrong_bytes:
             world = self.world
-            self.left = Left(
-                world.disk.image(), world.loop.time(), Moment(world.clock.now_ms(), world.clock.monotonic())
-            )
+            self.left = Left(world.disk.image(), world.loop.time(), look(world.clock))
 
     def _started(self, _: Broker) -> None:
         self._has_wrong_bytes = False

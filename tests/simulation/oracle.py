@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from protocol import properties
 from scheduler.delay_levels import DelayLevels
@@ -21,6 +22,8 @@ from tests.simulation.script import QUEUES
 from tests.simulation.world import ROOT
 
 _STORED = 0
+_SLEWED_SECONDS = 0.5
+"""What a clock is set by that the broker follows as if it had been slowed down or sped up."""
 _STORED_MAYBE = (10, None)
 _MOST_WORK = (4, 5000, 10)
 _MOST_OBJECT_BYTES = 650_000
@@ -57,6 +60,7 @@ def complaints(life: Life) -> Iterator[str]:
     yield from audit.complaints(life)
     store, _ = audit.open_store(life.world.config, life.world.disk)
     yield from problems(store, life.deleted)
+    yield from _times_ascend(life, store)
     stored = list(_stored(store))
     yield from _once(stored)
     by_body: defaultdict[bytes, list[Stored]] = defaultdict(list)
@@ -66,6 +70,7 @@ def complaints(life: Life) -> Iterator[str]:
     seen = {each.body for consumer in life.consumers for each in consumer.seen.values()}
     for attempt in life.attempts:
         yield from _of_attempt(life, attempt, by_body.get(attempt.body, []), was_seen=attempt.body in seen)
+    yield from _kept_their_delay(life)
     yield from _replaced(life, by_body)
     yield from _read_wholly(life, store, stored)
     yield from _in_order(life, stored)
@@ -113,6 +118,16 @@ def _stored(store: MessageStore) -> Iterator[Stored]:
             found.prepared_transaction_offset,
             int(level) if level else 0,
         )
+
+
+def _times_ascend(life: Life, store: MessageStore) -> Iterator[str]:
+    """As long as nobody sets the clock, no record is stored before the one that it follows: times are searched."""
+    if life.steps:
+        return
+    for before, after in pairwise(Scanner(store.log, store.log.begin)):
+        if after.store_timestamp < before.store_timestamp:
+            back = before.store_timestamp - after.store_timestamp
+            yield f"the record at {after.physical_offset} is stored {back} ms before the one that it follows"
 
 
 def _once(stored: list[Stored]) -> Iterator[str]:
@@ -209,6 +224,24 @@ def _not_early(life: Life, attempt: Attempt, found: list[Stored], name: str) -> 
     for each in found:
         if each.store_timestamp < promised - 1:
             yield f"{name} was promised for {promised}, and delivered {promised - each.store_timestamp} ms early"
+
+
+def _kept_their_delay(life: Life) -> Iterator[str]:
+    """No consumer gets a message of a level before its delay is over by a clock that nobody sets, though the wall clock
+    was set. It is the checkpoint that tells: not one of RocketMQ's, or of before the machine was started again, and
+    between two checkpoints only what became of the clock in all."""
+    if len(life.steps) != 1 or life.power_cuts or any(action.kind == "visit" for action in life.script.actions):
+        return
+    delays = [DelayLevels(table) for table in life.tables]
+    attempts = {each.body: each for each in life.attempts if each.level and not each.changes}
+    for consumer in life.consumers:
+        for _, seen in consumer.history:
+            attempt = attempts.get(seen.body)
+            if attempt is None:
+                continue
+            early = attempt.asked + min(table.delay_ms(attempt.level) for table in delays) / 1000 - seen.at
+            if early > 0.002 + _SLEWED_SECONDS:
+                yield f"message {_name(seen.body)} came {early:.3f} s early, by a clock never set"
 
 
 def _replaced(life: Life, by_body: dict[bytes, list[Stored]]) -> Iterator[str]:

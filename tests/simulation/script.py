@@ -16,6 +16,8 @@ QUEUES = 2
 TOPIC_QUEUES = 4
 """...of so many that a topic has."""
 LEVELS = "1s 2s 5s 10s"
+OTHER_LEVELS = ("1s", "1s 2s 3s 4s", "1s 2s 2s", "2s 3s 5s 10s 20s")
+"""Tables it is changed to: longer, shorter, without a level that comes back with another delay."""
 _ERRORS = (("sync", "EIO"), ("sync", "EIO"), ("write", "EIO"), ("sync", "EMFILE"), ("write", "ENOSPC"))
 
 
@@ -57,6 +59,8 @@ def generate(seed: str) -> Script:
         "messageDelayLevel": LEVELS,
         "timerRollWindowSlot": chance.choice(("4", "20", "172800")),
         "scheduleDeliverBatchSize": chance.choice(("1", "7", "512")),
+        # Where the disk is full the oldest files would go, expired or not, as they may: no promise is broken then.
+        "cleanFileForciblyEnable": "false",
     }
     makers = [
         (30, _send_timer),
@@ -105,6 +109,10 @@ def generate(seed: str) -> Script:
         if chance.random() < 0.2:
             far = {"ms": chance.choice((-200_000, 200_000))}
             actions.append(Action(round(chance.uniform(0.5, length), 3), "set clock", far))
+    chance = random.Random(f"{seed}/clock at an end")
+    if chance.random() < 0.15:
+        for _ in range(chance.choice((1, 1, 2))):
+            actions += _clock_at_an_end(chance, round(chance.uniform(0.5, length), 3))
     chance = random.Random(f"{seed}/visits")
     if chance.random() < 0.2:
         for _ in range(chance.choice((1, 1, 2, 5))):
@@ -181,7 +189,10 @@ def _pause(chance: random.Random, at: float) -> list[Action]:
 def _setting(chance: random.Random, at: float) -> Action:
     name, value = chance.choice(
         (
-            ("messageDelayLevel", chance.choice((LEVELS, "1s 2s 3s 4s", "2s 3s 5s 10s 20s"))),
+            (
+                "messageDelayLevel",
+                chance.choice((LEVELS, "1s 2s", "1s 2s 3s 4s", "1s 4s 2s 3s 4s", "2s 3s 5s 10s 20s")),
+            ),
             ("timerStopDequeue", chance.choice(("true", "false"))),
             ("timerStopEnqueue", chance.choice(("true", "false"))),
             ("timerRollWindowSlot", chance.choice(("4", "20", "172800"))),
@@ -248,6 +259,13 @@ def _evict(chance: random.Random, at: float) -> list[Action]:
 
 def _clock(chance: random.Random, at: float) -> list[Action]:
     return [Action(at, "set clock", {"ms": chance.choice((-60_000, -3000, -400, 400, 3000, 60_000))})]
+
+
+def _clock_at_an_end(chance: random.Random, at: float) -> list[Action]:
+    """The clock is set right before the broker ends, or while it is down."""
+    step = Action(at, "set clock", {"ms": chance.choice((-200_000, -60_000, -3000, 3000, 60_000, 200_000))})
+    when = round(at + chance.choice((-0.02, 0.0, 0.02, 0.2, 0.6)), 3)
+    return [step, Action(when, chance.choice(("kill", "kill", "stop")))]
 
 
 def _slow(chance: random.Random, at: float) -> list[Action]:

@@ -41,6 +41,15 @@ class SimulatedClock:
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
         self.ahead_ms = 0
+        self._boots = 1
+
+    @property
+    def boot_id(self) -> bytes:
+        return b"boot %011d" % self._boots
+
+    def boot(self) -> None:
+        """The machine was started again. Its monotonic time may well go on where it was."""
+        self._boots += 1
 
     def now_ms(self) -> int:
         return START_MS + self.ahead_ms + int(self._loop.time() * 1000)
@@ -181,6 +190,7 @@ class World:
             how = await self._ended
             if how == "power cut":
                 self.disk.cut_power()
+                self.clock.boot()
             if not self.is_over:
                 await asyncio.sleep(self.restart_delay())
 

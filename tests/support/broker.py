@@ -143,12 +143,14 @@ class Peer:
         self.frames: list[tuple[int, Command]] = []
         """Everything that came, in order, with the codec of each header."""
         self.requests: list[Command] = []
+        self.responses: list[Command] = []
+        """The responses among them, in order."""
         self.transport.attach(connection)
 
-    @property
-    def responses(self) -> list[Command]:
-        """Every response so far, in order."""
-        return [command for _, command in self.frames if command.is_response]
+    def forget(self) -> None:
+        """Drop the frames and responses that came so far."""
+        self.frames.clear()
+        self.responses.clear()
 
     def received(self, data: bytes) -> None:
         for frame in self._reader.receive_data(data):
@@ -157,6 +159,7 @@ class Peer:
             if not command.flag & FLAG_RESPONSE:
                 self.requests.append(command)
                 continue
+            self.responses.append(command)
             waiting = self._waiting.pop(command.opaque, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(command)

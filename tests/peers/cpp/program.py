@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 from zlib import crc32
 
@@ -36,6 +37,12 @@ _MAX_MESSAGE_SIZE = 4 << 20  # what the other libraries and the brokers have; he
 # At shutdown the library commits what it has finished, and a callback that has just told its message has not returned.
 _LAST_CALLBACK_S = 0.1
 _SUCCESS, _AGAIN = 0, 1
+# What a client logs for a heartbeat while it knows no broker. Its timer sends one 10 ms after the start; a producer
+# sends one more in the start itself.
+_HEARTBEAT_TO_NOBODY = b"sendheartbeat brokeradd is empty"
+_HEARTBEATS_OF_A_PRODUCER, _HEARTBEATS_OF_A_PULL_CONSUMER = 2, 1
+_START_TIMEOUT_S = 30
+_LOOK_EVERY_S = 0.001
 # The C functions give a property by name and cannot list them; a request may ask for more (`property_names`).
 _PROPERTIES = [
     "CLUSTER",
@@ -100,6 +107,50 @@ def _received(message: RecvMessage, names: list[str]) -> Json:
     }
 
 
+class _Log:
+    """The library's log of this process: it alone tells when a client has sent the heartbeats of its start.
+
+    A send or a pull that meets such a heartbeat fails ("No route info of this topic", or an asynchronous failure
+    without a text): while the heartbeat connects to the broker, the library takes that connection for none, and all
+    its tries are over before it stands.
+    """
+
+    def __init__(self) -> None:
+        self._path = Path(os.environ["HOME"]) / "logs" / "rocketmq-cpp" / f"{os.getpid()}_rocketmq-cpp.log.0"
+        self._starting = threading.Lock()
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @contextmanager
+    def until_heartbeats(self, count: int) -> Iterator[None]:
+        """Leave the block, which starts one client, when the client has sent the `count` heartbeats of its start.
+
+        One client starts at a time, since the lines do not tell whose they are. Raises TimeoutError.
+        """
+        with self._starting:
+            begin = self._size()
+            yield
+            deadline = time.monotonic() + _START_TIMEOUT_S
+            while self._heartbeats_since(begin) < count:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self._path} does not tell of the first heartbeats of a client")
+                time.sleep(_LOOK_EVERY_S)
+
+    def _heartbeats_since(self, begin: int) -> int:
+        if self._size() == 0:
+            return 0
+        with self._path.open("rb") as file:
+            file.seek(begin)
+            return file.read().count(_HEARTBEAT_TO_NOBODY)
+
+
+_log = _Log()
+
+
 class Program:
     """The clients of this process, by handle, and the operations on them."""
 
@@ -135,7 +186,8 @@ class Program:
         producer = Producer(request["group"], timeout=request.get("timeout_ms"), max_message_size=_MAX_MESSAGE_SIZE)
         producer.set_namesrv_addr(request["nameserver"])
         ffi_check(dll.SetProducerInstanceName(producer._handle, request["handle"].encode()))
-        producer.start()
+        with _log.until_heartbeats(_HEARTBEATS_OF_A_PRODUCER):
+            producer.start()
         self._producers[request["handle"]] = producer
         return {}
 
@@ -282,7 +334,8 @@ def _selector(request: Json, spec: Json) -> Callable[[int, Any, Any], int] | Non
 def _pull_consumer(request: Json) -> Iterator[PullConsumer]:
     consumer = PullConsumer(request.get("group") or "peer_pull")
     consumer.set_namesrv_addr(request["nameserver"])
-    consumer.start()
+    with _log.until_heartbeats(_HEARTBEATS_OF_A_PULL_CONSUMER):
+        consumer.start()
     try:
         yield consumer
     finally:
