@@ -163,13 +163,14 @@ class Turns:
         self._is_called = False
         ready = [work for work in self._all if work in self._ready]
         self._ready = {}
-        now, left = look(self._clock), len(ready)
+        left = len(ready)
         end = self._end or time.perf_counter() + TURN_SECONDS
         self._end = None
         for work in ready:
             share = max(SHARE_SECONDS, (end - time.perf_counter()) / left)
             left -= 1
-            self._give_turn(work, now, self._budget(share))
+            # Each by its own look at the clock: what a step appends is not older than what one before it appended.
+            self._give_turn(work, look(self._clock), self._budget(share))
 
     def _give_turn(self, work: Work, now: Moment, budget: Budget) -> None:
         work.cancel_timer()

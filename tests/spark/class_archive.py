@@ -18,12 +18,13 @@ from tests.bench import spark_stores
 PATH = Path(sys.prefix) / "spark.jsa"
 QUERY = "select topic, count(*) n from messages where queue_id >= 0 group by topic order by n desc"
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+"""Else Java says on its standard output that an archive is not of its classes, as it is not of an older Spark's."""
 
 
 def use() -> None:
     """Have all Spark processes that are started from here on use the archive, if there is one."""
     if PATH.exists():
-        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:SharedArchiveFile={PATH}")
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:SharedArchiveFile={PATH} {_QUIET}")
 
 
 def make(path: Path) -> None:

@@ -1,0 +1,29 @@
+"""Each kind of work is told the time of its own slice: store times never go back within a turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.turns import Turns
+from storage.budget import Budget
+from storage.clock import ManualClock, Moment
+from tests.support.loop import turns
+
+
+async def test_a_step_is_told_no_older_time_than_the_one_before_it_in_the_turn() -> None:
+    clock = ManualClock()
+    everything = Turns(asyncio.get_running_loop(), clock)
+    told: list[int] = []
+
+    def step(now: Moment, _: Budget) -> float | None:
+        told.append(now.wall_ms)
+        clock.advance(7)  # requests that were held back are handled, by the time that it is then
+        return None
+
+    for name in ("requests", "levels", "timers"):
+        everything.work(name).step = step
+    begin = clock.now_ms()
+    everything.start()
+    await turns(1)
+    everything.stop()
+    assert told == [begin, begin + 7, begin + 14]
