@@ -621,8 +621,8 @@ class LevelQueues:
         now_ms, monotonic, _ = now
         if self._jump_ms or self._watch.has_jumped(now):
             self._wake()
-        else:
-            self._seen_end, self._seen = self._store.log.end, now  # a step may be long to come
+            return  # by the new time all looks late, or nothing, before a step has followed it
+        self._seen_end, self._seen = self._store.log.end, now  # a step may be long to come
         seconds = max(monotonic - self._sampled_at, 0.001)
         self._sampled_at = monotonic
         for level in self.levels.values():

@@ -436,6 +436,18 @@ def test_a_level_that_is_late_is_logged_with_the_reason() -> None:
     assert described.startswith("pending=0 nextDue=- lateMillis=0 lastLateMillis=1500")
 
 
+def test_no_level_is_late_because_somebody_sets_the_clock() -> None:
+    world = World()
+    world.schedule(3)
+    world.run()
+    world.clock.set_wall(world.clock.now_ms() + HOUR_MS)
+    with capture_logs() as logs:
+        world.levels.report(look(world.clock))
+        world.run()
+        world.levels.report(look(world.clock))
+    assert [line["event"] for line in logs] == ["clock_set_forward"]
+
+
 @pytest.mark.parametrize("jump_ms", [-HOUR_MS, -20_000])
 @pytest.mark.parametrize("end", ["stop", "kill after a checkpoint", "kill"])
 @pytest.mark.parametrize("stored", ["level", "plain"])
