@@ -1,27 +1,39 @@
-"""The configuration file: properties text, `name=value` a line; # and ! start comments. Of a name that comes more than
-once the last line counts."""
+"""The configuration file: a .properties file, read as `java.util.Properties` does, by the library javaproperties.
+
+`=`, `:` or a blank ends a name; # and ! start comments; a backslash at the end of a line continues it on the next one;
+`\\u00e4` is a character by its number. Of a name that comes more than once the last entry counts.
+
+Two things differ from Java. The file is UTF-8, of which Java sees the bytes as ISO 8859-1: no difference in ASCII. And
+a name with neither separator nor value is refused, where Java takes an empty value.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
+import javaproperties
+from javaproperties import KeyValue, PropertiesElement
+
 from broker.errors import ConfigError
 
-_COMMENTS: Final = "#!"
 _MAX_REPEATED: Final = 100
+_UP_TO_VALUE: Final = re.compile(r"[ \t\f]*(?:\\\r?\n[ \t\f]*|\\.|[^\\=:\s])*[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
+"""What is before the value in an entry: the name and what separates it from the value."""
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """The properties in a text; `source` is what an error calls it. Raises ConfigError."""
+    """The properties in a text; `source` is what an error calls the text. Raises ConfigError."""
     values = {}
-    for number, line in _entries(text.splitlines()):
-        name, separator, value = line.partition("=")
-        if not separator:
-            raise ConfigError(f"{source}, line {number + 1}: {line.strip()[:_MAX_REPEATED]!r} is not NAME=VALUE")
-        values[name.strip()] = value.strip()
+    for line, element in _elements(text, source):
+        if isinstance(element, KeyValue):
+            if not element.value and re.search(r"[=:\s]", element.source.strip()) is None:
+                told = element.source.strip()[:_MAX_REPEATED]
+                raise ConfigError(f"{source}, line {line}: {told!r} is not NAME=VALUE")
+            values[element.key] = element.value.strip()
     return values
 
 
@@ -55,30 +67,49 @@ def save(path: str, changes: Mapping[str, str]) -> None:
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
-    """A text with other values: in the lines that have the properties, else in new lines at its end. All else stays
-    as it is."""
-    lines = text.splitlines(keepends=True)
-    at = {line.partition("=")[0].strip(): number for number, line in _entries(lines)}
+    """A text with other values: in the entries that have the properties, else in new lines at its end. All else stays
+    as it is. Raises ConfigError."""
+    entries = [element for _, element in _elements(text, "the configuration file")]
+    sources = [element.source for element in entries]
+    at = {element.key: number for number, element in enumerate(entries) if isinstance(element, KeyValue)}
     for name, value in changes.items():
         if name in at:
-            line = lines[at[name]]
-            head, _, old = line.partition("=")
-            gap = old[: len(old) - len(old.lstrip(" \t"))]
-            end = line[len(line.rstrip("\r\n")) :]
-            lines[at[name]] = f"{head}={gap}{value}{end}"
+            source = sources[at[name]]
+            begin = _UP_TO_VALUE.match(source)
+            end = source[len(source.rstrip("\r\n")) :]
+            head = begin[0].rstrip("\r\n") if begin is not None else ""
+            if not value and not head.rstrip().endswith(("=", ":")):
+                head += "="  # a name alone would be refused
+            sources[at[name]] = f"{head}{_escaped(value)}{end}"
         else:
-            if lines and not lines[-1].endswith(("\n", "\r")):
-                lines[-1] += "\n"
-            lines.append(f"{name}={value}\n")
-    return "".join(lines)
+            if sources and not sources[-1].endswith(("\n", "\r")):
+                sources[-1] += "\n"
+            sources.append(f"{name}={_escaped(value)}\n")
+    return "".join(sources)
 
 
-def _entries(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines that are neither blank nor comments, each with its place, from 0 on."""
-    for number, line in enumerate(lines):
-        text = line.strip()
-        if text and text[0] not in _COMMENTS:
-            yield number, line
+def _elements(text: str, source: str) -> Iterator[tuple[int, PropertiesElement]]:
+    """The entries, comments and blank lines of a text, each with the number of its first line, from 1 on. Raises
+    ConfigError."""
+    line = 1
+    elements = javaproperties.parse(text)
+    while True:
+        try:
+            element = next(elements, None)
+        except ValueError as error:  # a \\u that no four digits follow
+            raise ConfigError(f"{source}, after line {line - 1}: {error}") from None
+        if element is None:
+            return
+        yield line, element
+        line += len(re.findall(r"\r\n|\r|\n", element.source))
+
+
+def _escaped(value: str) -> str:
+    """A value as Java reads it back, whichever of the two encodings the file is read with."""
+    escaped = javaproperties.escape(value)
+    for character in ":=#!":
+        escaped = escaped.replace(f"\\{character}", character)  # these need it in names only
+    return escaped
 
 
 def _text_of(path: str) -> str:

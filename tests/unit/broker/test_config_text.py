@@ -8,6 +8,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker import config_text
 from broker.errors import ConfigError
@@ -43,6 +45,48 @@ def test_only_the_lines_that_change_are_touched() -> None:
 def test_a_property_gets_its_place(before: str, after: str) -> None:
     assert config_text.changed(before, {"x": "1"}) == after
     assert config_text.parse(after, "a text")["x"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x: 0\n", "x: 1\n"),
+        ("x\t0\n", "x\t1\n"),
+        ("x : 0", "x : 1"),
+        ("x =\\\n   0\ny=2\n", "x =1\ny=2\n"),
+        ("\\u0078=0\n", "\\u0078=1\n"),
+    ],
+)
+def test_whatever_separates_a_name_from_its_value_stays(before: str, after: str) -> None:
+    assert config_text.changed(before, {"x": "1"}) == after
+
+
+_BLANKS = st.sampled_from(["", " ", "\t", " \t"])
+_VALUES = st.text("ab1 =:#!\\\tä😀", max_size=8)
+_NAMES = st.sampled_from(["x", "y", "brokerName"])
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> str:
+    value = draw(_VALUES).replace("\\", "\\\\").strip()
+    if draw(st.booleans()):
+        value = value.replace("a", "\\u0061").replace("b", "\\\n  b")
+    separator = draw(st.sampled_from(["=", ":", " ", " = ", ":\t"]))
+    if separator == " ":
+        value = "v" + value  # one that begins with = or : would be of another separator
+    comment = draw(st.sampled_from(["", "# x=7\n", "!\n", "\n"]))
+    return comment + draw(_BLANKS) + draw(_NAMES) + separator + value + "\n"
+
+
+@given(st.lists(entries(), max_size=4).map("".join), _NAMES, _VALUES.map(str.strip))
+def test_a_value_that_was_written_is_read_and_all_others_stay(text: str, name: str, value: str) -> None:
+    before = config_text.parse(text, "a text")
+    assert config_text.parse(config_text.changed(text, {name: value}), "a text") == {**before, name: value}
+
+
+def test_a_character_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^the request, after line 1: .*\\u12"):
+        config_text.parse("x=1\ny=\\u12\n", "the request")
 
 
 def test_a_file_is_replaced_as_a_whole_and_keeps_its_mode(tmp_path: Path) -> None:
