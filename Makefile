@@ -11,9 +11,10 @@ MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation
 SPARK := tests/spark
 
 SEEDS ?= 100
+WHAT ?= sends
 FROM ?= 0
 
-.PHONY: help run test unit interop crash fuzz simulate bench soak lint type format check peers clean
+.PHONY: help run test unit interop crash fuzz simulate bench profile soak lint type format check peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -76,6 +77,9 @@ simulate: $(VENV)/.dev ## Live on a simulated machine (SEEDS=100 FROM=0): faults
 
 bench: peers ## Measure this broker beside Apache's, one table
 	$(BIN)/python -m tests.bench
+
+profile: $(VENV)/.dev ## Show where the hot path spends its time (WHAT=sends, timers, levels, pulls)
+	$(BIN)/python -m tests.bench.profile $(WHAT)
 
 soak: $(VENV)/.dev ## The long tests: 500 times kill -9 under load
 	$(BIN)/python -m pytest -m soak --timeout 0

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.bench import level_cases, pressure_cases, spark_cases, timer_cases, timer_growth
+from tests.bench import level_cases, pressure_cases, profile, spark_cases, timer_cases, timer_growth
 from tests.bench.brokers import ours
 
 # Cases of one group share the broker's stores, which take seconds to fill and to become due.
@@ -78,3 +78,11 @@ def test_the_growth_of_the_timer_wheel_is_plotted() -> None:
     points = timer_growth.measure(timer_growth.TINY)
     assert tuple(point.pending for point in points) == timer_growth.TINY.pending
     ElementTree.fromstring(timer_growth.svg(points))
+
+
+@pytest.mark.parametrize("name", profile.CASES)
+async def test_a_profile_names_our_functions(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    await profile.measure(name, 4 * profile.READ)
+    told = capsys.readouterr().out
+    assert f"{name}: " in told
+    assert "broker/" in told

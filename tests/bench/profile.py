@@ -1,0 +1,141 @@
+"""Where the time of the hot path goes: a whole broker in this process, without sockets, under Python's profiler.
+
+    python -m tests.bench.profile [sends|timers|pulls|levels] [--messages N]      (make profile WHAT=sends)
+
+Printed are CPU microseconds a message without the profiler, best of three runs, and then, with it, the functions that
+take most. The profiler makes calls dearer than they are: its shares count, and the figure without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import logging
+import pstats
+import tempfile
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import structlog
+import uvloop
+
+from storage.clock import look
+from tests.support.broker import Peer, UnboundBroker, running
+from tests.support.wire import encode_all, pull, send
+
+BODY = b"x" * 1000
+KEY = "UNIQ_KEY\x017F0000010001\x02WAIT\x01true\x02TAGS\x01a"
+READ = 64
+"""Requests that one read of a socket brings."""
+RUNS = 3
+SHOWN = 25
+SETTINGS = ("mappedFileSizeCommitLog=1073741824", "flushDiskType=ASYNC_FLUSH")
+
+
+class _Case:
+    """One kind of work on a broker: `prepare` once, then `run` as often as one likes."""
+
+    def __init__(self, broker: UnboundBroker, messages: int) -> None:
+        self.broker = broker
+        self.peer = broker.connect()
+        self.reads = messages // READ
+        self.messages = self.reads * READ
+
+    async def prepare(self) -> None:
+        """What is not measured."""
+        answer = await self.peer.ask(send("T", BODY, properties=KEY))
+        assert answer.code == 0, answer
+
+    async def run(self) -> None:
+        """What is measured."""
+        raise NotImplementedError
+
+
+class Sends(_Case):
+    """Messages to be delivered at once."""
+
+    properties = KEY
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self._data = encode_all(send("T", BODY, properties=self.properties) for _ in range(READ))
+
+    async def run(self) -> None:
+        for _ in range(self.reads):
+            self.peer.connection.data_received(self._data)
+            await asyncio.sleep(0)
+
+
+class Timers(Sends):
+    """Messages with a time: taken, and put into the wheel."""
+
+    properties = f"{KEY}\x02TIMER_DELAY_MS\x01600000"
+
+
+class Levels(Sends):
+    """Messages with a delay level, and their deliveries."""
+
+    properties = f"{KEY}\x02DELAY\x011"
+
+    async def run(self) -> None:
+        await super().run()
+        self.broker.clock.advance(1000)
+        levels = self.broker.levels
+        levels.report(look(self.broker.clock))
+        while any(level.waiting for level in levels.levels.values()):
+            await asyncio.sleep(0.001)
+
+
+class Pulls(Sends):
+    """Reads of messages, 32 a pull."""
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        await super().run()
+        self._pulls = [encode_all([pull("T", offset)]) for offset in range(0, self.messages, 32)]
+
+    async def run(self) -> None:
+        for data in self._pulls:
+            self.peer.connection.data_received(data)
+            await asyncio.sleep(0)
+
+
+CASES: dict[str, type[_Case]] = {"sends": Sends, "timers": Timers, "levels": Levels, "pulls": Pulls}
+
+
+async def measure(name: str, messages: int) -> None:
+    """Print where the time of a case goes."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with running(Path(directory), *SETTINGS) as broker:
+            case = CASES[name](broker, messages)
+            await case.prepare()
+            spent = []
+            profile = cProfile.Profile()
+            # The client does not look at what it gets: its decoding would be most of the time.
+            with patch.object(Peer, "received"):
+                for _ in range(RUNS):
+                    gc.collect()
+                    begun = time.process_time()
+                    await case.run()
+                    spent.append(time.process_time() - begun)
+                profile.enable()
+                await case.run()
+                profile.disable()
+    print(f"{name}: {min(spent) / case.messages * 1e6:.2f} us of CPU a message, {case.messages} messages")
+    pstats.Stats(profile).sort_stats("tottime").print_stats(SHOWN)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.profile", description=__doc__)
+    parser.add_argument("case", nargs="?", default="sends", choices=CASES)
+    parser.add_argument("--messages", type=int, default=50_000)
+    arguments = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    uvloop.run(measure(arguments.case, arguments.messages))
+
+
+if __name__ == "__main__":
+    main()
