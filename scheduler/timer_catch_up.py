@@ -156,11 +156,6 @@ class CatchUp:
             hold.second = min(wanted, last)
         return Verdict(none, ~none, hold.second)
 
-    def passing(self, waits: Waits) -> None:
-        """Messages are about to get other slots: the search will not find them where they are."""
-        if self._search is not None and len(waits):
-            self._search.passing(waits)
-
     def repeated(self, old: int, new: int) -> None:
         """A message was appended once more, at another physical offset."""
         self._is_stale = True
@@ -183,6 +178,7 @@ class CatchUp:
         if self._search is None:
             self._is_stale = False
             self._search = _Search(self._store, self._slots, list(self._asked), now_ms - OVERDUE_MS)
+            self._slots.passes.append(self._search)
         wanted = self._search.wants() if self._read_cold is not None else None
         if wanted is not None:
             assert self._read_cold is not None
@@ -190,6 +186,7 @@ class CatchUp:
             self._read_cold(ColdRead(self._store.log, wanted), self._was_read)
         elif not self._search.step():
             search, self._search = self._search, None
+            self._slots.passes.remove(search)
             if not self._is_stale:
                 self._take(search)
         return True
@@ -236,7 +233,7 @@ class _Search:
         """Whether a thread has read the first of those."""
 
     def passing(self, waits: Waits) -> None:
-        """See `CatchUp.passing`."""
+        """See `timer_slots.Pass`."""
         position = waits["position"]
         mine = (position >= self._position) & (position < self._end) & np.isin(waits["hash"], self.topics)
         if mine.any():

@@ -187,4 +187,4 @@ class Parking:
         self._waits = picked(waits, np.argsort(waits["due"], kind="stable"))
         self._parts = []
         if len(self._waits):
-            self._slots.on_loaded(self._waits)
+            self._slots.read_ahead(self._waits)

@@ -178,6 +178,7 @@ class Second:
         "_is_read_again",
         "_older",
         "_older_count",
+        "_read_ahead",
         "_runs",
         "again",
         "deletes",
@@ -187,17 +188,16 @@ class Second:
         "is_touched",
         "loader",
         "number",
-        "on_loaded",
         "removed",
     )
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, read_ahead: Callable[[Waits], None] = lambda waits: None) -> None:
+        """`read_ahead` is called with messages that were loaded, many at once, whose records are wanted in memory."""
         self.number = number
         """Seconds since the epoch; the messages are due after it, and not after the next one."""
         self.loader: Loader | None = None
         """Loads the messages, or deletes some; None when that is done. The second is not over before."""
-        self.on_loaded: Callable[[Waits], None] = lambda waits: None
-        """Called with messages that were loaded, many at once."""
+        self._read_ahead = read_ahead
         self.again: list[tuple[Waits, Magic]] = []
         """Units of what is due later than this second, and has to get another slot."""
         self.deletes: list[tuple[int, int]] = []
@@ -276,7 +276,7 @@ class Second:
     def _take_in_older(self) -> None:
         if self._older:
             waits = joined(self._older[::-1])
-            self.on_loaded(waits)
+            self._read_ahead(waits)
             self._runs.insert(0, _Run(waits))
             self._older, self._older_count = [], 0
 
@@ -286,7 +286,7 @@ class Second:
         if not self._is_read_again and sum(map(len, self._runs)) > given:
             self._is_read_again = True
             for run in self._runs:
-                self.on_loaded(run.some())
+                self._read_ahead(run.some())
 
     def remaining(self) -> Waits:
         """All messages, by deliver time. That costs as much as there are."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -59,10 +59,20 @@ _ROLL_UNITS: Final = 4096
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 
 
+class Pass(Protocol):
+    """A search that goes by where the units of messages are, and takes more than one step."""
+
+    def passing(self, waits: Waits) -> None:
+        """Messages are about to get other slots: the search will not find them where they are."""
+
+
 class Slots:
     """The timer log, the wheel, and the seconds in memory."""
 
-    def __init__(self, store: MessageStore, topics: TimerTopics, config: TimerConfig) -> None:
+    def __init__(
+        self, store: MessageStore, topics: TimerTopics, config: TimerConfig, read_ahead: Callable[[Waits], None]
+    ) -> None:
+        """`read_ahead` is called with messages whose records will be read soon, many at once."""
         root = store.config.root
         self._store = store
         self._topics = topics
@@ -90,10 +100,10 @@ class Slots:
         """Whether what is left of the current second is being given to the next one."""
         self.held_to = 0
         """No second beyond has a message whose time a policy chose."""
-        self.on_loaded: Callable[[Waits], None] = lambda waits: None
-        """Called with messages of a second that is being loaded, many at once."""
-        self.on_moving: Callable[[Waits], None] = lambda waits: None
-        """Called when messages are about to get other slots."""
+        self.read_ahead = read_ahead
+        """Called with messages whose records will be read soon, many at once."""
+        self.passes: list[Pass] = []
+        """What goes through the units in the order of the log at the moment, and is told of those that get others."""
         self.census = Census()
         """What waits, if somebody has asked how much, or for which keys."""
         self.search = TimerSearch(self)
@@ -221,10 +231,9 @@ class Slots:
         if number in self.resident:
             return
         last = self.wheel.last(number)
-        second = self.resident[number] = Second(number)
+        second = self.resident[number] = Second(number, self.read_ahead)
         if last >= 0:
             second.is_loaded = False
-            second.on_loaded = self.on_loaded
             second.loader = Loading(self, second, last)
 
     def left_of(
@@ -328,7 +337,7 @@ class Slots:
             return True
         waits, target = second.first(_ROLL_UNITS), max(second.number + 1, beyond)
         if len(waits):
-            self.on_moving(waits)
+            self.moving(waits)
             next_second = np.full(len(waits), target)
             self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
             self.census.removed(waits)
@@ -420,6 +429,11 @@ class Slots:
         kept = magic & NO_MESSAGE == 0
         self.search.moved(waits["position"][kept], moved[kept])
 
+    def moving(self, waits: Waits) -> None:
+        """Messages are about to get other slots."""
+        for each in self.passes:
+            each.passing(waits)
+
     def bring_back(self, parked: Waits, waits: Waits, now_ms: int, not_before: NDArray[np.int64]) -> None:
         """Give parked messages slots to be delivered from: `waits` are the same with the times and the marks that they
         are to have. Raises OSError; then nothing changed."""
@@ -431,7 +445,7 @@ class Slots:
         waits, magic = second.again[-1]
         moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
         second.is_touched = True
-        self.on_moving(moving)
+        self.moving(moving)
         self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
         self.census.removed(moving)
         if len(waits) > _ROLL_UNITS:

@@ -125,14 +125,12 @@ class Timers:
 
         real_topics = RealTopics(store)
         self._topics = topics = TimerTopics(real_topics.of)
-        self._slots = slots = Slots(store, topics, config)
+        self._slots = slots = Slots(store, topics, config, self._read_ahead)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
         ids = TimerIds(store, slots.log, enqueuer)
         self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
-        slots.on_moving = catch_up.passing
-        slots.on_loaded = self._read_ahead
         self.policies = Policies(real_topics.with_policies, catch_up.judge)
         self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
         """Cancels, reschedules and replaces what waits."""
@@ -370,7 +368,7 @@ class Timers:
         # In one piece: what has another unit must not be tried again. So all that has to be read is read first.
         slots.prepare(back, now_ms, not_before)
         self._cancel(split.dropped, now_ms)
-        slots.on_moving(held)
+        slots.moving(held)
         # Those stay whose topic is paused while another one with its hash goes on.
         others = np.concatenate((split.dropped, split.parked))
         moved = waits[~np.isin(waits["position"], others["position"])]
@@ -422,7 +420,7 @@ class Timers:
         slots.prepare(moved, now_ms, not_before)
         self._cancel(split.dropped, now_ms)
         if len(moved):
-            slots.on_moving(np.concatenate((held, parked)))
+            slots.moving(np.concatenate((held, parked)))
             self._note_held(np.concatenate((later, held)), not_before[: len(later) + len(held)])
             slots.move(moved, np.full(len(moved), NORMAL, np.int32), now_ms, not_before)
             slots.parking.added(park_in, parked)
