@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from protocol.command import Command
 from protocol.errors import FrameError
@@ -39,8 +40,9 @@ class _Out(msgspec.Struct, gc=False, omit_defaults=True):
     language: str | None
     opaque: int
     remark: str | None = None
-    serializeTypeCurrentRPC: str = ""  # noqa: N815
-    version: int = -1
+    # Always given: whatever a default were, it would be left out.
+    serializeTypeCurrentRPC: str | UnsetType = UNSET  # noqa: N815
+    version: int | UnsetType = UNSET
 
 
 _decode = msgspec.json.Decoder(_Head).decode
