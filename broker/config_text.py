@@ -78,8 +78,8 @@ def changed(text: str, changes: Mapping[str, str]) -> str:
             begin = _UP_TO_VALUE.match(source)
             end = source[len(source.rstrip("\r\n")) :]
             head = begin[0].rstrip("\r\n") if begin is not None else ""
-            if not value and not head.rstrip().endswith(("=", ":")):
-                head += "="  # a name alone would be refused
+            if value[:1] in ("", "=", ":") and not head.rstrip().endswith(("=", ":")):
+                head += "="  # a name alone would be refused, and the value's first character taken for a separator
             sources[at[name]] = f"{head}{_escaped(value)}{end}"
         else:
             if sources and not sources[-1].endswith(("\n", "\r")):

@@ -356,7 +356,7 @@ class Broker:
         self._budget = InputBudget(loop, config.max_unfinished_request_bytes)
         self._output = OutputBudget(loop, config.max_unread_response_bytes)
         self._pulls = PullHandlers(
-            config,
+            self.settings,
             store,
             topics,
             groups,
@@ -370,16 +370,20 @@ class Broker:
             self._workers,
             reads,
         )
-        sources = Sources(config, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock)
+        sources = Sources(
+            self.settings, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock
+        )
         staging = Staging(store, topics.table, levels, timers)
-        send = SendHandlers(config, store, topics, groups, levels, timers, staging, held, router, clock, reads, limits)
-        send_back = SendBackHandlers(config, store, topics, groups, staging, router, clock, reads)
+        send = SendHandlers(
+            self.settings, store, topics, groups, levels, timers, staging, held, router, clock, reads, limits
+        )
+        send_back = SendBackHandlers(self.settings, store, topics, groups, staging, router, clock, reads)
         self._slices = slices = Slices(self._turns.share, reads)
-        timer_handlers = TimerHandlers(config, store, topics, timers, router, clock, slices, reads)
+        timer_handlers = TimerHandlers(self.settings, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)
         pending_handlers = PendingHandlers(timers, pending, timer_handlers, router, clock, slices, reads)
         admin = AdminHandlers(
-            config,
+            self.settings,
             store,
             topics,
             groups,
@@ -432,11 +436,6 @@ class Broker:
             clients,
             held,
             durability,
-            send,
-            send_back,
-            self._pulls,
-            admin,
-            timer_handlers,
             self.housekeeping,
             self._durability_work.wake,
         )

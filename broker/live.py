@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from broker.clients import Clients
 from broker.config import BrokerConfig
 from broker.groups import Groups
-from broker.handlers.admin import AdminHandlers
-from broker.handlers.pull import PullHandlers
-from broker.handlers.send import SendHandlers
-from broker.handlers.send_back import SendBackHandlers
-from broker.handlers.timers import TimerHandlers
 from broker.held_answers import HeldAnswers
 from broker.housekeeping import Housekeeping
 from broker.settings import LiveSettings
@@ -19,6 +15,19 @@ from broker.topics import Topics
 from storage.durability import Durability, DurabilityConfig
 from storage.retention import RetentionConfig
 from storage.store import MessageStore
+
+READ_WHERE_USED: Final = frozenset(
+    {
+        "brokerPermission",
+        "longPollingEnable",
+        "maxTransferBytesOnMessageInMemory",
+        "maxTransferCountOnMessageInMemory",
+        "pullThreadPoolQueueCapacity",
+        "recallMessageEnable",
+        "shortPollingTimeMills",
+    }
+)
+"""Live properties that take effect by being read again each time: handlers have the `LiveSettings`."""
 
 
 def retention_config(config: BrokerConfig) -> RetentionConfig:
@@ -46,11 +55,6 @@ def follow(
     clients: Clients,
     held: HeldAnswers,
     durability: Durability,
-    send: SendHandlers,
-    send_back: SendBackHandlers,
-    pull: PullHandlers,
-    admin: AdminHandlers,
-    timers: TimerHandlers,
     housekeeping: Housekeeping,
     wake_durability: Callable[[], None],
 ) -> None:
@@ -61,13 +65,6 @@ def follow(
 
     def limit_messages(config: BrokerConfig) -> None:
         store.appender.max_body_size = config.max_message_size
-        send.reconfigure(config)
-
-    def permit(config: BrokerConfig) -> None:
-        topics.reconfigure(config)
-        send.reconfigure(config)
-        send_back.reconfigure(config)
-        pull.reconfigure(config)
 
     def make_groups(config: BrokerConfig) -> None:
         groups.auto_create = config.auto_create_group
@@ -77,8 +74,6 @@ def follow(
 
     def limit_waiting(config: BrokerConfig) -> None:
         held.reconfigure(config.send_queue_capacity)
-        pull.reconfigure(config)
-        admin.reconfigure(config)
 
     def flush_as_often(config: BrokerConfig) -> None:
         durability.reconfigure(durability_config(config))
@@ -97,20 +92,9 @@ def follow(
         retain,
     )
     on("maxMessageSize", limit_messages)
-    on("brokerPermission", permit)
-    on(("autoCreateTopicEnable", "defaultTopicQueueNums"), topics.reconfigure)
+    on(("brokerPermission", "autoCreateTopicEnable", "defaultTopicQueueNums"), topics.reconfigure)
     on("autoCreateSubscriptionGroup", make_groups)
     on("notifyConsumerIdsChangedEnable", notify)
-    on("recallMessageEnable", timers.reconfigure)
-    on(("sendThreadPoolQueueCapacity", "pullThreadPoolQueueCapacity"), limit_waiting)
-    on(
-        (
-            "longPollingEnable",
-            "shortPollingTimeMills",
-            "maxTransferCountOnMessageInMemory",
-            "maxTransferBytesOnMessageInMemory",
-        ),
-        pull.reconfigure,
-    )
+    on("sendThreadPoolQueueCapacity", limit_waiting)
     on("flushConsumerOffsetInterval", housekeeping.reconfigure)
     on(("flushIntervalCommitLog", "flushIntervalConsumeQueue"), flush_as_often)

@@ -64,15 +64,15 @@ class LongPolls:
         self,
         loop: asyncio.AbstractEventLoop,
         turns: RequestTurns,
-        capacity: int,
+        capacity: Callable[[], int],
         serve: Callable[[HeldPull], bool],
         expire: Callable[[HeldPull], None],
         fail: Callable[[HeldPull, Exception], None],
     ) -> None:
         self._loop = loop
         self._turns = turns
-        self.capacity = capacity
-        """How many may wait; whoever waits already stays."""
+        self._capacity = capacity
+        """How many may wait, as of now; whoever waits already stays."""
         self._serve = serve
         self._expire = expire
         self._fail = fail
@@ -101,7 +101,7 @@ class LongPolls:
 
     def hold(self, pull: HeldPull) -> bool:
         """Let a pull wait for its queue; False where too many wait already."""
-        if self.count >= self.capacity:
+        if self.count >= self._capacity():
             return False
         self.count += 1
         pull.is_held = True

@@ -6,9 +6,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from broker.config import BrokerConfig
 from broker.held_answers import HeldAnswers
 from broker.long_poll import LongPolls
+from broker.settings import LiveSettings
 from broker.stats import PUT_TIME_LIMITS_MS, Stats
 from protocol.codes import VERSION, VERSION_NAME
 from scheduler.level_queues import LevelQueues
@@ -24,7 +24,7 @@ from storage.store import MessageStore
 class Sources:
     """Where the figures come from."""
 
-    config: BrokerConfig
+    settings: LiveSettings
     store: MessageStore
     stats: Stats
     levels: LevelQueues
@@ -40,7 +40,7 @@ class Sources:
 
 def collect(sources: Sources) -> dict[str, str]:
     """The table; times are ms since the epoch, sizes bytes unless the value has a unit."""
-    config, store, stats = sources.config, sources.store, sources.stats
+    config, store, stats = sources.settings.config, sources.store, sources.stats
     log, appender = store.log, store.appender
     oldest = read_record(log, log.begin, check_crc=False)
     yesterday, today = stats.mornings()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -13,7 +12,6 @@ import msgspec
 from broker import runtime_info
 from broker.clients import Client, Clients
 from broker.cold_reads import ColdReads
-from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
@@ -22,6 +20,7 @@ from broker.long_poll import LongPolls
 from broker.offsets import ConsumerOffsets
 from broker.router import Answer, Router
 from broker.runtime_info import Sources
+from broker.settings import LiveSettings
 from broker.stats import Stats
 from broker.topics import DELAY_LEVELS, PERM_READ, Topics, check_name
 from protocol import bodies, fastjson, headers
@@ -44,7 +43,7 @@ class AdminHandlers:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
         groups: Groups,
@@ -60,7 +59,7 @@ class AdminHandlers:
     ) -> None:
         self._limits = limits
         self._reads = reads
-        self._config = config
+        self._settings = settings
         self._store = store
         self._topics = topics
         self._groups = groups
@@ -71,10 +70,6 @@ class AdminHandlers:
         self._sources = sources
         self._durability = durability
         self._on_topics_changed = on_topics_changed
-
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Take over settings that changed: those that the runtime figures tell."""
-        self._sources = dataclasses.replace(self._sources, config=config)
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -223,7 +218,7 @@ class AdminHandlers:
         return self._queue(topic, queue_id), {"lastUpdateTimestamp": last, "maxOffset": high, "minOffset": low}
 
     def _queue(self, topic: str, queue_id: int) -> dict[str, Any]:
-        return MessageQueue(self._config.broker_name, queue_id, topic).to_json()
+        return MessageQueue(self._settings.config.broker_name, queue_id, topic).to_json()
 
     # --- groups
 
@@ -366,7 +361,7 @@ class AdminHandlers:
         record = await self._reads.run(self._store.record_at, offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
-        return await self._relay(request, {**header.to_ext(), "brokerName": self._config.broker_name}, record)
+        return await self._relay(request, {**header.to_ext(), "brokerName": self._settings.config.broker_name}, record)
 
     async def _relay(self, request: Request[headers.RelayToConsumer], ext: dict[str, str], body: bytes) -> Answer:
         """Send a request on to a consumer, and its answer back."""

@@ -9,7 +9,6 @@ import structlog
 
 from broker.clients import Clients, check_expression, tags_codes
 from broker.cold_reads import ColdReads
-from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
@@ -18,6 +17,7 @@ from broker.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
 from broker.offsets import ConsumerOffsets
 from broker.request_turns import RequestTurns
 from broker.router import Answer, Router
+from broker.settings import LiveSettings
 from broker.stats import Stats
 from broker.topics import PERM_READ, Topics
 from broker.workers import Background, Workers
@@ -60,7 +60,7 @@ class PullHandlers:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
         groups: Groups,
@@ -74,6 +74,7 @@ class PullHandlers:
         workers: Workers,
         reads: ColdReads,
     ) -> None:
+        self._settings = settings
         self._limits = limits
         self._store = store
         self._topics = topics
@@ -88,20 +89,11 @@ class PullHandlers:
         self.polls = LongPolls(
             loop,
             turns,
-            config.pull_hold_capacity,
+            lambda: settings.config.pull_hold_capacity,
             self._serve_held,
             self._expire_held,
             lambda held, error: router.fail(held.connection, held.request, error),
         )
-        self.reconfigure(config)
-
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Take over settings that changed: brokerPermission, the limits of a response and of waiting."""
-        self._config = config
-        self._may_pull = bool(config.broker_permission & PERM_READ)
-        self._max_count = config.pull_max_count
-        self._max_size = config.pull_max_size
-        self.polls.capacity = config.pull_hold_capacity
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -135,9 +127,10 @@ class PullHandlers:
     def _check(self, header: PullMessage) -> None:
         """Raise Refused where the broker, the group, the topic or its queue allows no pull. Any of them may change
         while a pull is held."""
-        if not self._may_pull:
+        if not self._settings.config.broker_permission & PERM_READ:
             raise Refused(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._config.advertised_host}] pulling message is forbidden"
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.config.advertised_host}] pulling message is forbidden",
             )
         group = self._groups.get(header.consumer_group)
         if group is None:
@@ -188,8 +181,9 @@ class PullHandlers:
     # --- answers
 
     def _find(self, header: PullMessage, offset: int, codes: frozenset[int] | None) -> Pulled:
-        count = min(max(1, header.max_msg_nums), self._max_count)
-        return self._store.find(header.topic, header.queue_id, offset, count, self._max_size, codes)
+        config = self._settings.config
+        count = min(max(1, header.max_msg_nums), config.pull_max_count)
+        return self._store.find(header.topic, header.queue_id, offset, count, config.pull_max_size, codes)
 
     @staticmethod
     def _code(header: PullMessage, found: Pulled) -> int:
@@ -267,7 +261,11 @@ class PullHandlers:
 
     def _hold(self, connection: Connection, request: Request[PullMessage], codes: frozenset[int] | None) -> bool:
         header = request.header
-        seconds = (header.suspend_timeout_millis if self._config.long_polling else self._config.short_polling_ms) / 1000
+        seconds = (
+            header.suspend_timeout_millis
+            if self._settings.config.long_polling
+            else self._settings.config.short_polling_ms
+        ) / 1000
         queue = self._store.ensure_queue(header.topic, header.queue_id)
         deadline = self._loop.time() + min(max(0.0, seconds), MAX_HOLD_SECONDS)
         request.body = b""

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final, Protocol
 
 from broker.cold_reads import ColdReads
-from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import BrokerError, Refused
 from broker.groups import Groups
@@ -33,6 +32,7 @@ from broker.held_answers import HeldAnswers
 from broker.limits import Limits
 from broker.retries import dead_letters, retry_limit
 from broker.router import Answer, Router
+from broker.settings import LiveSettings
 from broker.topics import (
     PERM_WRITE,
     RETRY_PREFIX,
@@ -94,7 +94,7 @@ class SendHandlers:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
         groups: Groups,
@@ -108,6 +108,7 @@ class SendHandlers:
         limits: Limits,
     ) -> None:
         """`clock`: the messages' clock."""
+        self._settings = settings
         self._clock = clock
         self._limits = limits
         self._appender = store.appender
@@ -123,8 +124,8 @@ class SendHandlers:
         self._router = router
         self._reads = reads
         self._replacements = Replacements(store, timers, clock, reads)
+        config = settings.config  # of what follows nothing changes while the broker runs
         self._cluster = f"{properties.CLUSTER}{properties.NAME_END}{config.cluster_name}"
-        self.reconfigure(config)
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}
         host = store.appender.store_host.hex().upper()
         region = fastjson.dumps(config.region).replace(b"%", b"%%")
@@ -141,11 +142,6 @@ class SendHandlers:
         """A handle is words parted by blanks."""
         self._answer_format = answer_format(b"")
         self._timer_answer_format = answer_format(b',"recallHandle":"%b"')
-
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Take over settings that changed: maxMessageSize, brokerPermission."""
-        self._config = config
-        self._max_body_size = config.max_message_size
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -177,9 +173,9 @@ class SendHandlers:
             return self._send_timer(connection, request, text)
         body = request.body
         property_bytes = self._stored_properties(text)
-        if len(body) > self._max_body_size or len(property_bytes) > self._max_properties or 0 in property_bytes:
-            self._appender.check(body, property_bytes)
         appender = self._appender
+        if len(body) > appender.max_body_size or len(property_bytes) > self._max_properties or 0 in property_bytes:
+            appender.check(body, property_bytes)
         if not appender.has_begun:
             appender.begin(request.now_ms)
         offset = appender.add(
@@ -228,7 +224,11 @@ class SendHandlers:
             self._stored_properties(text)
             + f"{told}\x02TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}".encode()
         )
-        if len(body) > self._max_body_size or len(property_bytes) > self._max_timer_properties or 0 in property_bytes:
+        if (
+            len(body) > appender.max_body_size
+            or len(property_bytes) > self._max_timer_properties
+            or 0 in property_bytes
+        ):
             appender.check(body, property_bytes, AGAIN_ROOM)
         offset = appender.add(
             timers.queue,
@@ -269,7 +269,7 @@ class SendHandlers:
             return self._accepted(request, queue_id, offset)
         physical_offset = self._appender.last_physical_offset
         handle = recall_handle.encode(
-            header.topic, self._config.broker_name, slot_ms, unique_key, physical_offset, deliver_ms
+            header.topic, self._settings.config.broker_name, slot_ms, unique_key, physical_offset, deliver_ms
         )
         if request.codec == JSON:
             head = self._timer_answer_format % (physical_offset, queue_id, offset, handle, request.opaque)
@@ -490,7 +490,7 @@ class SendHandlers:
         if not topic.is_saved:
             raise _NotSaved(topic)
         check_sendable(header.topic)
-        if not topic.config.perm & PERM_WRITE or not self._config.broker_permission & PERM_WRITE:
+        if not topic.config.perm & PERM_WRITE or not self._settings.config.broker_permission & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] sending message is forbidden")
         if header.queue_id >= topic.queue_limit or (header.queue_id < 0 and not topic.config.write_queue_nums):
             raise Refused(
@@ -522,7 +522,7 @@ class SendHandlers:
         if header.sys_flag & FLAG_TRANSACTION != TRANSACTION_NONE or (transaction or "").lower() == "true":
             raise Refused(
                 ResponseCode.NO_PERMISSION,
-                f"the broker[{self._config.advertised_host}] sending transaction message is forbidden",
+                f"the broker[{self._settings.config.advertised_host}] sending transaction message is forbidden",
             )
 
     # --- batches
@@ -541,8 +541,8 @@ class SendHandlers:
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = random.randrange(topic.config.write_queue_nums)
-        if len(request.body) > self._max_body_size:
-            raise RecordTooLarge("a batch", len(request.body), self._max_body_size)
+        if len(request.body) > self._appender.max_body_size:
+            raise RecordTooLarge("a batch", len(request.body), self._appender.max_body_size)
         most = self._limits.batch_messages
         decoded = batch.decode(request.body, most + 1)
         if len(decoded) > most:
@@ -583,7 +583,7 @@ class SendHandlers:
         They come last, and so they count where a message has one of the same name. All as in RocketMQ, which also
         leaves WAIT in both."""
         common = properties.parse(text)
-        common[properties.CLUSTER] = self._config.cluster_name
+        common[properties.CLUSTER] = self._settings.config.cluster_name
         return properties.format_properties(common)
 
 

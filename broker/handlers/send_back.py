@@ -6,13 +6,13 @@ import random
 from typing import Final
 
 from broker.cold_reads import ColdReads
-from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.groups import Groups
 from broker.handlers.staging import TIMER_NAMES, Staging
 from broker.retries import dead_letters, group_topic, retry_limit
 from broker.router import Answer, Router
+from broker.settings import LiveSettings
 from broker.topics import PERM_WRITE, RETRY_PREFIX, Topic, Topics
 from protocol import properties
 from protocol.codes import RequestCode, ResponseCode
@@ -37,7 +37,7 @@ class SendBackHandlers:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
         groups: Groups,
@@ -47,7 +47,7 @@ class SendBackHandlers:
         reads: ColdReads,
     ) -> None:
         """`clock`: the messages' clock."""
-        self._config = config
+        self._settings = settings
         self._clock = clock
         self._reads = reads
         self._store = store
@@ -55,10 +55,6 @@ class SendBackHandlers:
         self._groups = groups
         self._staging = staging
         self._router = router
-
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Take over a setting that changed: brokerPermission."""
-        self._config = config
 
     def register(self, router: Router) -> None:
         """Add the handler to a router."""
@@ -70,9 +66,9 @@ class SendBackHandlers:
         group = self._groups.get(header.group)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
-        if not self._config.broker_permission & PERM_WRITE:
+        if not self._settings.config.broker_permission & PERM_WRITE:
             raise Refused(
-                ResponseCode.NO_PERMISSION, f"the broker[{self._config.advertised_host}] sending is forbidden"
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.config.advertised_host}] sending is forbidden"
             )
         if group.retry_queue_nums <= 0:
             return response(ResponseCode.SUCCESS)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from broker.cold_reads import ColdReads
-from broker.config import BrokerConfig
 from broker.connection import Connection
 from broker.errors import Refused
 from broker.handlers.slices import Slices
 from broker.router import Answer, Router, outcome_of
+from broker.settings import LiveSettings
 from broker.topics import Topics
 from protocol import fastjson, properties, recall_handle
 from protocol.bodies import CancelledMessage, CancelOutcome
@@ -53,7 +53,7 @@ class TimerHandlers:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: LiveSettings,
         store: MessageStore,
         topics: Topics,
         timers: Timers,
@@ -64,7 +64,7 @@ class TimerHandlers:
     ) -> None:
         """`clock`: the messages' clock."""
         self._reads = reads
-        self._config = config
+        self._settings = settings
         self._clock = clock
         self._slices = slices
         self._learning = asyncio.Lock()
@@ -72,10 +72,6 @@ class TimerHandlers:
         self._topics = topics
         self._timers = timers
         self._router = router
-
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Take over a setting that changed: recallMessageEnable."""
-        self._config = config
 
     def register(self, router: Router) -> None:
         """Add the handlers to a router."""
@@ -99,7 +95,7 @@ class TimerHandlers:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, str(error)) from None
         if handle.topic != header.topic:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
-        if handle.broker_name != self._config.broker_name:
+        if handle.broker_name != self._settings.config.broker_name:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
         if handle.place is not None:
             result = await self._recall_place(handle, handle.place)
@@ -109,7 +105,7 @@ class TimerHandlers:
             answer = response(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
         else:
             answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
-            answer.ext["MSG_REGION"] = self._config.region
+            answer.ext["MSG_REGION"] = self._settings.config.region
         return self._router.answer_when_flushed(connection, request, answer)
 
     async def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:
@@ -209,7 +205,7 @@ class TimerHandlers:
 
     def check_allowed(self, what: str) -> None:
         """Raises Refused where messages that wait are not to be touched."""
-        if not self._config.recall_enabled:
+        if not self._settings.config.recall_enabled:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"{what} failed, operation is forbidden: recallMessageEnable is false"
             )

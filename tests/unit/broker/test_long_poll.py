@@ -376,7 +376,7 @@ def long_polls(
     share: float = float("inf"),
 ) -> LongPolls:
     """Long polls that serve so many pulls a turn."""
-    return LongPolls(loop, request_turns(loop, CountBudget(share, share)), 1000, serve, expire, fail)
+    return LongPolls(loop, request_turns(loop, CountBudget(share, share)), lambda: 1000, serve, expire, fail)
 
 
 async def test_serving_many_takes_turns_with_others(loop: SteppedLoop) -> None:

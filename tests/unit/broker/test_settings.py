@@ -10,6 +10,7 @@ import pytest
 
 from broker.config import FIELDS, LIVE, BrokerConfig, Origin, load
 from broker.errors import ConfigError
+from broker.live import READ_WHERE_USED
 from broker.settings import LiveSettings
 from protocol import fastjson
 from protocol.codes import RequestCode, ResponseCode
@@ -136,9 +137,10 @@ def test_only_live_properties_can_be_followed(settings: LiveSettings) -> None:
         settings.on_change("listenPort", lambda _: None)
 
 
-async def test_every_live_property_has_a_follower(broker: UnboundBroker) -> None:
+async def test_every_live_property_has_an_effect(broker: UnboundBroker) -> None:
     """A setting that can be changed and has no effect would be a lie."""
-    assert broker.settings.followed >= LIVE
+    assert broker.settings.followed | READ_WHERE_USED == LIVE
+    assert not broker.settings.followed & (READ_WHERE_USED - {"brokerPermission"})
 
 
 # --- over the wire
