@@ -380,7 +380,7 @@ class Kept:
         for each in found:
             if (part := self._keep_range(each)) is not None:
                 self._trusted[part.place] = part
-            parts.append(part or KeptRange(each.read, [], "", Ref("", 0, 0)))
+            parts.append(part or KeptRange(each.read, [], Ref("", 0, 0)))
         try:
             state = _State(self._folder.path, matches)
             since = int(found[0].read["start"]) if found else complete[-1].end if complete else 0

@@ -54,10 +54,8 @@ _RULES: Final = (
     "usage", "kept", "incremental",
 )  # fmt: skip
 """Modules that decide what is kept: with another text of one of these nothing counts."""
-END_BYTES: Final = 4096
-"""At both ends of a range, which are compared where its file has grown."""
 _FRESH_NS: Final = 2_000_000_000
-"""A file that was written to so short before it was looked at may have been written to since at the same time."""
+"""A file that was written to so short before it was looked at may have been written to since, and keep its time."""
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -75,8 +73,6 @@ class KeptRange(msgspec.Struct):
     """As in `cases.Found.reads`."""
     levels: list[int]
     """Delay levels of messages in it."""
-    ends: str
-    """Of its first and its last END_BYTES, as far as they were read."""
     file: Ref
 
     @property
@@ -91,8 +87,8 @@ class KeptSegment(msgspec.Struct):
     node: int
     size: int
     modified_ns: int
-    may_grow: bool
-    """Whether it was the last one, or written to just before."""
+    is_fresh: bool
+    """Whether it was written to just before it was looked at."""
 
 
 class Bucket(msgspec.Struct):
@@ -322,20 +318,8 @@ def keep_range(directory: str, store: StoreFiles, found: RangeFound) -> KeptRang
     return KeptRange(
         found.read,
         np.unique(found.waits["level"]).tolist(),
-        ends_of(store, found.read),
         write_file(directory, "range", encode_range(found)),
     )
-
-
-def ends_of(store: StoreFiles, read: Mapping[str, Any]) -> str:
-    """A hash of both ends of what was read of a range. Raises OSError."""
-    segment = store.segment_of(read["start"])
-    if segment is None:
-        return ""
-    at, size = read["start"] - segment.first_offset, read["hashed"]
-    part = min(size, END_BYTES)
-    data = store.read(segment.path, at, part) + store.read(segment.path, at + size - part, part)
-    return hashlib.sha256(data).hexdigest()
 
 
 def _is_as_hashed(store: StoreFiles, read: Mapping[str, Any]) -> bool:
@@ -364,13 +348,13 @@ def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int)
         version = versions.get(os.path.basename(segment.path))
         if version is not None:
             is_fresh = version.modified_ns > now_ns - _FRESH_NS
-            found[segment.first_offset] = KeptSegment(*version, may_grow=is_fresh or segment == store.segments[-1])
+            found[segment.first_offset] = KeptSegment(*version, is_fresh=is_fresh)
     return found
 
 
 def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
-    """The kept ranges whose bytes in the commitlog are as they were: because their file was not written to since; or,
-    of a file that was being written, because both ends of the range are the same; else they are read and compared."""
+    """The kept ranges whose bytes in the commitlog are as they were: because their file is the same, of the same time;
+    else all of their bytes are read and compared, as a rule those of the file that was the last one."""
     found = []
     for part in manifest.ranges:
         start, end = part.place
@@ -380,13 +364,12 @@ def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment
         was, known = manifest.segments.get(segment.first_offset), now.get(segment.first_offset)
         if was is None or known is None:
             continue
-        if was.may_grow and was.node == known.node and was.size <= known.size:
-            is_same = ends_of(store, part.read) == part.ends
-        elif (was.node, was.size, was.modified_ns) == (known.node, known.size, known.modified_ns):
-            is_same = True
-        else:
-            is_same = _is_as_hashed(store, part.read)
-        if is_same:
+        is_proven = not was.is_fresh and (was.node, was.size, was.modified_ns) == (
+            known.node,
+            known.size,
+            known.modified_ns,
+        )
+        if is_proven or _is_as_hashed(store, part.read):
             found.append(part)
     return found
 
