@@ -2,8 +2,8 @@
 
     <directory>/manifest        what there is, and of what: `Manifest`, with its checksum
                 range-XXXX      what was found in a range of the commitlog (`encode_range`)
-                open-XXXX       WAITS and DONE of groups in which a message has no delivery, of a bucket
-                matched-XXXX stray-XXXX unique-XXXX    hashes, ascending
+                open-XXXX       WAITS, DONE and CLOSED of groups in which a message has no delivery, of a bucket
+                matched-XXXX stray-XXXX keys-XXXX unique-XXXX    hashes, ascending
                 figures-XXXX ahead-XXXX usage-XXXX     of all that is closed, and of all whole ranges
                 .lock           held by the run at work
 
@@ -48,7 +48,7 @@ _FORMAT: Final = 1
 _MAGIC: Final = b"duemq kept\n"
 _MANIFEST: Final = "manifest"
 _LOCK: Final = ".lock"
-_KINDS: Final = ("range", "open", "matched", "stray", "unique", "figures", "ahead", "usage")
+_KINDS: Final = ("range", "open", "matched", "stray", "keys", "unique", "figures", "ahead", "usage")
 _RULES: Final = (
     "records", "texts", "slices", "roles", "hashes", "ranges", "events", "cases", "figures", "lateness", "steps",
     "usage", "kept", "incremental",
@@ -112,6 +112,7 @@ class Matches(msgspec.Struct, kw_only=True):
     ahead: Ref | None
     matched: list[Ref]
     stray: list[Ref]
+    keys: list[Ref]
     unique: list[Ref]
     usage: Ref | None
     duplicates: int
@@ -135,7 +136,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         refs: list[Ref | None] = [part.file for part in self.ranges]
         if self.matches is not None:
             found = self.matches
-            refs += [found.figures, found.ahead, found.usage, *found.matched, *found.stray, *found.unique]
+            refs += [found.figures, found.ahead, found.usage]
+            refs += [*found.matched, *found.stray, *found.keys, *found.unique]
             refs += [bucket.file for bucket in found.buckets]
         return {ref.name for ref in refs if ref is not None}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import time
@@ -29,16 +30,41 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Broker.let_go_of_all()
 
 
-@pytest.mark.parametrize("is_apache", [False, True], ids=["duemq", "apache"])
+@pytest.mark.parametrize("writer", ["duemq", "apache", "both"])
 @pytest.mark.parametrize("seed", range(4))
-def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, is_apache: bool) -> None:
-    world = World(tmp_path, seed, is_apache=is_apache)
+def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, writer: str) -> None:
+    ours_from = 5 * RANGE if writer == "both" else 0
+    world = World(tmp_path, seed, is_apache=writer == "apache", ours_from=ours_from)
     for number in range(14):
         what = world.step()
         options = {"check_bodies": world.chance.random() < 0.2}
         expected = world.found(None, **options)
         same(world.found(world.state, **options), expected, (number, what))
         same(world.found(world.state, **options), expected, (number, what, "and once more"))
+
+
+@pytest.mark.parametrize("kind", ["level", "timer"])
+@pytest.mark.parametrize("is_ours_first", [False, True], ids=["theirs first", "ours first"])
+@pytest.mark.parametrize("counts", [(1, 1), (1, 90), (90, 1), (90, 90)], ids=str)
+def test_what_both_brokers_delivered_came_twice(
+    tmp_path: Path, kind: str, counts: tuple[int, int], *, is_ours_first: bool
+) -> None:
+    """Wherever the second delivery lies, as seen from the first one: in the part of the log of the same run or of a
+    later one, in its last range or before. Another message of the same id, from another time, waits on."""
+    world = World(tmp_path, 1, is_apache=False)
+    world.pass_time(1)
+    world.timer("x", 40_000_000, born_ms=8)
+    world.schedule("x", 1) if kind == "level" else world.timer("x", 1500)
+    deliver: list[Callable[[], None]] = [lambda: world.send_on("x"), lambda: world.pass_time(3000)]
+    for step in reversed(deliver) if is_ours_first else deliver:
+        step()
+        for count in counts:
+            for _ in range(count):
+                world.send()
+            world.publish()
+            same(world.found(world.state), world.found(None), count)
+    audit = json.loads(world.found(None).split(b"\n", 1)[0])["audit"]
+    assert (audit["twice"], audit["unclaimed"]) == (1, 0)
 
 
 # --- what is kept is not believed
