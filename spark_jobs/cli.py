@@ -4,6 +4,7 @@ destroyed; 2: the job could not be done, which one line on stderr tells; 3: an a
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import re
@@ -28,7 +29,7 @@ from spark_jobs.cli_output import (
     size_text,
     time_text,
 )
-from spark_jobs.errors import JobError
+from spark_jobs.errors import CannotRead, JobError, NoStore, NotKept, cannot_read
 from spark_jobs.files import expand, is_local, local_path, shown, told_apart
 from spark_jobs.limits import FAILED, Late, Limits, exit_code, parse_late, tell, worst
 
@@ -47,6 +48,7 @@ P = ParamSpec("P")
 _LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
 KEPT: Final = ".kept"
 """In a folder of nights: what its runs keep of the stores."""
+_TOLD: Final = tuple(f"{error.__name__}: " for error in (JobError, NoStore, CannotRead, NotKept))
 PACKAGES: Final = ("protocol", "storage", "scheduler", "spark_jobs")
 """What tasks on a cluster need of us."""
 
@@ -63,19 +65,27 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except JobError as error:
-            _fail(str(error))
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] in _LIBRARIES:
                 _fail(f"the Spark jobs need the package {error.name}: pip install 'duemq[spark]'")
             raise
         except Exception as error:
-            found = _told_by_spark(error)
+            found = _told(error)
             if found is None:
                 raise
             _fail(found)
 
     return wrapper
+
+
+def _told(error: Exception) -> str | None:
+    """The line that says what a job could not do; None for what nobody foresaw."""
+    if isinstance(error, JobError):
+        return str(error)
+    # Whoever read our output is gone: click ends quietly then.
+    if isinstance(error, OSError) and error.errno != errno.EPIPE and not os.environ.get("DUEMQ_TRACEBACK"):
+        return str(cannot_read(str(error.filename), error) if error.filename else error)
+    return _told_by_spark(error)
 
 
 def _told_by_spark(error: Exception) -> str | None:
@@ -84,7 +94,7 @@ def _told_by_spark(error: Exception) -> str | None:
         return None
     text = str(error)
     for line in reversed(text.splitlines()):
-        for name in ("JobError: ", "NoStore: "):
+        for name in _TOLD:
             if name in line:
                 return line.split(name, 1)[1].strip()
     if os.environ.get("DUEMQ_TRACEBACK"):
@@ -188,11 +198,7 @@ def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
         yield
     except Exception as error:
         if hook is not None:
-            why = (
-                str(error)
-                if isinstance(error, JobError)
-                else _told_by_spark(error) or f"{type(error).__name__}: {error}"
-            )
+            why = _told(error) or f"{type(error).__name__}: {error}"
             try:
                 tell(hook, job, shown(store), f"duemq {job}: {why}", FAILED)
             except JobError as failed:
@@ -208,7 +214,7 @@ def _each(stores: list[str], work: Callable[[str], int]) -> list[int]:
         try:
             codes.append(work(store))
         except Exception as error:
-            why = str(error) if isinstance(error, JobError) else _told_by_spark(error)
+            why = _told(error)
             if len(stores) == 1 or why is None:
                 raise
             _say(why)
@@ -293,7 +299,7 @@ def _check(store: str, out: str | None = None) -> None:
 
     if out is not None:
         local_path(out)
-    StoreFiles.open(store)
+    StoreFiles.open(store).check_files()
 
 
 def _shown_there(path: str, written: str | None, out: str | None) -> str:
@@ -487,9 +493,7 @@ def _analyse_cluster(
             try:
                 found = one(path, folder)
             except Exception as error:
-                why = str(error) if isinstance(error, JobError) else _told_by_spark(error)
-                if why is None and isinstance(error, OSError):  # a disk that does not give a file, for one
-                    why = f"{shown(path)}: {error}"
+                why = _told(error)
                 if why is None:
                     raise
                 _say(why)

@@ -250,9 +250,8 @@ class _Compaction:
     # --- what stays
 
     def _keyed_topics(self) -> tuple[str, ...]:
-        table = (self._store.json("config/topics.json") or {}).get("topicConfigTable")
         found = set(self._options.keyed_topics)
-        for name, config in (table if isinstance(table, dict) else {}).items():
+        for name, config in self._store.table("config/topics.json", "topicConfigTable").items():
             attributes = config.get("attributes") if isinstance(config, dict) else None
             policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
             if policy == "COMPACTION":
