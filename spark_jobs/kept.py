@@ -87,6 +87,7 @@ class KeptSegment(msgspec.Struct):
     node: int
     size: int
     modified_ns: int
+    changed_ns: int
     is_fresh: bool
     """Whether it was written to just before it was looked at."""
 
@@ -366,11 +367,7 @@ def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment
         was, known = manifest.segments.get(segment.first_offset), now.get(segment.first_offset)
         if was is None or known is None:
             continue
-        is_proven = not was.is_fresh and (was.node, was.size, was.modified_ns) == (
-            known.node,
-            known.size,
-            known.modified_ns,
-        )
+        is_proven = not was.is_fresh and msgspec.structs.replace(known, is_fresh=False) == was
         if is_proven or _is_as_hashed(store, part.read):
             found.append(part)
     return found

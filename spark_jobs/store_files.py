@@ -102,6 +102,8 @@ class Version(NamedTuple):
     size: int
     modified_ns: int
     """Since the epoch."""
+    changed_ns: int
+    """When it, or what is known of it, was changed last, which nobody can set; 0 where the file system tells none."""
 
 
 class QueueFile(NamedTuple):
@@ -582,13 +584,13 @@ class StoreFiles:
                     continue
                 except OSError as error:
                     raise self._cannot(f"{folder}/{name}", error) from None
-                found[name] = Version(status.st_ino, status.st_size, status.st_mtime_ns)
+                found[name] = Version(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             return found
         from pyarrow import fs
 
         system, root = self._remote()
         infos = system.get_file_info(fs.FileSelector(f"{root.rstrip('/')}/{folder}", allow_not_found=True))
-        return {PurePosixPath(info.path).name: Version(0, info.size or 0, info.mtime_ns or 0) for info in infos}
+        return {PurePosixPath(info.path).name: Version(0, info.size or 0, info.mtime_ns or 0, 0) for info in infos}
 
     def _sizes_in(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[str, int]]:
         for entry in entries:

@@ -242,6 +242,17 @@ def test_what_changes_while_a_file_is_of_the_same_time_is_noticed(world: World) 
     assert ["not as they were" in line for line in world.told] == [True]
 
 
+def test_a_file_that_was_given_its_old_time_is_compared(world: World) -> None:
+    """As by whoever puts a copy back in place, with its times."""
+    path = max(world.copy.glob("commitlog/*"))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    world.found(world.state, anew=True)
+    place = kept_in_last(world)[0]
+    change_middle(world, (place.start + place.end) // 2, 900)
+    same(world.found(world.state), world.found(None), "changed")
+    assert ["not as they were" in line for line in world.told] == [True]
+
+
 def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
     """A log that has lost its end behind a range that is kept would not be cut there."""
     world.found(world.state)
