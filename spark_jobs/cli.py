@@ -30,7 +30,7 @@ from spark_jobs.cli_output import (
     time_text,
 )
 from spark_jobs.errors import CannotRead, JobError, NoStore, NotKept, cannot_read
-from spark_jobs.files import expand, is_local, local_path, shown, told_apart
+from spark_jobs.files import each_once, expand, is_local, local_path, shown, told_apart
 from spark_jobs.limits import FAILED, Late, Limits, exit_code, parse_late, tell, worst
 
 if TYPE_CHECKING:
@@ -390,7 +390,7 @@ def analyse(
         raise click.UsageError("--keep-nights is for --nights")
     limits = dataclasses.replace(limits, is_worse_too_much=fail_worse)
     with _told_to(hook, "analyse", store):
-        stores = expand(store)
+        stores = each_once(expand(store), _say)
     if len(stores) > 1 and previous is not None:
         raise click.UsageError("--previous is for one store; several are compared with their last runs there")
     key = Path(sign_key).read_bytes() if sign_key else None
@@ -758,7 +758,7 @@ def _append(
     session: Callable[[], AbstractContextManager[SparkSession]],
 ) -> NoReturn:
     """Append to a table what some stores have got."""
-    stores = expand(store)
+    stores = each_once(expand(store), _say)
     if len(stores) > 1 and (options["name"] or options["adopt"]):
         raise click.UsageError("--store-name and --adopt are for one store")
     from spark_jobs.append import append
@@ -848,7 +848,7 @@ def sql(
     The options spare reading what they leave out; the tables consume_queue (but for --topic), timers, offsets and
     damaged stay whole.
     """
-    for path in expand(store):
+    for path in each_once(expand(store), _say):
         _check(path)
     from spark_jobs import tables
     from spark_jobs.progress_bar import spark_tasks

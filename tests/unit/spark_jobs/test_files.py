@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_jobs.errors import JobError
-from spark_jobs.files import expand
+from spark_jobs.files import each_once, expand
 
 
 def test_a_path_without_wildcards_is_itself(tmp_path: Path) -> None:
@@ -25,3 +25,28 @@ def test_wildcards_name_directories_in_order(tmp_path: Path) -> None:
     assert expand(f"{tmp_path}/a[1]") == [f"{tmp_path}/a[1]"]
     with pytest.raises(JobError, match=r"d-\*: there is no such directory"):
         expand(f"{tmp_path}/d-*")
+
+
+def test_a_store_of_several_names_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name / "commitlog").mkdir(parents=True)
+    (tmp_path / "a-link").symlink_to("a")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "commitlog").symlink_to("../b/commitlog")
+    told: list[str] = []
+    for names in (["a", "a/"], ["a", "./a"], ["a", f"file://{tmp_path}/a"], ["a", "b/../a"], ["a", "a"]):
+        told.clear()
+        assert each_once(names, told.append) == ["a"]
+        assert told == ([] if names[1] == "a" else [f"{names[1]} is a by another name, and is read once"])
+    told.clear()
+    assert each_once([*expand("*"), "b", "./b"], told.append) == ["a", "b"]
+    others = [("a-link", "a"), ("c", "b"), ("./b", "b")]
+    assert told == [f"{other} is {name} by another name, and is read once" for other, name in others]
+    # Of what is not there the paths tell.
+    assert each_once(["nowhere", "nowhere/", "elsewhere"]) == ["nowhere", "elsewhere"]
+
+
+def test_a_store_behind_a_uri_of_several_names() -> None:
+    uris = ["hdfs://name/store", "hdfs://name/store/", "hdfs://name/other", "s3://b/s?region=x", "s3://b/s?region=y"]
+    assert each_once(uris) == [uris[0], *uris[2:]]
