@@ -29,6 +29,7 @@ from broker.store_cli import main
 from scheduler import level_queues, runs
 from scheduler.delay_levels import DelayLevels
 from scheduler.pending import Pending, Selection, Waiting
+from spark_jobs.store_files import StoreFiles
 from storage import checkpoint
 from storage.clock import ManualClock, look
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -1006,3 +1007,17 @@ def test_the_command_tells_errors_in_one_line(tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["repair", str(tmp_path / "none")])
     assert found.exit_code == 2
     assert found.output == f"duemq: {tmp_path}/none has no commitlog/: it is no store of duemq or RocketMQ\n"
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_an_audit_says_that_we_had_a_repaired_store_last(tmp_path: Path, *, is_beside: bool) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "damaged")
+    as_of_apache(root)
+    remove(root / "timerlog")
+    assert StoreFiles.open(root).written_by == "rocketmq"
+    to = tmp_path / "new" if is_beside else None
+    assert repaired(root, broker.clock, to).repaired
+    assert StoreFiles.open(to or root).written_by == "duemq"
+    assert StoreFiles.open(root).written_by == ("rocketmq" if is_beside else "duemq")
