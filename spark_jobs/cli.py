@@ -26,11 +26,10 @@ from spark_jobs.cli_output import (
     print_forecast,
     print_summary,
     print_table,
-    size_text,
     time_text,
 )
 from spark_jobs.errors import CannotRead, JobError, NoStore, NotKept, cannot_read
-from spark_jobs.files import each_once, expand, is_local, local_path, shown, told_apart
+from spark_jobs.files import each_once, expand, is_local, local_path, refuse_within, shown, size_text, told_apart
 from spark_jobs.limits import FAILED, Late, Limits, exit_code, parse_late, tell, worst
 
 if TYPE_CHECKING:
@@ -293,13 +292,14 @@ def _session(
         session.stop()
 
 
-def _check(store: str, out: str | None = None) -> None:
-    """Tell what is wrong with the paths of stores and of results before Spark is started, which takes seconds."""
+def _check(store: str, *places: str | None) -> None:
+    """Tell what is wrong with the paths of stores and of what a job writes before Spark is started, which takes
+    seconds."""
     from spark_jobs.store_files import StoreFiles
 
-    if out is not None:
-        local_path(out)
-    StoreFiles.open(store).check_files()
+    found = StoreFiles.open(store)
+    refuse_within(store, *places)
+    found.check_files()
 
 
 def _shown_there(path: str, written: str | None, out: str | None) -> str:
@@ -423,7 +423,7 @@ def analyse(
             )
 
     def one(path: str) -> int:
-        _check(path)
+        _check(path, out, nights, state)
         from spark_jobs.nights import Place
         from spark_jobs.published import published
 
@@ -449,7 +449,7 @@ def analyse(
                 code = one(stores[0])
         else:
             with _told_to(hook, "analyse", store):
-                code = _analyse_cluster(store, stores, run, out, nights, keep_nights, key, limits, hook)
+                code = _analyse_cluster(store, stores, run, out, nights, state, keep_nights, key, limits, hook)
     sys.exit(code)
 
 
@@ -459,6 +459,7 @@ def _analyse_cluster(
     run: Callable[[str, Place], Analysed],
     out: str | None,
     nights: str | None,
+    state: str | None,
     keep_nights: int | None,
     key: bytes | None,
     limits: Limits,
@@ -473,6 +474,8 @@ def _analyse_cluster(
     from spark_jobs.output import run_of
     from spark_jobs.published import published
 
+    for path in stores:
+        refuse_within(path, out, nights, state)
     names, runs, missing, left = list[str](), list[StoreRun](), list[Missing](), dict[str, None]()
     with published(out) as written:
 
@@ -560,7 +563,7 @@ def audit(
     _check_state(state, full=full)
     _settings(conf)
     with _told_to(hook, "audit", store):
-        _check(store)
+        _check(store, out, state)
         import msgspec
 
         from spark_jobs.audit import audit as run
@@ -672,6 +675,7 @@ def compact(
 ) -> None:
     """Write STORE to NEW without delivered copies in the schedule topics, ended transactions and whatever the options
     name. STORE is only read; no broker may have it open. Brokers open NEW as they would STORE: queue offsets stay."""
+    local_path(new)
     _check(store, new)
     from spark_jobs.compact import CompactOptions
     from spark_jobs.compact import compact as run
@@ -727,13 +731,14 @@ def archive(
     if append:
         _append(
             store,
+            None if catalog else directory,
             lambda: _open_table(directory, table_format, catalog),
             {"name": store_name, "allow_gap": allow_gap, "adopt": adopt},
             lambda: _session("archive", master, memory, conf),
         )
     if table_format or store_name or catalog or allow_gap or adopt:
         raise click.UsageError("--table-format, --store-name, --catalog, --allow-gap and --adopt are for --append")
-    _check(store)
+    _check(store, directory)
     from spark_jobs.archive import archive as run
     from spark_jobs.progress_bar import bytes_done
 
@@ -753,12 +758,15 @@ def _open_table(target: str, table_format: str | None, catalog: str | None) -> T
 
 def _append(
     store: str,
+    place: str | None,
     open_table: Callable[[], Table],
     options: dict[str, Any],
     session: Callable[[], AbstractContextManager[SparkSession]],
 ) -> NoReturn:
-    """Append to a table what some stores have got."""
+    """Append to a table what some stores have got. `place`: its directory, if it is one."""
     stores = each_once(expand(store), _say)
+    for path in stores:
+        refuse_within(path, place)
     if len(stores) > 1 and (options["name"] or options["adopt"]):
         raise click.UsageError("--store-name and --adopt are for one store")
     from spark_jobs.append import append

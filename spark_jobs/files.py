@@ -53,6 +53,27 @@ def is_same(one: str, other: str) -> bool:
     return real_path(one) == real_path(other)
 
 
+def refuse_within(store: str, *places: str | None) -> None:
+    """See that nothing that a job writes lies in the store that it reads: brokers go by what they find there. Raises
+    JobError."""
+    if not is_local(store):
+        roots = [shown(store).rstrip("/")]
+    else:
+        roots = [real_path(store), os.path.realpath(os.path.join(local_path(store), "commitlog"))]
+    for place in places:
+        if place is not None and any(f"{real_path(place)}/".startswith(f"{root}/") for root in roots):
+            raise JobError(f"{shown(place)}: lies in the store that is read, {shown(store)}; give a path beside it")
+
+
+def size_text(size: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
 def each_once(paths: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> list[str]:
     """The stores that some paths and URIs name, each once, in order: two names are of one store where they lead to the
     same commitlog on the disk. Of its names the one without links counts, else the first; `tell` is given a line for
