@@ -60,7 +60,10 @@ _READ_BUCKET: Final = -1
 AHEAD: Final = np.dtype([("queue_offset", "<i8"), ("level", "<i2")])
 """A message of a level that was delivered, and that the broker's progress has not passed."""
 CLOSED: Final = np.dtype([*CASE.descr, ("message", "<i8"), ("key", "<i8"), ("again", "?")])
-"""A case that is closed by what names its origin; with the last three of its WAITS, since there may be more of it."""
+"""A case that is closed by what names its origin; with the last three of its WAITS, since there may be more of it. Or
+no case, but a record that waited in place of another that it does not name, until a third one named it: GONE."""
+GONE: Final = -1
+"""The status of those."""
 
 
 class Found(NamedTuple):
@@ -324,8 +327,11 @@ def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
     is_closed = is_final & ((counts[WAS_DELIVERED] > 0) | (counts[WAS_CANCELLED] > 0))
     cases["status"] = _status(cases["deliveries"], counts[WAS_CANCELLED] > 0, waits["passed"])
     stray = named[~known]
+    is_gone = ~is_final & waits["again"]
+    cases["status"][is_gone] = GONE
+    is_told = is_closed | is_gone
     return Matched(
-        _closed(cases[is_closed], waits[is_closed]),
+        _closed(cases[is_told], waits[is_told]),
         unclaimed(stray[stray["what"] == WAS_DELIVERED]),
         waits[is_final & ~is_closed],
         done[nameless],
@@ -339,6 +345,13 @@ def _closed(cases: NDArray[Any], waits: NDArray[Any]) -> NDArray[Any]:
     for name in ("message", "key", "again"):
         rows[name] = waits[name]
     return rows
+
+
+def closed_of(waits: NDArray[Any], status: int) -> NDArray[Any]:
+    """CLOSED of messages that wait (WAITS), as if these all had a status."""
+    cases = _cases(waits)
+    cases["status"] = status
+    return _closed(cases, waits)
 
 
 def cases_of(closed: NDArray[Any]) -> NDArray[Any]:
@@ -569,8 +582,12 @@ def _messages(rows: NDArray[Any]) -> NDArray[Any]:
     deliveries is the first one's that counts."""
     if not rows["again"].any():
         return rows
+    is_gone = rows["status"] == GONE
+    gone, rows = rows["key"][is_gone], rows[~is_gone]  # in order
     keys, group, counts = np.unique(rows["key"], return_inverse=True, return_counts=True)
     heads = np.bincount(group[~rows["again"]], minlength=len(keys))
+    # What named a record that is gone was not rolled itself, and is of the message that that one was of.
+    heads -= np.searchsorted(gone, keys, "right") - np.searchsorted(gone, keys)
     by_place = np.lexsort((rows["physical_offset"], group))
     number = np.empty(len(rows), np.int64)
     number[by_place] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.cases import cases_of, match, match_by_key, match_by_origin
+from spark_jobs.cases import GONE, cases_of, match, match_by_key, match_by_origin
 from spark_jobs.events import CANCELLED, CONTINUED, DELIVERED, DONE, WAITS
 from spark_jobs.figures import STATUSES
 
@@ -172,7 +172,8 @@ def with_messages(waits: list[Wait]) -> list[Wait]:
 def test_by_origin(waits: list[Wait], done: list[Done], nameless: list[Done]) -> None:
     found = match_by_origin(waits_of(waits), done_of([*nameless, *done]))
     closed, left = plain_by_origin(waits, done)
-    assert verdicts_of(np.concatenate([cases_of(found.closed), found.stray])) == closed
+    cases = cases_of(found.closed[found.closed["status"] != GONE])
+    assert verdicts_of(np.concatenate([cases, found.stray])) == closed
     assert set(found.waits["offset"].tolist()) == left
     assert sorted(found.done["offset"].tolist()) == sorted(one.offset for one in nameless)
 
@@ -220,7 +221,8 @@ def plain_both(waits: list[Wait], named: list[Done], nameless: list[Done]) -> li
         records = [wait for wait in records if wait.offset in left or wait.offset in closed]
         if not records:
             continue
-        messages = records[-max(1, sum(not wait.again for wait in records)) :]
+        gone = [wait for wait in waits if wait.key == key and wait.again and wait not in records]
+        messages = records[-max(1, sum(not wait.again for wait in records) - len(gone)) :]
         messages.sort(key=lambda wait: (wait.offset in closed, wait.offset))
         names = {wait.offset for wait in records}
         mine: dict[int, list[Done]] = {wait.offset: [] for wait in messages}
@@ -314,6 +316,26 @@ def test_what_rocketmq_rolled_and_duemq_delivered_is_one_message() -> None:
     assert by_origin(waits, [Done(10, DELIVERED, 5), Done(11, DELIVERED, 1)]) == {5: "twice"}
     assert by_origin(waits, [Done(10, CANCELLED, 5)]) == {5: "cancelled"}
     assert by_origin(waits, [Done(10, DELIVERED, 1)]) == {5: "delivered"}
+
+
+def test_what_rocketmq_rolled_and_duemq_gave_another_time_is_one_message() -> None:
+    """Only the second of its records names the one before."""
+    waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True), Wait(9, 7, 7), Wait(12, 7, 7)]
+    moved = [Done(9, CONTINUED, 5, key=7), Done(12, CONTINUED, 9, key=7)]
+    assert by_origin(waits[:3], moved[:1]) == {9: "pending"}
+    assert by_origin(waits, moved) == {12: "pending"}
+    assert by_origin(waits, [*moved, Done(20, DELIVERED, 12)]) == {12: "delivered"}
+    assert by_origin(waits[1:], [*moved, Done(20, DELIVERED, 12), Done(21, DELIVERED, key=7)]) == {12: "twice"}
+    # Another message of the same key is another one.
+    assert by_origin([*waits, Wait(30, 7, 7)], moved) == {12: "pending", 30: "pending"}
+
+
+def test_of_two_messages_with_one_key_one_may_be_given_another_time() -> None:
+    waits = [Wait(1, 7, 7), Wait(2, 7, 7), Wait(9, 7, 7)]
+    moved = Done(9, CONTINUED, 2, key=7)
+    assert by_origin(waits, [moved]) == {1: "pending", 9: "pending"}
+    assert by_origin(waits, [moved, Done(20, DELIVERED, 1)]) == {1: "delivered", 9: "pending"}
+    assert by_origin(waits, [moved, Done(20, DELIVERED, 1), Done(21, DELIVERED, 9)]) == {1: "delivered", 9: "delivered"}
 
 
 def test_rocketmq_cancels_in_one_slot_only_and_timers_only() -> None:
