@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from array import array
@@ -93,6 +95,9 @@ _PLACED: Final = (
 """In this order. Where there is nothing new the old one goes."""
 _KEPT: Final = ("config/topics.json", "index")
 """Unless there is a new one."""
+_FOLDERS: Final = ("config", "consumequeue", "timerlog", "index", REPAIR_DIRECTORY)
+_FILES: Final = ("config/consumerOffset.json", "config/subscriptionGroup.json", "lock")
+"""What is read, or has to be a file for a broker to start, beside what is placed."""
 _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
 _USED_SETTINGS: Final = (
     "storePathCommitLog",
@@ -181,6 +186,8 @@ def repair(
     source = _Source(root, settings or {})
     if to is not None and dry_run:
         raise RepairError("a dry run writes nothing: leave out the directory for the new store")
+    if to is None:
+        _refuse_links(root)
     with _held(root, is_dry=dry_run) as lock:
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="duemq-repair-") as scratch:
@@ -191,14 +198,18 @@ def repair(
         return _in_place(source, lock, now, progress, with_index=with_index)
 
 
-def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, with_index: bool) -> Report:
-    root = source.root
-    partial = os.path.join(root, REPAIR_DIRECTORY)
-    _put_back(root, partial)
+def _refuse_links(root: str) -> None:
+    """What is put into its place has to be of one disk. Raises RepairError."""
     for name in _PLACED:
         path = os.path.join(root, name)
         if os.path.islink(path) or os.path.ismount(path):
             raise RepairError(f"{path} is a link or a disk of its own: repair the store into another directory (--to)")
+
+
+def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+    root = source.root
+    partial = os.path.join(root, REPAIR_DIRECTORY)
+    _put_back(root, partial)
     new = os.path.join(partial, "new")
     os.makedirs(new)
     try:
@@ -257,6 +268,7 @@ class _Source:
         commitlog = known.get("storePathCommitLog") or os.path.join(root, "commitlog")
         if not os.path.isdir(commitlog):
             raise RepairError(f"{root} has no commitlog/: it is no store of duemq or RocketMQ")
+        _check_kinds(root, commitlog)
         for name in _NOT_UNDERSTOOD:
             if self.files.list(os.path.join(root, name)):
                 raise RepairError(f"{root}/{name}: queues of this kind are not understood; such a store stays as it is")
@@ -304,6 +316,54 @@ def _held(root: str, *, is_dry: bool) -> Iterator[Lock | None]:
         yield lock
     finally:
         lock.release()
+
+
+def _check_kinds(root: str, commitlog: str) -> None:
+    """See that there are files where files belong, and directories where these do: what somebody else put there would
+    go with what is replaced. Raises RepairError, OSError."""
+    for name in _FOLDERS:
+        _check_kind(os.path.join(root, name), is_folder=True)
+    for name in (*_PLACED, *_FILES):
+        if name not in _FOLDERS:
+            _check_kind(os.path.join(root, name), is_folder=False)
+    for folder in (commitlog, os.path.join(root, "timerlog"), os.path.join(root, "index")):
+        _check_files(folder)
+    queues = os.path.join(root, "consumequeue")
+    for topic in _listed(queues):
+        _check_kind(os.path.join(queues, topic), is_folder=True)
+        for queue in _listed(os.path.join(queues, topic)):
+            if queue.isdecimal():
+                path = os.path.join(queues, topic, queue)
+                _check_kind(path, is_folder=True)
+                _check_files(path)
+
+
+def _check_files(folder: str) -> None:
+    for name in _listed(folder):
+        if name.isdecimal():
+            _check_kind(os.path.join(folder, name), is_folder=False)
+
+
+def _listed(folder: str) -> list[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def _check_kind(path: str, *, is_folder: bool) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise RepairError(f"{path} is a link to {os.readlink(path)}, where nothing is; remove it") from None
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise RepairError(f"{path} is a link that leads back to itself; remove it") from None
+    if is_folder and not stat.S_ISDIR(mode):
+        raise RepairError(f"{path} is a file, where a directory has to be; move it away")
+    if not is_folder and not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise RepairError(f"{path} is {kind}, where a file has to be; move it away")
 
 
 def _sizes(directory: str) -> list[int]:

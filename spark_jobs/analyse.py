@@ -33,6 +33,7 @@ from spark_jobs.analysis import (
 )
 from spark_jobs.audit import Audit, finish, summarise, warn
 from spark_jobs.figures import CANCELLED, CASE, DELIVERED, TWICE, WAITING, Figures
+from spark_jobs.files import refuse_within
 from spark_jobs.forecast import Forecast, Load, forecast, measured_rate
 from spark_jobs.offsets import offset_rows
 from spark_jobs.ranges import records_at
@@ -141,6 +142,7 @@ def analyse_for_cluster(
     made_ms: int | None = None,
 ) -> Analysed:
     """Analyse a store as `analyse` does, and give what a cluster's analysis is made of, too. Raises JobError."""
+    refuse_within(path, out, state)
     work = Audit(
         session,
         path,

@@ -24,7 +24,7 @@ from spark_jobs.archive_rows import PARQUET, SCHEMA, by_day_and_topic, folder_na
 from spark_jobs.compact import Progress, refuse_unknown_queues
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_local, local_path, real_path
+from spark_jobs.files import is_local, local_path, real_path, refuse_within
 from spark_jobs.ranges import Range, plan, walks
 from spark_jobs.records import joined_damages
 from spark_jobs.store_files import StoreFiles
@@ -248,6 +248,7 @@ def append(
     try:
         name = name or _name_of(store, store_path, table)
         mark = table.begin(name)
+        refuse_within(store_path, table.directory.path)
         begin, expired = (store.records_end(), 0) if adopt else _begin(store, name, mark, allow_gap=allow_gap)
         end = store.records_end(begin)
         result = AppendResult(store.path, name, begin, end, expired=expired)
@@ -257,6 +258,8 @@ def append(
             with _tasks(table.directory, spark, workers) as tasks:
                 _append(store, table, result, mark, tasks, range_size, progress or (lambda done, total: None))
         return result
+    except JobError:
+        raise
     except OSError as error:
         raise JobError(f"{store.path}: {error.strerror or error}") from None
     finally:

@@ -36,7 +36,7 @@ from spark_jobs.archive_rows import Part, ReadTask, WriteTask
 from spark_jobs.compact import Progress, disk_usage, refuse_unknown_queues
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_local
+from spark_jobs.files import is_local, real_path, refuse_within
 from spark_jobs.ranges import plan
 from spark_jobs.store_files import QueueFile, StoreFiles
 from spark_jobs.writers import archived_queues, index
@@ -115,6 +115,7 @@ def archive(
     """Archive a store into a new directory, of this machine or behind a URI. Tasks and failures as for
     `compact.compact`."""
     store = StoreFiles.open(store_path)
+    refuse_within(store_path, out_path)
     refuse_unknown_queues(store)
     why_not = _why_not_at_rest(store)
     place = Place(out_path) if is_local(out_path) else RemotePlace(out_path)
@@ -126,6 +127,8 @@ def archive(
             result = _archive(store, place, tasks, range_size, progress or (lambda done, total: None), why_not is None)
             result.why_not_restorable = why_not
             return result
+    except JobError:
+        raise
     except OSError as error:
         raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
     finally:
@@ -272,12 +275,16 @@ def restore(
             f"{directory.path}: was made from another machine's store, while a broker had it open, or after a crash: "
             "it has the records, not what else a store is"
         )
+    if is_local(archive_path) and f"{real_path(out_path)}/".startswith(f"{real_path(archive_path)}/"):
+        raise JobError(f"{out_path}: lies in the archive that is restored; give a path beside it")
     place = Place(out_path)
     tasks = None
     try:
         place.begin()
         tasks = runner(place, spark, workers)
         return _restore(directory, manifest, place, tasks, with_index, progress or (lambda done, total: None))
+    except JobError:
+        raise
     except (OSError, pa.ArrowException, tarfile.TarError) as error:
         raise JobError(f"{directory.path}: cannot be restored: {str(error).splitlines()[0]}") from None
     finally:

@@ -28,7 +28,7 @@ from spark_jobs.cases import BUCKET_BYTES, Found, Matching, RangeFound, find, re
 from spark_jobs.compact_state import compacted_to
 from spark_jobs.errors import JobError
 from spark_jobs.figures import STATUSES, UNCLAIMED, Figures
-from spark_jobs.files import local_path, replace_file
+from spark_jobs.files import local_path, refuse_within, replace_file
 from spark_jobs.incremental import Kept
 from spark_jobs.kept import Folder, directory_of
 from spark_jobs.progress import destroyed, read_progress
@@ -313,6 +313,7 @@ def audit(
     when it was made, ms since the epoch; now by default.
 
     Raises JobError."""
+    refuse_within(path, out, state)
     work = Audit(session, path, delay_levels=delay_levels, check_bodies=check_bodies, state=state, anew=anew, tell=tell)
     summary = summarise(work, made_ms)
     finish(work, summary, out, key)

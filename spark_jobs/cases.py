@@ -2,8 +2,9 @@
 
 Two rounds of matching, each over buckets that fit in memory, of arrays and not of rows. First what names its origin, by
 physical offset. What is open then is matched by what a message that waits has in common with its delivery (see
-`events`), the n-th delivery with the n-th message where several have the same. A message that was rolled or given
-another time is one message: its last record.
+`events`), the n-th delivery with the n-th message where several have the same. So is what was closed by its origin and
+was delivered by another broker as well, whose deliveries name none. A message that was rolled or given another time is
+one message: its last record.
 
     status     delivered    once
                twice        more often than once
@@ -51,12 +52,18 @@ _K_FIGURES: Final = 6
 _K_MORE: Final = 7
 _K_LEFT: Final = 8
 _K_NOTE: Final = 9
+_K_CLOSED: Final = 10
 HASHES: Final = np.dtype("<i8")
 BUCKET_BYTES: Final = 256 << 20
 """Of the commitlog, in a bucket."""
 _READ_BUCKET: Final = -1
 AHEAD: Final = np.dtype([("queue_offset", "<i8"), ("level", "<i2")])
 """A message of a level that was delivered, and that the broker's progress has not passed."""
+CLOSED: Final = np.dtype([*CASE.descr, ("message", "<i8"), ("key", "<i8"), ("again", "?")])
+"""A case that is closed by what names its origin; with the last three of its WAITS, since there may be more of it. Or
+no case, but a record that waited in place of another that it does not name, until a third one named it: GONE."""
+GONE: Final = -1
+"""The status of those."""
 
 
 class Found(NamedTuple):
@@ -117,13 +124,17 @@ class Left(msgspec.Struct):
     waits: bytes
     """WAITS of the groups in which a message has no delivery..."""
     done: bytes
-    """...and DONE of these."""
+    """...DONE of these..."""
+    named: bytes
+    """...and CLOSED of these."""
     ahead: bytes
     """AHEAD, of the other groups."""
     matched: bytes
     """Keys of the other groups that have messages, ascending..."""
     stray: bytes
     """...and of those that have deliveries or marks alone."""
+    keys: bytes
+    """Of messages that are closed by their origins alone, what these have in common with deliveries, ascending."""
     unique: bytes
     """Hashes of what producers sent, each once, ascending."""
 
@@ -162,13 +173,14 @@ def find(
         unique = _of_kind(table, _K_UNIQUE, HASHES)
         distinct = np.unique(unique)
         waits, done = _of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE)
+        named = _of_kind(table, _K_CLOSED, CLOSED)
         kinds, data = [_K_MORE], [(len(unique) - len(distinct)).to_bytes(8, "little")]
         closed = _of_kind(table, _K_CASES, CASE)
         if leave is None:
-            figures = matching.figures(np.concatenate([closed, match_by_key(waits, done)]))
+            figures = matching.figures(np.concatenate([closed, match_by_key(waits, done, named)]))
         else:
             numbers = table["bucket"].to_numpy()
-            settled = settle(waits, done)
+            settled = settle(waits, done, named)
             closed = np.concatenate([closed, settled.closed])
             figures = closed_figures(closed, matching)
             number = int(numbers[0]) if len(numbers) else _READ_BUCKET
@@ -284,11 +296,16 @@ def _as_they_are(table: pa.Table) -> pa.Table:
 
 
 class Matched(NamedTuple):
-    """Cases that are closed, and what is open."""
+    """What is closed, and what is open."""
 
-    cases: NDArray[Any]
+    closed: NDArray[Any]
+    """CLOSED."""
+    stray: NDArray[Any]
+    """CASE of deliveries whose origin is not there."""
     waits: NDArray[Any]
+    """WAITS that are open..."""
     done: NDArray[Any]
+    """...and DONE that name no origin."""
 
 
 def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
@@ -305,14 +322,44 @@ def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
     counts = {what: np.bincount(at[mine["what"] == what], minlength=len(waits)) for what in (1, 2, 3)}
     deliveries = mine["what"] == WAS_DELIVERED
     cases = _cases(waits)
-    cases["deliveries"] = counts[WAS_DELIVERED]
-    _note_deliveries(cases, at[deliveries], mine[deliveries])
+    _add_deliveries(cases, at[deliveries], mine[deliveries])
     is_final = counts[CONTINUED] == 0
     is_closed = is_final & ((counts[WAS_DELIVERED] > 0) | (counts[WAS_CANCELLED] > 0))
     cases["status"] = _status(cases["deliveries"], counts[WAS_CANCELLED] > 0, waits["passed"])
     stray = named[~known]
-    closed = np.concatenate([cases[is_closed], unclaimed(stray[stray["what"] == WAS_DELIVERED])])
-    return Matched(closed, waits[is_final & ~is_closed], done[nameless])
+    is_gone = ~is_final & waits["again"]
+    cases["status"][is_gone] = GONE
+    is_told = is_closed | is_gone
+    return Matched(
+        _closed(cases[is_told], waits[is_told]),
+        unclaimed(stray[stray["what"] == WAS_DELIVERED]),
+        waits[is_final & ~is_closed],
+        done[nameless],
+    )
+
+
+def _closed(cases: NDArray[Any], waits: NDArray[Any]) -> NDArray[Any]:
+    rows = np.zeros(len(cases), CLOSED)
+    for name in CASE.names or ():
+        rows[name] = cases[name]
+    for name in ("message", "key", "again"):
+        rows[name] = waits[name]
+    return rows
+
+
+def closed_of(waits: NDArray[Any], status: int) -> NDArray[Any]:
+    """CLOSED of messages that wait (WAITS), as if these all had a status."""
+    cases = _cases(waits)
+    cases["status"] = status
+    return _closed(cases, waits)
+
+
+def cases_of(closed: NDArray[Any]) -> NDArray[Any]:
+    """The CASE of some CLOSED."""
+    cases = np.empty(len(closed), CASE)
+    for name in CASE.names or ():
+        cases[name] = closed[name]
+    return cases
 
 
 def _cases(waits: NDArray[Any]) -> NDArray[Any]:
@@ -351,14 +398,17 @@ def unclaimed(done: NDArray[Any]) -> NDArray[Any]:
     return cases
 
 
-def _note_deliveries(cases: NDArray[Any], at: NDArray[np.int64], deliveries: NDArray[Any]) -> None:
-    """Note the first and the last of the deliveries (DONE) of each case; `at`: which case each of them is of."""
+def _add_deliveries(cases: NDArray[Any], at: NDArray[np.int64], deliveries: NDArray[Any]) -> None:
+    """Count deliveries (DONE), and note the first and the last of each case. `at`: which case each of them is of."""
+    had_some = cases["deliveries"] > 0
     for first, last, source in (("first_ms", "last_ms", "at_ms"), ("first_offset", "last_offset", "offset")):
-        low, high = np.full(len(cases), np.iinfo(np.int64).max), np.zeros(len(cases), np.int64)
+        low = np.where(had_some, cases[first], np.iinfo(np.int64).max)
+        high = np.where(had_some, cases[last], 0)
         np.minimum.at(low, at, deliveries[source])
         np.maximum.at(high, at, deliveries[source])
         low[low == np.iinfo(np.int64).max] = 0
         cases[first], cases[last] = low, high
+    cases["deliveries"] += np.bincount(at, minlength=len(cases)).astype(np.int32)
 
 
 def _status(
@@ -371,11 +421,11 @@ def _status(
 def _to_parts(matched: Matched, buckets: int) -> pa.Table:
     """What goes on to the second round, by what messages and their deliveries have in common."""
     batches: list[pa.RecordBatch] = []
-    if len(matched.cases):
+    if len(matched.stray):
         batches.append(
-            _batch([int(matched.cases["physical_offset"][0]) % buckets], [_K_CASES], [matched.cases.tobytes()])
+            _batch([int(matched.stray["physical_offset"][0]) % buckets], [_K_CASES], [matched.stray.tobytes()])
         )
-    for kind, rows in ((_K_WAITS, matched.waits), (_K_DONE, matched.done)):
+    for kind, rows in ((_K_WAITS, matched.waits), (_K_DONE, matched.done), (_K_CLOSED, matched.closed)):
         batches += _bucketed(kind, rows, bucket_of(rows["message"], buckets))
     return pa.Table.from_batches(batches, PART)
 
@@ -383,9 +433,25 @@ def _to_parts(matched: Matched, buckets: int) -> pa.Table:
 # --- by what they have in common
 
 
-def match_by_key(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
-    """Match what names no origin. `waits`, `done`: WAITS and DONE of a bucket, in any order. Gives CASE."""
-    return _match_groups(waits, done).cases
+def match(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
+    """Both rounds, of all WAITS and DONE of a store, in any order. Gives CASE."""
+    first = match_by_origin(waits, done)
+    return np.concatenate([first.stray, match_by_key(first.waits, first.done, first.closed)])
+
+
+def match_by_key(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Match what names no origin. `waits`, `done`: WAITS and DONE of a bucket, and `closed` its CLOSED, in any order.
+    Gives CASE."""
+    closed = np.empty(0, CLOSED) if closed is None else closed
+    has_more = _has_more(waits, done, closed)
+    groups = _match_groups(waits, done, closed[has_more])
+    return np.concatenate([groups.cases, cases_of(closed[~has_more])])
+
+
+def _has_more(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> NDArray[np.bool_]:
+    """Of which CLOSED there is, or may be, more than they have: a delivery that names no origin, or another record."""
+    keys = np.concatenate([waits["key"], done["key"][done["what"] == WAS_DELIVERED], closed["key"][closed["again"]]])
+    return is_among(closed["key"], np.unique(keys))
 
 
 class _Groups(NamedTuple):
@@ -395,28 +461,34 @@ class _Groups(NamedTuple):
     messages: NDArray[np.int64]
 
 
-def _match_groups(waits: NDArray[Any], done: NDArray[Any]) -> _Groups:
-    waits = _last_records(waits)
+def _match_groups(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> _Groups:
+    marks = done[done["what"] == WAS_CANCELLED]
+    is_cancelled = np.zeros(len(waits), np.bool_)
+    if len(marks):
+        named = hash_ints(marks["message"], marks["slot"])
+        is_cancelled = np.isin(hash_ints(waits["message"], waits["slot"]), named) & (waits["level"] == 0)
+    cases = _cases(waits)
+    cases["status"] = _status(cases["deliveries"], is_cancelled, waits["passed"])
+    rows = np.concatenate([_closed(cases, waits), closed])
+    is_closed = np.arange(len(rows)) >= len(waits)
+    # Of a key those that are open come first, each in the log's order.
+    order = np.lexsort((rows["physical_offset"], is_closed, rows["key"]))
+    rows = _messages(rows[order])
     deliveries = _in_order(done[done["what"] == WAS_DELIVERED])
-    keys, first, counts = np.unique(waits["key"], return_index=True, return_counts=True)
+    keys, first, counts = np.unique(rows["key"], return_index=True, return_counts=True)
     at = np.searchsorted(keys, deliveries["key"])
     known = at < len(keys)
     known[known] = keys[at[known]] == deliveries["key"][known]
     mine, at = deliveries[known], at[known]
     # The n-th of a key is the n-th message's, and what comes more often than there are messages is the last one's.
     number = np.arange(len(mine)) - np.searchsorted(mine["key"], mine["key"])
-    row = first[at] + np.minimum(number, counts[at] - 1)
-    cases = _cases(waits)
-    cases["deliveries"] = np.bincount(row, minlength=len(waits))
-    _note_deliveries(cases, row, mine)
-    marks = done[done["what"] == WAS_CANCELLED]
-    is_cancelled = np.zeros(len(waits), np.bool_)
-    if len(marks):
-        named = hash_ints(marks["message"], marks["slot"])
-        is_cancelled = np.isin(hash_ints(waits["message"], waits["slot"]), named) & (waits["level"] == 0)
-    cases["status"] = _status(cases["deliveries"], is_cancelled, waits["passed"])
+    _add_deliveries(rows, first[at] + np.minimum(number, counts[at] - 1), mine)
+    count = rows["deliveries"]
+    rows["status"] = np.where(count > 1, TWICE, np.where(count == 1, DELIVERED, rows["status"]))
     stray = deliveries[~known & ~deliveries["sent_again"]]
-    return _Groups(np.concatenate([cases, unclaimed(stray)]), np.concatenate([waits["message"], stray["message"]]))
+    return _Groups(
+        np.concatenate([cases_of(rows), unclaimed(stray)]), np.concatenate([rows["message"], stray["message"]])
+    )
 
 
 class Settled(NamedTuple):
@@ -430,27 +502,38 @@ class Settled(NamedTuple):
     waits: NDArray[Any]
     """WAITS of those..."""
     done: NDArray[Any]
-    """...and DONE."""
+    """...DONE..."""
+    named: NDArray[Any]
+    """...and CLOSED, as far as there is more of it than they have."""
     matched: NDArray[np.int64]
     """The keys of the others that have messages, ascending..."""
     stray: NDArray[np.int64]
     """...and of those that have none, only deliveries or marks."""
+    keys: NDArray[np.int64]
+    """Of CLOSED of which there is no more, what these have in common with deliveries, ascending."""
 
 
-def settle(waits: NDArray[Any], done: NDArray[Any]) -> Settled:
-    """Match what names no origin, and tell what may change by what comes. `waits`, `done` as for `match_by_key`."""
-    cases, messages = _match_groups(waits, done)
+def settle(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> Settled:
+    """Match what names no origin, and tell what may change by what comes. `waits`, `done`, `closed` as for
+    `match_by_key`."""
+    has_more = _has_more(waits, done, closed)
+    named, alone = closed[has_more], closed[~has_more]
+    cases, messages = _match_groups(waits, done, named)
     waiting = np.unique(messages[(cases["status"] == PENDING) | (cases["status"] == LOST)])
-    is_open, waits_open, done_open = (is_among(keys, waiting) for keys in (messages, waits["message"], done["message"]))
-    matched = np.unique(waits["message"][~waits_open])
+    is_open, waits_open, done_open, named_open = (
+        is_among(keys, waiting) for keys in (messages, waits["message"], done["message"], named["message"])
+    )
+    matched = np.unique(np.concatenate([waits["message"][~waits_open], named["message"][~named_open]]))
     rest = np.unique(done["message"][~done_open])
     return Settled(
-        cases[~is_open],
+        np.concatenate([cases[~is_open], cases_of(alone)]),
         cases[is_open],
         waits[waits_open],
         done[done_open],
+        named[named_open],
         matched,
         rest[~is_among(rest, matched)],
+        np.unique(alone["key"]),
     )
 
 
@@ -483,7 +566,8 @@ def ahead_of(cases: NDArray[Any]) -> NDArray[Any]:
 def _left(number: int, buckets: int, settled: Settled, ahead: NDArray[Any], distinct: NDArray[np.int64]) -> Left:
     return Left(
         low_of(number, buckets),
-        *(rows.tobytes() for rows in (settled.waits, settled.done, ahead, settled.matched, settled.stray, distinct)),
+        *(rows.tobytes() for rows in (settled.waits, settled.done, settled.named, ahead)),
+        *(hashes.tobytes() for hashes in (settled.matched, settled.stray, settled.keys, distinct)),
     )
 
 
@@ -492,14 +576,29 @@ def _in_order(rows: NDArray[Any]) -> NDArray[Any]:
     return rows[np.lexsort((rows["offset"], rows["key"]))]
 
 
-def _last_records(waits: NDArray[Any]) -> NDArray[Any]:
-    """The record of each message that counts, by key and offset. Of the records of a key as many are messages as were
-    not rolled, at least one (the first may have expired), and the last ones are theirs."""
-    waits = _in_order(waits)
-    if not len(waits):
-        return waits
-    _, first, counts = np.unique(waits["key"], return_index=True, return_counts=True)
-    heads = np.add.reduceat((~waits["again"]).astype(np.int64), first)
-    messages = np.maximum(heads, 1)
-    number = np.arange(len(waits)) - np.repeat(first, counts)
-    return waits[number >= np.repeat(counts - messages, counts)]
+def _messages(rows: NDArray[Any]) -> NDArray[Any]:
+    """The records (CLOSED, by key) that count, one of each message. Of the records of a key as many are messages as
+    were not rolled, at least one (the first may have expired), and the last ones are theirs. What the others have for
+    deliveries is the first one's that counts."""
+    if not rows["again"].any():
+        return rows
+    is_gone = rows["status"] == GONE
+    gone, rows = rows["key"][is_gone], rows[~is_gone]  # in order
+    keys, group, counts = np.unique(rows["key"], return_inverse=True, return_counts=True)
+    heads = np.bincount(group[~rows["again"]], minlength=len(keys))
+    # What named a record that is gone was not rolled itself, and is of the message that that one was of.
+    heads -= np.searchsorted(gone, keys, "right") - np.searchsorted(gone, keys)
+    by_place = np.lexsort((rows["physical_offset"], group))
+    number = np.empty(len(rows), np.int64)
+    number[by_place] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    counted = number >= (counts - np.maximum(heads, 1))[group]
+    kept, others = rows[counted], rows[~counted & (rows["deliveries"] > 0)]
+    at = np.searchsorted(kept["key"], others["key"])
+    for first, last in (("first_ms", "last_ms"), ("first_offset", "last_offset")):
+        low = np.where(kept["deliveries"] > 0, kept[first], np.iinfo(np.int64).max)
+        np.minimum.at(low, at, others[first])
+        np.maximum.at(kept[last], at, others[last])
+        low[low == np.iinfo(np.int64).max] = 0
+        kept[first] = low
+    np.add.at(kept["deliveries"], at, others["deliveries"])
+    return kept

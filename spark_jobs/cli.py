@@ -4,6 +4,7 @@ destroyed; 2: the job could not be done, which one line on stderr tells; 3: an a
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import re
@@ -25,11 +26,10 @@ from spark_jobs.cli_output import (
     print_forecast,
     print_summary,
     print_table,
-    size_text,
     time_text,
 )
-from spark_jobs.errors import JobError
-from spark_jobs.files import expand, is_local, local_path, shown, told_apart
+from spark_jobs.errors import CannotRead, JobError, NoStore, NotKept, cannot_read
+from spark_jobs.files import each_once, expand, is_local, local_path, refuse_within, shown, size_text, told_apart
 from spark_jobs.limits import FAILED, Late, Limits, exit_code, parse_late, tell, worst
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ P = ParamSpec("P")
 _LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
 KEPT: Final = ".kept"
 """In a folder of nights: what its runs keep of the stores."""
+_TOLD: Final = tuple(f"{error.__name__}: " for error in (JobError, NoStore, CannotRead, NotKept))
 PACKAGES: Final = ("protocol", "storage", "scheduler", "spark_jobs")
 """What tasks on a cluster need of us."""
 
@@ -63,19 +64,27 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
-        except JobError as error:
-            _fail(str(error))
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] in _LIBRARIES:
                 _fail(f"the Spark jobs need the package {error.name}: pip install 'duemq[spark]'")
             raise
         except Exception as error:
-            found = _told_by_spark(error)
+            found = _told(error)
             if found is None:
                 raise
             _fail(found)
 
     return wrapper
+
+
+def _told(error: Exception) -> str | None:
+    """The line that says what a job could not do; None for what nobody foresaw."""
+    if isinstance(error, JobError):
+        return str(error)
+    # Whoever read our output is gone: click ends quietly then.
+    if isinstance(error, OSError) and error.errno != errno.EPIPE and not os.environ.get("DUEMQ_TRACEBACK"):
+        return str(cannot_read(str(error.filename), error) if error.filename else error)
+    return _told_by_spark(error)
 
 
 def _told_by_spark(error: Exception) -> str | None:
@@ -84,7 +93,7 @@ def _told_by_spark(error: Exception) -> str | None:
         return None
     text = str(error)
     for line in reversed(text.splitlines()):
-        for name in ("JobError: ", "NoStore: "):
+        for name in _TOLD:
             if name in line:
                 return line.split(name, 1)[1].strip()
     if os.environ.get("DUEMQ_TRACEBACK"):
@@ -188,11 +197,7 @@ def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
         yield
     except Exception as error:
         if hook is not None:
-            why = (
-                str(error)
-                if isinstance(error, JobError)
-                else _told_by_spark(error) or f"{type(error).__name__}: {error}"
-            )
+            why = _told(error) or f"{type(error).__name__}: {error}"
             try:
                 tell(hook, job, shown(store), f"duemq {job}: {why}", FAILED)
             except JobError as failed:
@@ -208,7 +213,7 @@ def _each(stores: list[str], work: Callable[[str], int]) -> list[int]:
         try:
             codes.append(work(store))
         except Exception as error:
-            why = str(error) if isinstance(error, JobError) else _told_by_spark(error)
+            why = _told(error)
             if len(stores) == 1 or why is None:
                 raise
             _say(why)
@@ -287,13 +292,14 @@ def _session(
         session.stop()
 
 
-def _check(store: str, out: str | None = None) -> None:
-    """Tell what is wrong with the paths of stores and of results before Spark is started, which takes seconds."""
+def _check(store: str, *places: str | None) -> None:
+    """Tell what is wrong with the paths of stores and of what a job writes before Spark is started, which takes
+    seconds."""
     from spark_jobs.store_files import StoreFiles
 
-    if out is not None:
-        local_path(out)
-    StoreFiles.open(store)
+    found = StoreFiles.open(store)
+    refuse_within(store, *places)
+    found.check_files()
 
 
 def _shown_there(path: str, written: str | None, out: str | None) -> str:
@@ -384,7 +390,7 @@ def analyse(
         raise click.UsageError("--keep-nights is for --nights")
     limits = dataclasses.replace(limits, is_worse_too_much=fail_worse)
     with _told_to(hook, "analyse", store):
-        stores = expand(store)
+        stores = each_once(expand(store), _say)
     if len(stores) > 1 and previous is not None:
         raise click.UsageError("--previous is for one store; several are compared with their last runs there")
     key = Path(sign_key).read_bytes() if sign_key else None
@@ -417,7 +423,7 @@ def analyse(
             )
 
     def one(path: str) -> int:
-        _check(path)
+        _check(path, out, nights, state)
         from spark_jobs.nights import Place
         from spark_jobs.published import published
 
@@ -443,7 +449,7 @@ def analyse(
                 code = one(stores[0])
         else:
             with _told_to(hook, "analyse", store):
-                code = _analyse_cluster(store, stores, run, out, nights, keep_nights, key, limits, hook)
+                code = _analyse_cluster(store, stores, run, out, nights, state, keep_nights, key, limits, hook)
     sys.exit(code)
 
 
@@ -453,6 +459,7 @@ def _analyse_cluster(
     run: Callable[[str, Place], Analysed],
     out: str | None,
     nights: str | None,
+    state: str | None,
     keep_nights: int | None,
     key: bytes | None,
     limits: Limits,
@@ -467,6 +474,8 @@ def _analyse_cluster(
     from spark_jobs.output import run_of
     from spark_jobs.published import published
 
+    for path in stores:
+        refuse_within(path, out, nights, state)
     names, runs, missing, left = list[str](), list[StoreRun](), list[Missing](), dict[str, None]()
     with published(out) as written:
 
@@ -487,9 +496,7 @@ def _analyse_cluster(
             try:
                 found = one(path, folder)
             except Exception as error:
-                why = str(error) if isinstance(error, JobError) else _told_by_spark(error)
-                if why is None and isinstance(error, OSError):  # a disk that does not give a file, for one
-                    why = f"{shown(path)}: {error}"
+                why = _told(error)
                 if why is None:
                     raise
                 _say(why)
@@ -556,7 +563,7 @@ def audit(
     _check_state(state, full=full)
     _settings(conf)
     with _told_to(hook, "audit", store):
-        _check(store)
+        _check(store, out, state)
         import msgspec
 
         from spark_jobs.audit import audit as run
@@ -668,6 +675,7 @@ def compact(
 ) -> None:
     """Write STORE to NEW without delivered copies in the schedule topics, ended transactions and whatever the options
     name. STORE is only read; no broker may have it open. Brokers open NEW as they would STORE: queue offsets stay."""
+    local_path(new)
     _check(store, new)
     from spark_jobs.compact import CompactOptions
     from spark_jobs.compact import compact as run
@@ -723,13 +731,14 @@ def archive(
     if append:
         _append(
             store,
+            None if catalog else directory,
             lambda: _open_table(directory, table_format, catalog),
             {"name": store_name, "allow_gap": allow_gap, "adopt": adopt},
             lambda: _session("archive", master, memory, conf),
         )
     if table_format or store_name or catalog or allow_gap or adopt:
         raise click.UsageError("--table-format, --store-name, --catalog, --allow-gap and --adopt are for --append")
-    _check(store)
+    _check(store, directory)
     from spark_jobs.archive import archive as run
     from spark_jobs.progress_bar import bytes_done
 
@@ -749,12 +758,15 @@ def _open_table(target: str, table_format: str | None, catalog: str | None) -> T
 
 def _append(
     store: str,
+    place: str | None,
     open_table: Callable[[], Table],
     options: dict[str, Any],
     session: Callable[[], AbstractContextManager[SparkSession]],
 ) -> NoReturn:
-    """Append to a table what some stores have got."""
-    stores = expand(store)
+    """Append to a table what some stores have got. `place`: its directory, if it is one."""
+    stores = each_once(expand(store), _say)
+    for path in stores:
+        refuse_within(path, place)
     if len(stores) > 1 and (options["name"] or options["adopt"]):
         raise click.UsageError("--store-name and --adopt are for one store")
     from spark_jobs.append import append
@@ -844,7 +856,7 @@ def sql(
     The options spare reading what they leave out; the tables consume_queue (but for --topic), timers, offsets and
     damaged stay whole.
     """
-    for path in expand(store):
+    for path in each_once(expand(store), _say):
         _check(path)
     from spark_jobs import tables
     from spark_jobs.progress_bar import spark_tasks

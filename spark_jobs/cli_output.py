@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_jobs.files import size_text
+
 if TYPE_CHECKING:
     from spark_jobs.append import AppendResult
     from spark_jobs.archive import ArchiveResult
@@ -22,32 +24,29 @@ def time_text(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def size_text(size: float) -> str:
-    """A number of bytes."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
 def print_summary(summary: Summary) -> None:
     """What an audit found."""
+    from spark_jobs.report.verdict import coming_again
+
     for name in ("scheduled", "delivered", "cancelled", "pending", "lost", "twice"):
         note = f"  ({summary.overdue:,} overdue)" if name == "pending" and summary.overdue else ""
         click.echo(f"{name:<10}{getattr(summary, name):>14,}{note}")
     if summary.destroyed:
         click.echo(f"destroyed {summary.destroyed:>14,}  (the queues list them, and the commitlog has no record there)")
+    again = coming_again(summary.starts)
     for start in summary.starts:
-        if not start.wrote_it:
+        if not start.wrote_it and start not in again:
             continue
-        if start.reasons:
+        if start in again and not start.reasons:
+            had = f", which had {start.store or 'the store'} last," if start.wrote_it else ""
+            click.echo(f"{start.broker}{had} delivers {start.again:,} of those delivered again when it starts")
+        elif start.reasons:
             found = f"{start.finds:,} of those pending" if start.misses else "all that are pending, but"
-            had = f"{start.store or 'the store'} last"
-            click.echo(f"{start.broker}, which had {had}, finds {found} when it starts:")
+            had = f", which had {start.store or 'the store'} last," if start.wrote_it else ""
+            click.echo(f"{start.broker}{had} finds {found} when it starts:")
             for reason in start.reasons:
                 click.echo(f"  {reason}")
-        if start.misses:
+        if start.misses or start.again:
             click.echo(f"  to have the files made anew: duemq store repair {start.store or summary.store}")
     late = summary.lateness
     if late.count:

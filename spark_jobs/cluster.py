@@ -27,7 +27,7 @@ from spark_jobs.analysis import Analysis, Member, Space
 from spark_jobs.audit import Cluster, Input, Lateness, Missing, Summary, lateness_of, sign, warn, write
 from spark_jobs.comparison import Compared, worst_first
 from spark_jobs.errors import JobError
-from spark_jobs.files import expand, local_path, shown
+from spark_jobs.files import each_once, expand, local_path, shown
 from spark_jobs.report.verdict import verdict_of
 
 if TYPE_CHECKING:
@@ -97,10 +97,11 @@ def analyse_cluster(
     tell: Callable[[str], None] = warn,
     made_ms: int | None = None,
 ) -> Analysis:
-    """Analyse a cluster. `stores`: their paths or URIs, or a pattern that names them; those that cannot be read are in
-    `audit.missing` of what comes back. `name`: of the cluster, the pattern by default. `rate`: messages a second that
-    each broker delivers. All others as for `analyse.analyse`. Raises JobError where no store can be read."""
-    paths = expand(stores) if isinstance(stores, str) else list(stores)
+    """Analyse a cluster. `stores`: their paths or URIs, or a pattern that names them, each read once;
+    those that cannot be read are in `audit.missing` of what comes back. `name`: of the cluster, the pattern by default.
+    `rate`: messages a second that each broker delivers. All others as for `analyse.analyse`. Raises JobError where no
+    store can be read."""
+    paths = each_once(expand(stores) if isinstance(stores, str) else stores, tell)
     name = name or (shown(stores) if isinstance(stores, str) else ", ".join(map(shown, paths)))
     parts, missing, names = list[Analysed](), list[Missing](), list[str]()
     for path in paths:

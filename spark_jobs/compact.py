@@ -41,6 +41,7 @@ from spark_jobs.compact_lost import MatchTask, ReadTask
 from spark_jobs.compact_scan import Scanned, ScanTask
 from spark_jobs.compact_state import Books, Rules
 from spark_jobs.errors import JobError
+from spark_jobs.files import refuse_within
 from spark_jobs.progress import read_progress
 from spark_jobs.ranges import RANGE_SIZE, Range, plan
 from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
@@ -141,9 +142,8 @@ def compact(
     there is no new store, and the old one is as it was.
     """
     store = open_at_rest(store_path)
+    refuse_within(store_path, out_path)
     place = Place(out_path)
-    if f"{os.path.realpath(place.target)}/".startswith(f"{os.path.realpath(store.local_path)}/"):
-        raise JobError(f"{out_path}: lies in the store that is to be compacted; give a path beside it")
     tasks = None
     try:
         place.begin()
@@ -151,6 +151,8 @@ def compact(
             tasks = runner(place, spark, workers)
             job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))
             return job.run()
+    except JobError:
+        raise
     except OSError as error:
         raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
     finally:
@@ -250,9 +252,8 @@ class _Compaction:
     # --- what stays
 
     def _keyed_topics(self) -> tuple[str, ...]:
-        table = (self._store.json("config/topics.json") or {}).get("topicConfigTable")
         found = set(self._options.keyed_topics)
-        for name, config in (table if isinstance(table, dict) else {}).items():
+        for name, config in self._store.table("config/topics.json", "topicConfigTable").items():
             attributes = config.get("attributes") if isinstance(config, dict) else None
             policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
             if policy == "COMPACTION":

@@ -6,7 +6,9 @@ audit does (`cases`), but for what records name. Only stores that have such mess
 has none, unless some were lost.
 
     read     a task a range     <n>.waits, <n>.done        WAITS and DONE, by bucket of `cases.bucket_of`
-                                <n>.waits.at, <n>.done.at  int64, where each bucket begins in them, and the last ends
+                                <n>.again                  WAITS of records that are done, and waited in place of others
+                                                           that they do not name: these are done, too
+                                <n>.waits.at, ...          int64, where each bucket begins in them, and the last ends
     match    a task a bucket
 """
 
@@ -17,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from scheduler.sorted_offsets import is_among
-from spark_jobs.cases import bucket_of, match_by_key, read_range
+from spark_jobs.cases import bucket_of, closed_of, match_by_key, read_range
 from spark_jobs.events import DONE, WAITS
-from spark_jobs.figures import LOST, PENDING
+from spark_jobs.figures import CANCELLED, LOST, PENDING
 from spark_jobs.writers.spill import load, save
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     Integers = NDArray[np.int64]
 
-_ROWS: Final = {"waits": WAITS, "done": DONE}
+_ROWS: Final = {"waits": WAITS, "done": DONE, "again": WAITS}
 
 
 class ReadTask(NamedTuple):
@@ -69,7 +71,12 @@ def read(task: ReadTask) -> None:
     found = read_range(task.store, task.part, task.progress)
     is_done = is_among(found.waits["offset"], load(task.scratch, "delivered"))
     is_done |= is_among(found.waits["offset"], load(task.scratch, "withdrawn"))
-    for name, rows in (("waits", found.waits[~is_done]), ("done", found.done[found.done["origin"] < 0])):
+    again = found.waits[is_done & found.waits["again"]]
+    for name, rows in (
+        ("waits", found.waits[~is_done]),
+        ("done", found.done[found.done["origin"] < 0]),
+        ("again", again),
+    ):
         bucket = bucket_of(rows["message"], task.buckets)
         order = np.argsort(bucket, kind="stable")
         save(task.scratch, f"{task.number}.{name}", rows[order])
@@ -78,7 +85,7 @@ def read(task: ReadTask) -> None:
 
 def match(task: MatchTask) -> Matched:
     """Match a bucket. Raises OSError."""
-    cases = match_by_key(_rows(task, "waits"), _rows(task, "done"))
+    cases = match_by_key(_rows(task, "waits"), _rows(task, "done"), closed_of(_rows(task, "again"), CANCELLED))
     is_open = (cases["status"] == LOST) | (cases["status"] == PENDING)
     places = cases["physical_offset"].astype(np.int64)
     asked = is_among(places, task.asked) & (cases["deliveries"] > 0)

@@ -157,10 +157,10 @@ def _size_at(store: StoreFiles, physical: int) -> int:
 
 
 def _transactions(store: StoreFiles) -> tuple[int, int]:
-    table = (store.json("config/consumerOffset.json") or {}).get("offsetTable")
+    table = store.table("config/consumerOffset.json", "offsetTable")
     offsets = []
     for topic in (HALF_TOPIC, OP_TOPIC):
-        of_group = table.get(f"{topic}@{_TRANSACTIONS_GROUP}") if isinstance(table, dict) else None
+        of_group = table.get(f"{topic}@{_TRANSACTIONS_GROUP}")
         value = next((v for k, v in of_group.items() if str(k) == "0"), 0) if isinstance(of_group, dict) else 0
         offsets.append(int(value) if isinstance(value, int) else 0)
     # Op messages say which half messages have ended: without the offset of the one the other is worth nothing.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from typing import Final
+
 
 class JobError(Exception):
     """A job cannot do what it was asked to: one line that says what is wrong and what to do."""
@@ -18,5 +22,29 @@ class NoStore(JobError):
         return NoStore, (self.path, self.why)
 
 
+class CannotRead(JobError, OSError):
+    """A file or directory cannot be read, or is not what belongs there. The text names it, and says what to do."""
+
+
 class NotKept(JobError):
     """What an earlier run kept cannot be used; the text says why. The run reads what it is missing anew."""
+
+
+_HINTS: Final = {
+    errno.EACCES: "this user may not read it; run the job as one who may",
+    errno.EPERM: "this user may not read it; run the job as one who may",
+    errno.EISDIR: "is a directory, and a file belongs there; move it away, or put the file back",
+    errno.ENOTDIR: "is a file, and a directory belongs there; move it away, or put the directory back",
+    errno.ELOOP: "is a link that leads back to itself; put back what it should lead to, or remove it",
+    errno.EIO: "the disk does not give it (Input/output error); put it back from a copy, or move it away: a job then "
+    "tells what was in it",
+}
+
+
+def cannot_read(path: str, error: OSError) -> CannotRead:
+    """What to tell where a file or directory cannot be read. `path`: as the user knows it."""
+    hint = _HINTS.get(error.errno or 0)
+    if error.errno == errno.ENOENT and error.filename and os.path.islink(error.filename):
+        hint = f"is a link to {os.readlink(error.filename)}, where nothing is; put that back, or remove the link"
+    lines = str(error.strerror or error).splitlines() or [type(error).__name__]
+    return CannotRead(f"{path}: {hint or f'cannot be read: {lines[0]}'}")

@@ -52,7 +52,8 @@ WAITS: Final = np.dtype(
     ]
 )
 """`offset`: physical. `at_ms`: store time. `topic`: hash of the topic that it is for. `level`: 0 for a timer.
-`again`: waits in place of another record. `passed`: the broker's progress has passed it (`are_passed`)."""
+`again`: waits in place of another record that it does not name. `passed`: the broker's progress has passed it
+(`are_passed`)."""
 DONE: Final = np.dtype(
     [
         ("origin", "<i8"),
@@ -185,7 +186,7 @@ def _waits(records: Records, progress: Progress, topics: dict[int, str]) -> NDAr
     rows["topic"] = _topic_hashes(records, topics)
     rows["message"], rows["key"] = roles.message_hash, roles.key_hash
     rows["slot"], rows["queue_offset"] = slot, records.queue_offset
-    rows["level"], rows["again"] = level, roles.is_again
+    rows["level"], rows["again"] = level, roles.is_again & (roles.origin < 0)
     rows["passed"] = are_passed(rows, progress)
     return rows
 

@@ -6,6 +6,7 @@ import fnmatch
 import glob
 import os
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -13,7 +14,7 @@ from spark_jobs import hadoop
 from spark_jobs.errors import JobError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _CREDENTIALS: Final = re.compile(r"^([^:/]+://)[^/?]*@")
@@ -50,6 +51,63 @@ def real_path(path: str) -> str:
 def is_same(one: str, other: str) -> bool:
     """Whether two names of a store are one. Relative ones are looked up from the working directory."""
     return real_path(one) == real_path(other)
+
+
+def refuse_within(store: str, *places: str | None) -> None:
+    """See that nothing that a job writes lies in the store that it reads: brokers go by what they find there. Raises
+    JobError."""
+    if not is_local(store):
+        roots = [shown(store).rstrip("/")]
+    else:
+        roots = [real_path(store), os.path.realpath(os.path.join(local_path(store), "commitlog"))]
+    for place in places:
+        if place is not None and any(f"{real_path(place)}/".startswith(f"{root}/") for root in roots):
+            raise JobError(f"{shown(place)}: lies in the store that is read, {shown(store)}; give a path beside it")
+
+
+def size_text(size: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def each_once(paths: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> list[str]:
+    """The stores that some paths and URIs name, each once, in order: two names are of one store where they lead to the
+    same commitlog on the disk. Of its names the one without links counts, else the first; `tell` is given a line for
+    each other one."""
+    names: dict[object, list[str]] = {}
+    for path in paths:
+        of_store = names.setdefault(_identity(path), [])
+        if path not in of_store:
+            of_store.append(path)
+    found = []
+    for of_store in names.values():
+        name = next((one for one in of_store if is_local(one) and _is_real(one)), of_store[0])
+        found.append(name)
+        for other in of_store:
+            if other != name:
+                tell(f"{shown(other)} is {shown(name)} by another name, and is read once")
+    return found
+
+
+def _identity(path: str) -> object:
+    """What two names of a store have in common. A URI's keys and settings are part of it: they may name another file
+    system."""
+    if not is_local(path):
+        base, mark, query = path.partition("?")
+        return f"{base.rstrip('/')}{mark}{query}"
+    with suppress(OSError):
+        status = os.stat(os.path.join(local_path(path), "commitlog"))
+        if status.st_ino:
+            return status.st_dev, status.st_ino
+    return real_path(path)
+
+
+def _is_real(path: str) -> bool:
+    return os.path.abspath(local_path(path)) == real_path(path)
 
 
 def file_system(uri: str) -> tuple[Any, str]:

@@ -26,6 +26,7 @@ import numpy as np
 from spark_jobs import kept
 from spark_jobs.cases import (
     AHEAD,
+    CLOSED,
     HASHES,
     Found,
     Left,
@@ -129,6 +130,7 @@ class _State:
         self.duplicates = matches.duplicates
         self.matched = _Runs(directory, matches.matched)
         self.stray = _Runs(directory, matches.stray)
+        self.keys = _Runs(directory, matches.keys)
         self.unique = _Runs(directory, matches.unique)
         self.figures, self.ahead, self.usage = Figures.added([]), np.empty(0, AHEAD), list[RangeUsage]()
         if matches.figures is not None:
@@ -156,8 +158,13 @@ class _State:
     def is_touched(self, events: _Events) -> bool:
         """Whether some events are of groups that are closed. Raises NotKept."""
         waits, done = (np.unique(rows["message"]) for rows in (events.waits, events.nameless))
+        delivered = events.nameless["key"][events.nameless["what"] == DELIVERED]
+        keys = np.unique(np.concatenate([events.waits["key"], delivered]))
         return bool(
-            self.matched.having(waits).any() or self.matched.having(done).any() or self.stray.having(waits).any()
+            self.matched.having(waits).any()
+            or self.matched.having(done).any()
+            or self.stray.having(waits).any()
+            or self.keys.having(keys).any()
         )
 
 
@@ -191,6 +198,7 @@ class _LeftFiles(msgspec.Struct):
     bucket: Bucket
     matched: Ref | None
     stray: Ref | None
+    keys: Ref | None
     unique: Ref | None
     ahead: bytes
 
@@ -235,37 +243,41 @@ class Applied(NamedTuple):
     waits: NDArray[Any]
     """...with their WAITS, in any order..."""
     done: NDArray[Any]
-    """...and DONE."""
+    """...DONE..."""
+    named: NDArray[Any]
+    """...and CLOSED."""
     matched: Hashes
-    """Keys of the groups that are closed by that, as `cases.Settled` has them."""
+    """Hashes of what is closed by that, as `cases.Settled` has them."""
     stray: Hashes
+    keys: Hashes
     known: NDArray[np.bool_]
     """Of the events that name their origins, those whose origin is there."""
 
 
-def apply(waits: NDArray[Any], done: NDArray[Any], events: _Events) -> Applied:
-    """Put events to open groups, WAITS by the hash of their message, and DONE."""
+def apply(waits: NDArray[Any], done: NDArray[Any], named: NDArray[Any], events: _Events) -> Applied:
+    """Put events to open groups, WAITS by the hash of their message, DONE and CLOSED."""
     # A message that is alone in its group, and of which there is nothing new, is what it was.
     origins, messages = np.unique(events.named["origin"]), waits["message"]
     is_same = messages[1:] == messages[:-1]
     hot = is_among(waits["offset"], origins)
     hot[1:] |= is_same
     hot[:-1] |= is_same
-    hot |= is_among(
-        messages, np.unique(np.concatenate([rows["message"] for rows in (done, events.waits, events.nameless)]))
-    )
+    others = [rows["message"] for rows in (done, named, events.waits, events.nameless)]
+    hot |= is_among(messages, np.unique(np.concatenate(others)))
     every = np.concatenate([waits[hot], events.waits])
     known = is_among(events.named["origin"], np.sort(every["offset"]))
     matched = match_by_origin(every, events.named[known])
-    settled = settle(matched.waits, np.concatenate([done, events.nameless]))
+    settled = settle(matched.waits, np.concatenate([done, events.nameless]), np.concatenate([named, matched.closed]))
     rest = waits[~hot]
     return Applied(
-        np.concatenate([matched.cases, settled.closed]),
+        settled.closed,
         np.concatenate([cases_without(rest), settled.open]),
         np.concatenate([rest, settled.waits]),
         settled.done,
+        settled.named,
         settled.matched,
         settled.stray,
+        settled.keys,
         known,
     )
 
@@ -380,7 +392,7 @@ class Kept:
         for each in found:
             if (part := self._keep_range(each)) is not None:
                 self._trusted[part.place] = part
-            parts.append(part or KeptRange(each.read, [], "", Ref("", 0, 0)))
+            parts.append(part or KeptRange(each.read, [], Ref("", 0, 0)))
         try:
             state = _State(self._folder.path, matches)
             since = int(found[0].read["start"]) if found else complete[-1].end if complete else 0
@@ -427,16 +439,17 @@ class Kept:
         buckets = list[Bucket]()
         known, known_now = np.zeros(len(new.named), np.bool_), np.zeros(len(now.named), np.bool_)
         for group in _groups(state.buckets):
-            waits, done = self._open(group)
+            waits, done, named = self._open(group)
             if found:
-                applied = apply(waits, done, new.within(group.low, group.high))
+                applied = apply(waits, done, named, new.within(group.low, group.high))
                 known |= applied.known
                 closed.append(applied.closed)
                 state.matched.add(applied.matched)
                 state.stray.add(applied.stray)
-                waits, done = _by_message(applied.waits), applied.done
-                buckets += self._write_open(group.low, waits, done)
-            ended = apply(waits, done, now.within(group.low, group.high))
+                state.keys.add(applied.keys)
+                waits, done, named = _by_message(applied.waits), applied.done, applied.named
+                buckets += self._write_open(group.low, waits, done, named)
+            ended = apply(waits, done, named, now.within(group.low, group.high))
             known_now |= ended.known
             cases = np.concatenate([ended.closed, ended.open])
             figures.append(matching.figures(cases))
@@ -457,29 +470,33 @@ class Kept:
         figures += [state.figures, ahead, matching.figures(cases)]
         return Figures.added(figures), duplicates
 
-    def _open(self, group: _Groups) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The open records of some buckets. Raises NotKept."""
-        waits, done = [np.empty(0, WAITS)], [np.empty(0, DONE)]
+    def _open(self, group: _Groups) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """The open records of some buckets: WAITS, DONE and CLOSED. Raises NotKept."""
+        waits, done, named = [np.empty(0, WAITS)], [np.empty(0, DONE)], [np.empty(0, CLOSED)]
         for ref in group.files:
             for rows, data, dtype in zip(
-                (waits, done),
+                (waits, done, named),
                 msgspec.msgpack.decode(kept.read_file(self._folder.path, ref)),
-                (WAITS, DONE),
+                (WAITS, DONE, CLOSED),
                 strict=True,
             ):
                 rows.append(np.frombuffer(data, dtype))
         every = np.concatenate(waits)
         every["passed"] = are_passed(every, self._progress)
-        return _by_message(every), np.concatenate(done)
+        closed = np.concatenate(named)  # of timers nobody asks
+        closed["passed"] = self._progress.is_level_done(closed["delay_level"], closed["queue_offset"])
+        return _by_message(every), np.concatenate(done), closed
 
-    def _write_open(self, low: int, waits: NDArray[Any], done: NDArray[Any]) -> list[Bucket]:
+    def _write_open(self, low: int, waits: NDArray[Any], done: NDArray[Any], named: NDArray[Any]) -> list[Bucket]:
         """Write the open records of some buckets, WAITS by message, in parts that are not too large."""
         count = max(1, -(-len(waits) // _GROUP_ROWS))
         lows = [low, *(int(waits["message"][len(waits) * part // count]) for part in range(1, count))]
         buckets = []
         for first, last in zip(lows, [*(each - 1 for each in lows[1:]), _LAST], strict=True):
-            some, others = (rows[(rows["message"] >= first) & (rows["message"] <= last)] for rows in (waits, done))
-            ref = self._put("open", msgspec.msgpack.encode([some.tobytes(), others.tobytes()])) if len(some) else None
+            parts = [rows[(rows["message"] >= first) & (rows["message"] <= last)] for rows in (waits, done, named)]
+            ref = None
+            if len(parts[0]):
+                ref = self._put("open", msgspec.msgpack.encode([rows.tobytes() for rows in parts]))
             buckets.append(Bucket(first, ref))
         return buckets
 
@@ -510,11 +527,12 @@ class Kept:
 
         def leave(left: Left) -> bytes:
             try:
-                rows = msgspec.msgpack.encode([left.waits, left.done])
+                rows = msgspec.msgpack.encode([left.waits, left.done, left.named])
                 files = _LeftFiles(
                     Bucket(left.low, kept.write_file(path, "open", rows) if left.waits else None),
                     kept.write_file(path, "matched", left.matched) if left.matched else None,
                     kept.write_file(path, "stray", left.stray) if left.stray else None,
+                    kept.write_file(path, "keys", left.keys) if left.keys else None,
                     kept.write_file(path, "unique", left.unique) if left.unique else None,
                     left.ahead,
                 )
@@ -657,6 +675,7 @@ class Kept:
             usage=put("usage", msgspec.msgpack.encode(state.usage[0])) if state.usage else None,
             matched=state.matched.write(put, "matched"),
             stray=state.stray.write(put, "stray"),
+            keys=state.keys.write(put, "keys"),
             unique=state.unique.write(put, "unique"),
             duplicates=state.duplicates,
         )
@@ -703,6 +722,7 @@ def _matches_of(files: list[_LeftFiles], matching: Matching, duplicates: int) ->
         ahead=None,
         matched=[each.matched for each in files if each.matched is not None],
         stray=[each.stray for each in files if each.stray is not None],
+        keys=[each.keys for each in files if each.keys is not None],
         unique=[each.unique for each in files if each.unique is not None],
         usage=None,
         duplicates=duplicates,

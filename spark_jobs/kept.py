@@ -2,8 +2,8 @@
 
     <directory>/manifest        what there is, and of what: `Manifest`, with its checksum
                 range-XXXX      what was found in a range of the commitlog (`encode_range`)
-                open-XXXX       WAITS and DONE of groups in which a message has no delivery, of a bucket
-                matched-XXXX stray-XXXX unique-XXXX    hashes, ascending
+                open-XXXX       WAITS, DONE and CLOSED of groups in which a message has no delivery, of a bucket
+                matched-XXXX stray-XXXX keys-XXXX unique-XXXX    hashes, ascending
                 figures-XXXX ahead-XXXX usage-XXXX     of all that is closed, and of all whole ranges
                 .lock           held by the run at work
 
@@ -48,16 +48,14 @@ _FORMAT: Final = 1
 _MAGIC: Final = b"duemq kept\n"
 _MANIFEST: Final = "manifest"
 _LOCK: Final = ".lock"
-_KINDS: Final = ("range", "open", "matched", "stray", "unique", "figures", "ahead", "usage")
+_KINDS: Final = ("range", "open", "matched", "stray", "keys", "unique", "figures", "ahead", "usage")
 _RULES: Final = (
     "records", "texts", "slices", "roles", "hashes", "ranges", "events", "cases", "figures", "lateness", "steps",
     "usage", "kept", "incremental",
 )  # fmt: skip
 """Modules that decide what is kept: with another text of one of these nothing counts."""
-END_BYTES: Final = 4096
-"""At both ends of a range, which are compared where its file has grown."""
 _FRESH_NS: Final = 2_000_000_000
-"""A file that was written to so short before it was looked at may have been written to since at the same time."""
+"""A file that was written to so short before it was looked at may have been written to since, and keep its time."""
 
 
 class Ref(msgspec.Struct, frozen=True):
@@ -75,8 +73,6 @@ class KeptRange(msgspec.Struct):
     """As in `cases.Found.reads`."""
     levels: list[int]
     """Delay levels of messages in it."""
-    ends: str
-    """Of its first and its last END_BYTES, as far as they were read."""
     file: Ref
 
     @property
@@ -91,8 +87,9 @@ class KeptSegment(msgspec.Struct):
     node: int
     size: int
     modified_ns: int
-    may_grow: bool
-    """Whether it was the last one, or written to just before."""
+    changed_ns: int
+    is_fresh: bool
+    """Whether it was written to just before it was looked at."""
 
 
 class Bucket(msgspec.Struct):
@@ -116,6 +113,7 @@ class Matches(msgspec.Struct, kw_only=True):
     ahead: Ref | None
     matched: list[Ref]
     stray: list[Ref]
+    keys: list[Ref]
     unique: list[Ref]
     usage: Ref | None
     duplicates: int
@@ -139,7 +137,8 @@ class Manifest(msgspec.Struct, kw_only=True):
         refs: list[Ref | None] = [part.file for part in self.ranges]
         if self.matches is not None:
             found = self.matches
-            refs += [found.figures, found.ahead, found.usage, *found.matched, *found.stray, *found.unique]
+            refs += [found.figures, found.ahead, found.usage]
+            refs += [*found.matched, *found.stray, *found.keys, *found.unique]
             refs += [bucket.file for bucket in found.buckets]
         return {ref.name for ref in refs if ref is not None}
 
@@ -322,20 +321,8 @@ def keep_range(directory: str, store: StoreFiles, found: RangeFound) -> KeptRang
     return KeptRange(
         found.read,
         np.unique(found.waits["level"]).tolist(),
-        ends_of(store, found.read),
         write_file(directory, "range", encode_range(found)),
     )
-
-
-def ends_of(store: StoreFiles, read: Mapping[str, Any]) -> str:
-    """A hash of both ends of what was read of a range. Raises OSError."""
-    segment = store.segment_of(read["start"])
-    if segment is None:
-        return ""
-    at, size = read["start"] - segment.first_offset, read["hashed"]
-    part = min(size, END_BYTES)
-    data = store.read(segment.path, at, part) + store.read(segment.path, at + size - part, part)
-    return hashlib.sha256(data).hexdigest()
 
 
 def _is_as_hashed(store: StoreFiles, read: Mapping[str, Any]) -> bool:
@@ -364,13 +351,13 @@ def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int)
         version = versions.get(os.path.basename(segment.path))
         if version is not None:
             is_fresh = version.modified_ns > now_ns - _FRESH_NS
-            found[segment.first_offset] = KeptSegment(*version, may_grow=is_fresh or segment == store.segments[-1])
+            found[segment.first_offset] = KeptSegment(*version, is_fresh=is_fresh)
     return found
 
 
 def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
-    """The kept ranges whose bytes in the commitlog are as they were: because their file was not written to since; or,
-    of a file that was being written, because both ends of the range are the same; else they are read and compared."""
+    """The kept ranges whose bytes in the commitlog are as they were: because their file is the same, of the same time;
+    else all of their bytes are read and compared, as a rule those of the file that was the last one."""
     found = []
     for part in manifest.ranges:
         start, end = part.place
@@ -380,13 +367,8 @@ def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment
         was, known = manifest.segments.get(segment.first_offset), now.get(segment.first_offset)
         if was is None or known is None:
             continue
-        if was.may_grow and was.node == known.node and was.size <= known.size:
-            is_same = ends_of(store, part.read) == part.ends
-        elif (was.node, was.size, was.modified_ns) == (known.node, known.size, known.modified_ns):
-            is_same = True
-        else:
-            is_same = _is_as_hashed(store, part.read)
-        if is_same:
+        is_proven = not was.is_fresh and msgspec.structs.replace(known, is_fresh=False) == was
+        if is_proven or _is_as_hashed(store, part.read):
             found.append(part)
     return found
 

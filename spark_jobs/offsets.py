@@ -51,12 +51,12 @@ def offset_rows(store: StoreFiles) -> list[dict[str, Any]]:
     """The rows of the table `offsets`."""
     bounds = queue_bounds(store)
     rows = []
-    consumers = (store.json("config/consumerOffset.json") or {}).get("offsetTable") or {}
+    consumers = store.table("config/consumerOffset.json", "offsetTable")
     for name, queues in consumers.items():
         topic, _, group = name.partition("@")
         for queue_id, offset in (queues or {}).items():
             rows.append(_row("consumer", group, topic, int(queue_id), int(offset), bounds))
-    levels = (store.json("config/delayOffset.json") or {}).get("offsetTable") or {}
+    levels = store.table("config/delayOffset.json", "offsetTable")
     for level, offset in levels.items():
         rows.append(_row("delay_level", None, SCHEDULE_TOPIC, int(level) - 1, int(offset), bounds))
     return rows

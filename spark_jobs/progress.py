@@ -214,9 +214,7 @@ def _due_ms(units: Any) -> Integers:
 
 
 def _offset_table(store: StoreFiles) -> dict[int, int]:
-    table = (store.json("config/delayOffset.json") or {}).get("offsetTable")
-    if not isinstance(table, dict):
-        return {}
+    table = store.table("config/delayOffset.json", "offsetTable")
     return {int(level): int(at) for level, at in table.items() if str(level).isdecimal() and str(at).isdecimal()}
 
 

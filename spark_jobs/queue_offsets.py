@@ -112,7 +112,7 @@ class StoreQueues:
         for file in store.queue_files():
             if file.topic in topics:
                 self._files.setdefault(file.topic, {}).setdefault(file.queue_id, []).append(file)
-        config = (store.json("config/topics.json") or {}).get("topicConfigTable") or {}
+        config = store.table("config/topics.json", "topicConfigTable")
         for topic in topics:
             # Queues that nothing was sent to have no files yet.
             about = config.get(topic)

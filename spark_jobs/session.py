@@ -95,6 +95,7 @@ def make_session(
         builder = builder.config("spark.driver.memory", memory or DRIVER_MEMORY)
         log4j = os.path.join(os.path.dirname(__file__), "log4j2.properties")
         options = f"-Dlog4j2.configurationFile=file:{log4j}" + (" -XX:TieredStopAtLevel=1" if for_jobs else "")
+        options += " -Dduemq.tasks=error" if os.environ.get("DUEMQ_TRACEBACK") else ""
         builder = builder.config("spark.driver.extraJavaOptions", options)
         builder = builder.config("spark.python.daemon.module", "spark_jobs.daemon")
         # By these rows come from Python a fifth sooner than by TCP, and with less work.

@@ -46,7 +46,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from scheduler.timer_log import UNIT_SIZE
 from spark_jobs import tables
 from spark_jobs.errors import JobError
-from spark_jobs.files import expand
+from spark_jobs.files import each_once, expand, real_path
 from spark_jobs.filters import ALL, Filters, Span, only
 from spark_jobs.offsets import offset_rows
 from spark_jobs.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
@@ -186,8 +186,9 @@ class Options:
         return replace(self.filters, topics=topics, queues=spans)
 
     def stores(self) -> list[str]:
-        """The paths and URIs of the stores that are meant, each once. Raises JobError where a pattern matches none."""
-        return list(dict.fromkeys(store for path in self.paths for store in expand(path)))
+        """The paths and URIs of the stores that are meant, each once, see `files.each_once`. Raises JobError where a
+        pattern matches none."""
+        return each_once(store for path in self.paths for store in expand(path))
 
 
 def _number(options: Mapping[str, str], name: str, default: int, *, besides: tuple[str, ...] = ()) -> int:
@@ -729,8 +730,16 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             raise JobError("the checkpoint is of another list of stores: one path, or a list or pattern, as before")
         if self._is_plain:
             return dict.fromkeys(self._streams, offset)
-        known = offset["stores"]
-        gone = sorted(known.keys() - self._streams.keys())
+        # A store may have had another name, or two.
+        names = {real_path(path): path for path in self._streams}
+        known: dict[str, dict[str, Any]] = {}
+        gone = []
+        for path, at in sorted(offset["stores"].items(), key=lambda item: item[0] in self._streams):
+            name = path if path in self._streams else names.get(real_path(path))
+            if name is None:
+                gone.append(path)
+            else:
+                known[name] = at  # by its own name at last
         if gone and self._fail_on_data_loss:
             raise JobError(f"{gone[0]}: the checkpoint has this store, which is not among those that are read any more")
         return {path: known.get(path) or stream.earliest() for path, stream in self._streams.items()}

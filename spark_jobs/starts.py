@@ -270,8 +270,7 @@ class _Judge:
         start = min(known.dispatched_from, known.end_of_queues)
         if any((each.physical >= start).any() for each in missing):
             return True
-        table = (store.json("config/delayOffset.json") or {}).get("offsetTable") or {}
-        for level, offset in table.items():
+        for level, offset in store.table("config/delayOffset.json", "offsetTable").items():
             if int(offset) > known.queue(SCHEDULE_TOPIC, queue_id_of(int(level))).end:
                 return True
         check = _check(store)
@@ -385,7 +384,7 @@ class _Judge:
         """Of units, whether the wheel's slot of their second leads to them, or to a later one."""
         try:
             data = self._store.read("timerwheel", 0, SLOTS * SLOT.itemsize)
-        except OSError:
+        except FileNotFoundError:
             data = b""
         slots = np.frombuffer(data[: len(data) // SLOT.itemsize * SLOT.itemsize], SLOT)
         at = seconds % SLOTS

@@ -10,12 +10,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import stat
 import struct
 import threading
-from contextlib import suppress
 from functools import cached_property
 from itertools import chain, pairwise, repeat
 from pathlib import PurePosixPath
@@ -23,11 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from spark_jobs.errors import JobError, NoStore
+from spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from spark_jobs.files import file_system, is_local, local_path, shown
 from spark_jobs.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from numpy.typing import NDArray
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
@@ -38,6 +41,12 @@ DEFAULT_QUEUE_FILE_SIZE: Final = 300_000 * UNIT.itemsize
 _OURS_AT: Final = 2048
 _OURS: Final = struct.Struct(">8sqqq")
 _THEIRS: Final = struct.Struct(">qqq")
+_TABLES: Final = {
+    "topics.json": "topicConfigTable",
+    "consumerOffset.json": "offsetTable",
+    "delayOffset.json": "offsetTable",
+}
+"""Files of config/ that jobs read, and what they have."""
 _LOCAL: Final = threading.local()
 _MAX_EXTENTS: Final = 4096
 _READ_SIZE: Final = 4 << 20
@@ -46,15 +55,25 @@ _LOOKS: Final = 3
 """How often a store is looked at anew whose files go meanwhile."""
 
 
-def _size_of(entry: os.DirEntry[str]) -> int | None:
+_FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "config")
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""There is no file of a name."""
+
+
+def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
     """Bytes of a file; None where it is gone since its directory was listed, as the files that a broker writes anew go.
-    Raises OSError where a link leads nowhere."""
+    `is_file`: whether a file has to be there. Raises OSError where none is, or a link leads nowhere."""
     try:
-        return entry.stat().st_size
+        status = entry.stat()
     except FileNotFoundError:
         if entry.is_symlink() and os.path.lexists(entry.path):
             raise
         return None
+    if is_file and stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), entry.path)
+    if is_file and not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+        raise OSError(errno.EINVAL, "is no regular file", entry.path)
+    return status.st_size
 
 
 def _can_be_topic(name: str) -> bool:
@@ -83,6 +102,8 @@ class Version(NamedTuple):
     size: int
     modified_ns: int
     """Since the epoch."""
+    changed_ns: int
+    """When it, or what is known of it, was changed last, which nobody can set; 0 where the file system tells none."""
 
 
 class QueueFile(NamedTuple):
@@ -125,7 +146,7 @@ class StoreFiles:
             try:
                 store._look(since, unflushed=unflushed)
                 break
-            except NoStore:
+            except JobError:
                 raise
             except FileNotFoundError as error:
                 # A broker that runs removes files that have expired.
@@ -315,7 +336,10 @@ class StoreFiles:
         """Bytes of a file up to the last that is not a hole."""
         if not self.is_local:
             return segment.size
-        fd = os.open(self._local(segment.path), os.O_RDONLY)
+        try:
+            fd = os.open(self._local(segment.path), os.O_RDONLY)
+        except OSError as error:
+            raise self._cannot(segment.path, error) from None
         try:
             at = 0
             for _ in range(_MAX_EXTENTS):
@@ -362,7 +386,9 @@ class StoreFiles:
         name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
         try:
             data = self.read(name, at % file_size, UNIT.itemsize)
-        except OSError:
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
             return None
         if len(data) < UNIT.itemsize:
             return None
@@ -382,7 +408,9 @@ class StoreFiles:
             name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
             try:
                 data = self.read(name, at % file_size, stop - at)
-            except OSError:
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
                 data = b""
             parts.append(data.ljust(stop - at, b"\0"))
             at = stop
@@ -425,23 +453,33 @@ class StoreFiles:
         return known[self._uri]
 
     def read(self, path: str, at: int, size: int) -> bytes:
-        """Bytes of a file of the store, fewer at its end. Raises OSError."""
-        if self.is_local:
-            with open(self._local(path), "rb", buffering=0) as file:
-                data = bytearray()
-                while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
-                    data += piece  # a page that cannot be read ends a piece, and is an error when the next one begins
-                return bytes(data)
-        system, root = self._remote()
-        with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
-            return bytes(remote.read_at(min(size, max(remote.size() - at, 0)), at))
+        """Bytes of a file of the store, fewer at its end. Raises OSError: CannotRead, but where there is no such
+        file."""
+        try:
+            if self.is_local:
+                with open(self._local(path), "rb", buffering=0) as file:
+                    data = bytearray()
+                    while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
+                        data += piece  # a page that cannot be read ends a piece, and is an error when the next begins
+                    return bytes(data)
+            system, root = self._remote()
+            with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
+                return bytes(remote.read_at(min(size, max(remote.size() - at, 0)), at))
+        except OSError as error:
+            raise self._cannot(path, error) from None
 
     def read_into(self, path: str, at: int, buffer: memoryview) -> int:
-        """Fill a buffer from a file of the store; gives how many bytes there were. Raises OSError."""
+        """Fill a buffer from a file of the store; gives how many bytes there were. Raises OSError as `read`."""
         if not self.is_local:
             data = self.read(path, at, len(buffer))
             buffer[: len(data)] = data
             return len(data)
+        try:
+            return self._fill(path, at, buffer)
+        except OSError as error:
+            raise self._cannot(path, error) from None
+
+    def _fill(self, path: str, at: int, buffer: memoryview) -> int:
         fd = os.open(self._local(path), os.O_RDONLY)
         try:
             done = 0
@@ -455,7 +493,7 @@ class StoreFiles:
             os.close(fd)
 
     def read_whole(self, name: str) -> bytes | None:
-        """A small file of the store; None where it is missing."""
+        """A small file of the store; None where it is missing. Raises CannotRead."""
         try:
             if self.is_local:
                 with open(self._local(name), "rb") as file:
@@ -463,21 +501,69 @@ class StoreFiles:
             system, root = self._remote()
             with system.open_input_file(f"{root.rstrip('/')}/{name}") as remote:
                 return bytes(remote.read())
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            found = self._cannot(name, error)
+            if isinstance(found, FileNotFoundError):
+                return None
+            raise found from None
+
+    def _cannot(self, name: str, error: OSError) -> OSError:
+        """What to raise where a file or directory cannot be read: that it is not there, or CannotRead."""
+        if isinstance(error, CannotRead):
+            return error
+        is_link = self.is_local and os.path.islink(self._local(name))
+        if error.errno in _ABSENT and not is_link:
+            return error
+        if self.is_local:
+            error.filename = self._local(name)
+        return cannot_read(f"{self.path.rstrip('/')}/{name}".rstrip("/"), error)
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """A table of config/, RocketMQ's ConfigManager files: the text, or its last backup. None where neither is there
-        or is whole. fastjson's liberties (numbers as names) are understood."""
+        """A table of config/, RocketMQ's ConfigManager files: the text, or its last backup. None where neither is
+        there, or says anything. fastjson's liberties (numbers as names) are understood. Raises CannotRead where there
+        is one, and none is whole."""
         from protocol.errors import BodyError
         from storage.config_file import decode_table
 
+        why = ""
         for path in (name, f"{name}.bak"):
             data = self.read_whole(path)
             if data and data.strip():
-                with suppress(BodyError):
+                try:
                     return decode_table(data, path)
+                except BodyError as error:
+                    why = why or f"{self.path.rstrip('/')}/{path}: {error}"
+        if why:
+            raise CannotRead(f"{why}; put back one that is whole, or move it away")
         return None
+
+    def table(self, name: str, content: str) -> dict[str, Any]:
+        """What a file of config/ has in its field `content`, as for `json`; empty where there is nothing."""
+        found = (self.json(name) or {}).get(content) or {}
+        if not isinstance(found, dict):
+            where = f"{self.path.rstrip('/')}/{name}"
+            raise CannotRead(f"{where}: its {content} is no table; put back one that is whole, or move it away")
+        return found
+
+    def check_files(self) -> None:
+        """See that what is read of a store is there as files and directories, and its tables as tables, before much is
+        done. Raises CannotRead."""
+        for folder in ("timerlog", "config"):
+            self.sizes(folder)
+        self.queue_files()
+        for name in ("checkpoint", "timerwheel", "config/timercheck"):
+            self.read_head(name)
+        for name, content in _TABLES.items():
+            self.table(f"config/{name}", content)
+
+    def read_head(self, name: str) -> bytes:
+        """The first byte of a file of the store; none where it is missing or empty. Raises CannotRead."""
+        try:
+            return self.read(name, 0, 1)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            return b""
 
     def names(self, folder: str) -> list[str]:
         """Names in a directory of the store, sorted; none where it is missing."""
@@ -492,25 +578,48 @@ class StoreFiles:
         if self.is_local:
             found = {}
             for name in self.names(folder):
-                with suppress(FileNotFoundError):
+                try:
                     status = os.stat(self._local(f"{folder}/{name}"))
-                    found[name] = Version(status.st_ino, status.st_size, status.st_mtime_ns)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise self._cannot(f"{folder}/{name}", error) from None
+                found[name] = Version(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             return found
         from pyarrow import fs
 
         system, root = self._remote()
         infos = system.get_file_info(fs.FileSelector(f"{root.rstrip('/')}/{folder}", allow_not_found=True))
-        return {PurePosixPath(info.path).name: Version(0, info.size or 0, info.mtime_ns or 0) for info in infos}
+        return {PurePosixPath(info.path).name: Version(0, info.size or 0, info.mtime_ns or 0, 0) for info in infos}
+
+    def _sizes_in(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[str, int]]:
+        for entry in entries:
+            # A topic may have such a name, and a directory then.
+            is_file = folder not in ("", "consumequeue") and _SEGMENT_NAME.fullmatch(entry.name) is not None
+            try:
+                size = _size_of(entry, is_file=is_file)
+            except OSError as error:
+                if folder:
+                    raise self._cannot(f"{folder}/{entry.name}", error) from None
+                size = 0  # whatever lies beside our directories is nobody's business
+            if size is not None:
+                yield entry.name, size
 
     def _entries(self, folder: str) -> list[tuple[str, int]] | None:
-        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be told."""
+        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be told, CannotRead
+        where something else is there."""
         if self.is_local:
             try:
                 entries = os.scandir(self._local(folder))
-            except (FileNotFoundError, NotADirectoryError):
+            except OSError as error:
+                found = self._cannot(folder, error)
+                if isinstance(found, CannotRead):
+                    raise found from None
+                if isinstance(error, NotADirectoryError) and folder in _FOLDERS:
+                    raise cannot_read(f"{self.path.rstrip('/')}/{folder}", error) from None
                 return None
-            with entries as found:
-                return sorted((entry.name, size) for entry in found if (size := _size_of(entry)) is not None)
+            with entries as each:
+                return sorted(self._sizes_in(folder, each))
         from pyarrow import fs
 
         system, root = self._remote()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spark_jobs.comparison import Comparison
     from spark_jobs.starts import Start
 
+OURS: Final = "duemq"
 GOOD: Final = "good"
 WARN: Final = "warn"
 BAD: Final = "bad"
@@ -95,6 +96,12 @@ def _found(summary: Summary) -> tuple[str, str]:
             WARN,
             f"Nothing was lost, but the log has {_deliveries(summary.unclaimed)} of messages that are not in it.",
         )
+    again = coming_again(summary.starts)
+    if again:
+        number = sum(start.again for start in again)
+        names = list(dict.fromkeys(start.broker for start in again))
+        when = f"when {' and '.join(names)} {'starts' if len(names) == 1 else 'start'}"
+        return WARN, f"Nothing was lost, but {_number(number)} that {_was(number)} delivered will come again {when}."
     if not summary.scheduled:
         these, have = ("these stores", "stores have") if summary.stores else ("this store", "store has")
         return GOOD, f"No message was scheduled in {these}." if summary.records else f"The {have} no messages yet."
@@ -102,6 +109,15 @@ def _found(summary: Summary) -> tuple[str, str]:
         return GOOD, "Nothing was lost: every scheduled message still waits for its time."
     brokers = "brokers" if summary.stores else "broker"
     return GOOD, f"Every scheduled message that the {brokers} came to was delivered exactly once, or cancelled in time."
+
+
+def coming_again(starts: Sequence[Start]) -> list[Start]:
+    """Of each store the start that delivers again what was delivered: of the broker that had it last, else duemq's."""
+    found: dict[str | None, Start] = {}
+    for start in starts:
+        if start.again and (start.wrote_it or (start.broker == OURS and start.store not in found)):
+            found[start.store] = start
+    return list(found.values())
 
 
 def since_of(comparison: Comparison, store: str) -> Verdict:
@@ -167,6 +183,16 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
             for start in summary.starts
             if start.wrote_it and start.misses
         ]
+    mended = {start.store for start in summary.starts if start.wrote_it and start.misses}
+    found += [
+        Step(
+            "With the broker stopped, have the files made anew from the commitlog, which says what was delivered "
+            "(leave --dry-run out to repair them):",
+            f"duemq store repair {shlex.quote(start.store or summary.store)} --dry-run",
+        )
+        for start in coming_again(summary.starts)
+        if start.store not in mended
+    ]
     if summary.corrupt:
         found.append(
             Step(
@@ -220,6 +246,12 @@ def _troubles(summary: Summary) -> list[str]:
                 f"A start of {start.broker} on {_files_of(start)} finds {count(start.finds)} of "
                 f"{_number(start.finds + start.misses)} that wait: {'; '.join(start.reasons)}."
             )
+    for start in coming_again(summary.starts):
+        reasons = f": {'; '.join(start.reasons)}" if start.reasons and not start.misses else ""
+        found.append(
+            f"A start of {start.broker} on {_files_of(start)} delivers {_number(start.again)} of delay levels again, "
+            f"since its files do not say that these were delivered{reasons}."
+        )
     if summary.superfluous:
         found.append(f"Beyond each message's first delivery there were {_deliveries(summary.superfluous)} more.")
     if summary.unclaimed and (summary.lost or summary.twice or summary.damaged):

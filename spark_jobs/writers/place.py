@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from spark_jobs.errors import JobError
-from spark_jobs.files import local_path
+from spark_jobs.files import local_path, size_text
 
 _SYNC_THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20
@@ -70,7 +70,7 @@ class Place:
         free = shutil.disk_usage(self.path).free
         if free < size + _SPARE_BYTES:
             raise JobError(
-                f"{self.target}: {size / 1e9:.2f} GB are needed there, {free / 1e9:.2f} GB are free; "
+                f"{self.target}: {size_text(size + _SPARE_BYTES)} are needed there, {size_text(free)} are free; "
                 "make room, or give a path on another disk"
             )
 

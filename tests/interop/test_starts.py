@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.cases import match
 from spark_jobs.events import RangeEvents
 from spark_jobs.figures import Figures
 from spark_jobs.progress import read_progress
@@ -59,8 +59,7 @@ def told(path: Path) -> Start:
     store = StoreFiles.open(path)
     progress = read_progress(store, str(PROPERTIES["messageDelayLevel"]))
     found = [events for part in plan(store) for events in RangeEvents(store, part, progress)]
-    matched = match_by_origin(*(np.concatenate([getattr(each, name) for each in found]) for name in ("waits", "done")))
-    cases = np.concatenate([matched.cases, match_by_key(matched.waits, matched.done)])
+    cases = match(*(np.concatenate([getattr(each, name) for each in found]) for name in ("waits", "done")))
     (own,) = [each for each in starts(store, Figures.of(cases, 1000, 0), []) if each.wrote_it]
     return own
 

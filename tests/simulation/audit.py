@@ -17,7 +17,7 @@ from scheduler.level_queues import LevelQueues, read_saved
 from scheduler.pending import Pending, Selection, Waiting
 from scheduler.timers import Timers
 from spark_jobs import events, progress
-from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.cases import match
 from spark_jobs.figures import STATUSES
 from spark_jobs.ranges import plan, walks
 from spark_jobs.store_files import Segment, StoreFiles
@@ -175,8 +175,7 @@ def _cases(files: StoreFiles) -> Any:
         for found in events.RangeEvents(files, part, how_far):
             waits.append(found.waits)
             done.append(found.done)
-    first = match_by_origin(np.concatenate(waits), np.concatenate(done))
-    return np.concatenate([first.cases, match_by_key(first.waits, first.done)])
+    return match(np.concatenate(waits), np.concatenate(done))
 
 
 def _told(store: MessageStore, recovered: Any, config: BrokerConfig, now: Moment) -> set[int]:

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import audit as job
 from spark_jobs.audit import Audit, Summary
-from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.cases import match
 from spark_jobs.errors import JobError
 from spark_jobs.events import RangeEvents
 from spark_jobs.figures import STATUSES, UNCLAIMED
@@ -64,10 +64,7 @@ def cases_of(path: Path) -> tuple[set[Case], set[int]]:
     store = StoreFiles.open(path)
     progress = read_progress(store)
     found = [events for part in plan(store) for events in RangeEvents(store, part, progress)]
-    matched = match_by_origin(
-        np.concatenate([events.waits for events in found]), np.concatenate([events.done for events in found])
-    )
-    rows = np.concatenate([matched.cases, match_by_key(matched.waits, matched.done)])
+    rows = match(np.concatenate([events.waits for events in found]), np.concatenate([events.done for events in found]))
     names = ("physical_offset", "delay_level", "status", "due_ms", "first_ms", "deliveries")
     cases, unclaimed = set(), set()
     for row in rows[list(names)].tolist():

@@ -29,6 +29,7 @@ from broker.store_cli import main
 from scheduler import level_queues, runs
 from scheduler.delay_levels import DelayLevels
 from scheduler.pending import Pending, Selection, Waiting
+from spark_jobs.store_files import StoreFiles
 from storage import checkpoint
 from storage.clock import ManualClock, look
 from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -228,6 +229,103 @@ def test_a_dry_run_says_what_is_wrong_and_writes_nothing(tmp_path: Path, lost: s
     assert not report.repaired
     assert content(broker.root) == files
     assert {name: os.stat(broker.root / name).st_mtime_ns for name in files} == before
+
+
+FILES = (
+    "commitlog/00000000000000065536",
+    "consumequeue/orders/3/00000000000000000000",
+    "timerlog/00000000000000000000",
+    "index/20260101000000000",
+    "timerwheel",
+    "checkpoint",
+    "queuecheck",
+    "abort",
+    "lock",
+    "config/topics.json",
+    "config/delayOffset.json",
+    "config/delayOffset.json.bak",
+    "config/timercheck",
+    "config/timermetrics",
+)
+FOLDERS = (
+    "consumequeue",
+    "consumequeue/orders",
+    "consumequeue/orders/3",
+    "timerlog",
+    "index",
+    "config",
+    REPAIR_DIRECTORY,
+)
+
+
+def directory(path: Path) -> str:
+    (path / "of").mkdir(parents=True)
+    (path / "of" / "somebody").write_bytes(b"else")
+    return "is a directory, where a file has to be; move it away"
+
+
+def file(path: Path) -> str:
+    path.write_bytes(b"of somebody else")
+    return "is a file, where a directory has to be; move it away"
+
+
+def nowhere(path: Path) -> str:
+    path.symlink_to("/nowhere/at/all")
+    return "is a link to /nowhere/at/all, where nothing is; remove it"
+
+
+def loop(path: Path) -> str:
+    path.symlink_to(path.name)
+    return "is a link that leads back to itself; remove it"
+
+
+@pytest.mark.parametrize("options", [[], ["--index"], ["--to", "new"]], ids=["in place", "with index", "beside"])
+@pytest.mark.parametrize(
+    ("name", "put"),
+    [
+        *((name, put) for name in FILES for put in (directory, nowhere, loop)),
+        *((name, put) for name in FOLDERS for put in (file, nowhere, loop)),
+    ],
+)
+def test_what_is_not_what_belongs_there_is_named_and_stays(
+    sound_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    put: Callable[[Path], str],
+    options: list[str],
+) -> None:
+    """Whatever somebody has put there would go with what is replaced."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(sound_store, tmp_path / "store")
+    remove(tmp_path / "store" / name)
+    why = put(tmp_path / "store" / name)
+    before = everything(tmp_path)
+    settings = [text for name, value in SETTINGS.items() for text in ("--set", f"{name}={value}")]
+    dry = [option for option in options if option not in ("--to", "new")]
+    for arguments in ([*dry, "--dry-run"], options):
+        result = CliRunner().invoke(main, ["repair", "store", *settings, *arguments])
+        assert result.exit_code == 2, result.output
+        assert result.output == f"duemq: {tmp_path / 'store' / name} {why}\n"
+    assert everything(tmp_path) == before
+
+
+@pytest.fixture(scope="module")
+def sound_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    broker = filled(tmp_path_factory.mktemp("sound") / "store")
+    broker.close()
+    for name in ("index", "consumequeue/orders/3"):
+        (broker.root / name).mkdir(exist_ok=True)
+    return broker.root
+
+
+def everything(root: Path) -> dict[str, bytes | str | None]:
+    """All files, directories and links of a directory."""
+    found: dict[str, bytes | str | None] = {}
+    for path in sorted(root.rglob("*")):
+        is_link = path.is_symlink()
+        found[str(path)] = str(path.readlink()) if is_link else path.read_bytes() if path.is_file() else None
+    return found
 
 
 def test_consume_queues_of_another_file_size_than_is_set_are_made_anew(tmp_path: Path) -> None:
@@ -909,3 +1007,17 @@ def test_the_command_tells_errors_in_one_line(tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["repair", str(tmp_path / "none")])
     assert found.exit_code == 2
     assert found.output == f"duemq: {tmp_path}/none has no commitlog/: it is no store of duemq or RocketMQ\n"
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_an_audit_says_that_we_had_a_repaired_store_last(tmp_path: Path, *, is_beside: bool) -> None:
+    broker = filled(tmp_path / "old")
+    broker.close()
+    root = copied(broker, "damaged")
+    as_of_apache(root)
+    remove(root / "timerlog")
+    assert StoreFiles.open(root).written_by == "rocketmq"
+    to = tmp_path / "new" if is_beside else None
+    assert repaired(root, broker.clock, to).repaired
+    assert StoreFiles.open(to or root).written_by == "duemq"
+    assert StoreFiles.open(root).written_by == ("rocketmq" if is_beside else "duemq")

@@ -110,14 +110,14 @@ class Broker:
         appender.commit()
         return appender.last_physical_offset
 
-    def timer(self, due_ms: int, body: bytes, key: str = "k", topic: str = "orders") -> int:
+    def timer(self, due_ms: int, body: bytes, key: str = "k", topic: str = "orders", born_ms: int = 7) -> int:
         """Store a message with a timer."""
         assert self.timers.refusal(due_ms, self.clock.now_ms()) is None
         text = f"UNIQ_KEY\x01{key}\x02TIMER_DELIVER_MS\x01{due_ms}\x02TIMER_OUT_MS\x01"
         text += f"{timer_properties.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
         appender = self.store.appender
         appender.begin(self.clock.now_ms())
-        offset = appender.add(self.timers.queue, body, text.encode(), due_ms, 7, HOST, 0, 0, 0, due_ms)
+        offset = appender.add(self.timers.queue, body, text.encode(), due_ms, born_ms, HOST, 0, 0, 0, due_ms)
         self.timers.staged(offset, topic)
         appender.commit()
         return appender.last_physical_offset

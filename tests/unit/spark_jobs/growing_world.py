@@ -1,6 +1,6 @@
 """A store that grows step by step, and what jobs find in it: a broker of ours in this process writes it, and a copy of
-it is read, which is changed in place as brokers and disks change files; as duemq's, or as if Apache's broker had
-written it."""
+it is read, which is changed in place as brokers and disks change files; as duemq's, as if Apache's broker had written
+it, or as if that had written it up to a physical offset."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ PLAIN = b"a message of the middle length, or so"
 class World:
     """A broker's store, and the copy that jobs read."""
 
-    def __init__(self, root: Path, seed: int, *, is_apache: bool) -> None:
+    def __init__(self, root: Path, seed: int, *, is_apache: bool, ours_from: int = 0) -> None:
+        """`ours_from`: records before this physical offset are Apache's."""
         self.chance = random.Random(seed)
         self.copy = root / "store"
         self.state = root / "state"
         self.is_apache = is_apache
+        self._ours_from = ours_from
         self.table = TABLES[0]
         self.told: list[str] = []
         self._root = root
@@ -62,17 +64,17 @@ class World:
         key = f"p{self.chance.randrange(40)}"
         self._broker.send("orders", PLAIN * self.chance.randrange(1, 9), f"UNIQ_KEY\x01{key}\x02KEYS\x01{key[:2]}")
 
-    def schedule(self) -> None:
+    def schedule(self, key: str = "", level: int = 0) -> None:
         """A message with a delay level."""
         self._number += 1
-        key = f"l{self._number if self.chance.random() < 0.8 else self._number // 2}"
-        self._waits.append(self._broker.schedule(self.chance.choice([1, 2, 3, 4]), PLAIN, key))
+        key = key or f"l{self._number if self.chance.random() < 0.8 else self._number // 2}"
+        self._waits.append(self._broker.schedule(level or self.chance.choice([1, 2, 3, 4]), PLAIN, key))
 
-    def timer(self) -> None:
+    def timer(self, key: str = "", wait_ms: int = 0, born_ms: int = 7) -> None:
         """A message with a timer."""
         self._number += 1
-        due = self.clock.now_ms() + self.chance.choice([1500, 40_000, 900_000, 40_000_000])
-        self._waits.append(self._broker.timer(due, PLAIN, f"t{self._number}"))
+        due = self.clock.now_ms() + (wait_ms or self.chance.choice([1500, 40_000, 900_000, 40_000_000]))
+        self._waits.append(self._broker.timer(due, PLAIN, key or f"t{self._number}", born_ms=born_ms))
 
     def cancel(self) -> None:
         """A message that waits is taken back, if it still does."""
@@ -82,9 +84,9 @@ class World:
             except AssertionError:
                 return
 
-    def pass_time(self) -> None:
+    def pass_time(self, ms: int = 0) -> None:
         """Deliveries."""
-        self._broker.pass_time(self.chance.choice([500, 6000, 60_000, 1_000_000]))
+        self._broker.pass_time(ms or self.chance.choice([500, 6000, 60_000, 1_000_000]))
 
     def deliver_again(self) -> None:
         """A delivery that names its origin: of any message, or of none."""
@@ -92,9 +94,9 @@ class World:
             origin = self.chance.choice([*self._waits[-3:], self.chance.choice(self._waits), 17])
             self._broker.send("orders", PLAIN, "UNIQ_KEY\x01again\x02REAL_TOPIC\x01orders", 3, prepared=origin)
 
-    def send_on(self) -> None:
-        """What an application got and sends on, properties and all."""
-        key = f"l{self.chance.randrange(self._number + 1)}"
+    def send_on(self, key: str = "") -> None:
+        """A delivery as RocketMQ's broker writes it, which names no origin."""
+        key = key or f"l{self.chance.randrange(self._number + 1)}"
         text = f"DELAY\x011\x02UNIQ_KEY\x01{key}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
         store = self._broker.store
         store.appender.begin(self.clock.now_ms())
@@ -161,8 +163,10 @@ class World:
                 (self.copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, self.copy / name)
         texts = {int(path.name): bytearray(path.read_bytes()) for path in sorted((source / "commitlog").iterdir())}
+        if self.is_apache or self._ours_from:
+            self._forget_origins(texts)
         if self.is_apache:
-            self._make_apache(texts)
+            self._forget_books()
         for offset, size in self._zeroed:
             for base, data in texts.items():
                 low, high = max(offset, base) - base, min(offset + size, base + len(data)) - base
@@ -185,13 +189,16 @@ class World:
                 file.write(data)
             os.utime(path, (self._time, self._time))
 
-    def _make_apache(self, texts: dict[int, bytearray]) -> None:
+    def _forget_origins(self, texts: dict[int, bytearray]) -> None:
         store = StoreFiles.open(str(self._broker.root))
         for part in ranges.plan(store):
             for found in ranges.walks(store, part, check_crc=False):
                 for offset in found.records.physical_offset.tolist():
-                    base = max(base for base in texts if base <= offset)
-                    texts[base][offset - base + PREPARED_AT : offset - base + PREPARED_AT + 8] = bytes(8)
+                    if self.is_apache or offset < self._ours_from:
+                        base = max(base for base in texts if base <= offset)
+                        texts[base][offset - base + PREPARED_AT : offset - base + PREPARED_AT + 8] = bytes(8)
+
+    def _forget_books(self) -> None:
         (self.copy / "lock").write_bytes(b"lock")
         for name in ("checkpoint", "queuecheck"):
             (self.copy / name).unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.cases import GONE, cases_of, match, match_by_key, match_by_origin
 from spark_jobs.events import CANCELLED, CONTINUED, DELIVERED, DONE, WAITS
 from spark_jobs.figures import STATUSES
 
@@ -172,7 +172,8 @@ def with_messages(waits: list[Wait]) -> list[Wait]:
 def test_by_origin(waits: list[Wait], done: list[Done], nameless: list[Done]) -> None:
     found = match_by_origin(waits_of(waits), done_of([*nameless, *done]))
     closed, left = plain_by_origin(waits, done)
-    assert verdicts_of(found.cases) == closed
+    cases = cases_of(found.closed[found.closed["status"] != GONE])
+    assert verdicts_of(np.concatenate([cases, found.stray])) == closed
     assert set(found.waits["offset"].tolist()) == left
     assert sorted(found.done["offset"].tolist()) == sorted(one.offset for one in nameless)
 
@@ -201,12 +202,49 @@ def test_buckets_by_message_give_the_same(waits: list[Wait], done: list[Done], b
     assert verdicts_of(np.concatenate(parts)) == verdicts_of(whole)
 
 
+@given(some(WAIT, 20), some(DONE_NAMED, 20), some(DONE_NAMELESS, 20))
+def test_both_rounds(waits: list[Wait], named: list[Done], nameless: list[Done]) -> None:
+    waits = with_messages(waits)
+    found = match(waits_of(waits), done_of([*nameless, *named]))
+    assert verdicts_of(found) == plain_both(waits, named, nameless)
+
+
+def plain_both(waits: list[Wait], named: list[Done], nameless: list[Done]) -> list[Verdict]:
+    """Verdicts of all: of a key the open messages come first, then those that are closed by their origins."""
+    stray, left = plain_by_origin(waits, named)
+    closed = {offset: row for offset, *row in stray if row[0] != "unclaimed"}
+    found = [row for row in stray if row[1] == "unclaimed"]
+    rest = sorted(nameless, key=lambda one: one.offset)
+    marks = {(one.message, one.slot) for one in rest if one.what == CANCELLED}
+    for key in {wait.key for wait in waits}:
+        records = sorted((wait for wait in waits if wait.key == key), key=lambda wait: wait.offset)
+        records = [wait for wait in records if wait.offset in left or wait.offset in closed]
+        if not records:
+            continue
+        gone = [wait for wait in waits if wait.key == key and wait.again and wait not in records]
+        messages = records[-max(1, sum(not wait.again for wait in records) - len(gone)) :]
+        messages.sort(key=lambda wait: (wait.offset in closed, wait.offset))
+        names = {wait.offset for wait in records}
+        mine: dict[int, list[Done]] = {wait.offset: [] for wait in messages}
+        for one in named:
+            if one.what == DELIVERED and one.origin in names:
+                mine[one.origin if one.origin in mine else messages[0].offset].append(one)
+        deliveries = [one for one in rest if one.what == DELIVERED and one.key == key]
+        for number, one in enumerate(deliveries):
+            mine[messages[min(number, len(messages) - 1)].offset].append(one)
+        for wait in messages:
+            is_marked = wait.offset in left and wait.level == 0 and (wait.message, wait.slot) in marks
+            is_cancelled = is_marked or closed.get(wait.offset, [""])[0] == "cancelled"
+            found.append(verdict(wait, mine[wait.offset], is_cancelled=is_cancelled))
+        rest = [one for one in rest if one not in deliveries]
+    return sorted(found + [unclaimed(one) for one in rest if one.what == DELIVERED])
+
+
 # --- each status once, as it comes about
 
 
 def by_origin(waits: list[Wait], done: list[Done]) -> dict[int, str]:
-    found = match_by_origin(waits_of(waits), done_of(done))
-    rows = np.concatenate([found.cases, match_by_key(found.waits, found.done)])
+    rows = match(waits_of(waits), done_of(done))
     return {offset: status for offset, status, *_ in verdicts_of(rows)}
 
 
@@ -260,6 +298,46 @@ def test_rolled_by_rocketmq() -> None:
     assert by_origin(waits, [Done(10, CANCELLED, message=7, slot=3)]) == {9: "cancelled"}
 
 
+def test_what_both_brokers_delivered_came_twice() -> None:
+    """RocketMQ's delivery names no origin, and duemq's does; whichever was first."""
+    for level in (0, 1):
+        waits = [Wait(1, 7, 7, level=level, passed=True), Wait(2, 7, 8, level=level)]
+        ours, theirs = Done(10, DELIVERED, 1), Done(11, DELIVERED, key=7)
+        assert by_origin(waits, [ours, theirs]) == {1: "twice", 2: "pending"}
+        assert by_origin(waits, [Done(12, DELIVERED, 1), theirs]) == {1: "twice", 2: "pending"}
+        assert by_origin(waits, [Done(8, CANCELLED, 1), theirs]) == {1: "delivered", 2: "pending"}
+    # What is open comes first: each of two messages was delivered.
+    assert by_origin([Wait(1, 7, 7), Wait(2, 7, 7)], [ours, theirs]) == {1: "delivered", 2: "delivered"}
+
+
+def test_what_rocketmq_rolled_and_duemq_delivered_is_one_message() -> None:
+    waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True, passed=True)]
+    assert by_origin(waits, [Done(10, DELIVERED, 5)]) == {5: "delivered"}
+    assert by_origin(waits, [Done(10, DELIVERED, 5), Done(11, DELIVERED, 1)]) == {5: "twice"}
+    assert by_origin(waits, [Done(10, CANCELLED, 5)]) == {5: "cancelled"}
+    assert by_origin(waits, [Done(10, DELIVERED, 1)]) == {5: "delivered"}
+
+
+def test_what_rocketmq_rolled_and_duemq_gave_another_time_is_one_message() -> None:
+    """Only the second of its records names the one before."""
+    waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True), Wait(9, 7, 7), Wait(12, 7, 7)]
+    moved = [Done(9, CONTINUED, 5, key=7), Done(12, CONTINUED, 9, key=7)]
+    assert by_origin(waits[:3], moved[:1]) == {9: "pending"}
+    assert by_origin(waits, moved) == {12: "pending"}
+    assert by_origin(waits, [*moved, Done(20, DELIVERED, 12)]) == {12: "delivered"}
+    assert by_origin(waits[1:], [*moved, Done(20, DELIVERED, 12), Done(21, DELIVERED, key=7)]) == {12: "twice"}
+    # Another message of the same key is another one.
+    assert by_origin([*waits, Wait(30, 7, 7)], moved) == {12: "pending", 30: "pending"}
+
+
+def test_of_two_messages_with_one_key_one_may_be_given_another_time() -> None:
+    waits = [Wait(1, 7, 7), Wait(2, 7, 7), Wait(9, 7, 7)]
+    moved = Done(9, CONTINUED, 2, key=7)
+    assert by_origin(waits, [moved]) == {1: "pending", 9: "pending"}
+    assert by_origin(waits, [moved, Done(20, DELIVERED, 1)]) == {1: "delivered", 9: "pending"}
+    assert by_origin(waits, [moved, Done(20, DELIVERED, 1), Done(21, DELIVERED, 9)]) == {1: "delivered", 9: "delivered"}
+
+
 def test_rocketmq_cancels_in_one_slot_only_and_timers_only() -> None:
     mark = Done(10, CANCELLED, message=7, slot=3)
     assert by_origin([Wait(1, 7, 7, slot=3)], [mark]) == {1: "cancelled"}
@@ -269,6 +347,6 @@ def test_rocketmq_cancels_in_one_slot_only_and_timers_only() -> None:
 
 def test_nothing() -> None:
     found = match_by_origin(waits_of([]), done_of([]))
-    assert (len(found.cases), len(found.waits), len(found.done)) == (0, 0, 0)
+    assert [len(part) for part in found] == [0, 0, 0, 0]
     assert len(match_by_key(waits_of([]), done_of([]))) == 0
     assert verdicts_of(match_by_key(waits_of([]), done_of([Done(3, DELIVERED)]))) == [(3, "unclaimed", 1, 14, 14)]

@@ -86,6 +86,33 @@ def test_what_is_no_store_is_told_before_spark_is_started(
 
 
 @pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        ("archive", ["PLACE"]),
+        ("archive", ["PLACE", "--append"]),
+        ("compact", ["PLACE"]),
+        ("audit", ["--out", "PLACE"]),
+        ("audit", ["--state", "PLACE"]),
+        ("analyse", ["--out", "PLACE"]),
+        ("analyse", ["--nights", "PLACE"]),
+        ("analyse", ["--out", "out", "--state", "PLACE"]),
+    ],
+)
+def test_nothing_is_written_into_the_store_that_is_read(
+    command: str, rest: list[str], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "make_session", lambda *_, **__: pytest.fail("Spark was started"))
+    (tmp_path / "link").symlink_to("store")
+    before = sorted(tmp_path.rglob("*"))
+    for place in ("store", "store/arch", "./store/", "link/arch", "store/commitlog/x", "store/../link/a/b"):
+        arguments = [place if argument == "PLACE" else argument for argument in rest]
+        for name in (store, "link", "s*e") if command == "analyse" else (store, "link"):
+            check_failed(run(command, name, *arguments), f"duemq: {place}: lies in the store that is read, ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
     ("command", "rest", "why"),
     [
         ("analyse", ["--nights", "hdfs://name-node/report"], "nights need a directory of this machine"),

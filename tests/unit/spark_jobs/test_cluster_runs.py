@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -356,3 +357,20 @@ def test_the_report_of_one_store_is_as_ever(stores: Path, tmp_path: Path) -> Non
     assert outs[0] == outs[1]
     assert "stores" not in outs[0]
     assert "cluster" not in outs[0]["audit"]
+
+
+def test_a_store_of_several_names_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world(tmp_path / "a", 1)
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "store").symlink_to(made.copy)
+    told: list[str] = []
+    names = [str(made.copy), f"{made.copy}/", str(tmp_path / "link" / "store")]
+    found = analyse_cluster(lambda: pytest.fail("Spark was wanted"), names, delay_levels=made.table, tell=told.append)
+    alone = analyse_cluster(lambda: pytest.fail("Spark was wanted"), names[:1], delay_levels=made.table)
+    assert found.audit.records == alone.audit.records
+    assert told == [f"{name} is {made.copy} by another name, and is read once" for name in names[1:]]
+    monkeypatch.chdir(tmp_path)
+    options = ("--out", "out", "--delay-levels", made.table)
+    result = CliRunner().invoke(main, ["analyse", "*/store", *options])
+    assert result.stderr.count("link/store is a/store by another name, and is read once") == 1
+    assert re.search(rf"^scheduled +{alone.audit.scheduled}$", result.stdout, re.MULTILINE)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from spark_jobs import kept, ranges
 from spark_jobs.kept import Folder, directory_of
+from spark_jobs.ranges import Range
 from spark_jobs.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import RANGE, SEGMENT, World, make_small, same
@@ -27,16 +30,41 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Broker.let_go_of_all()
 
 
-@pytest.mark.parametrize("is_apache", [False, True], ids=["duemq", "apache"])
+@pytest.mark.parametrize("writer", ["duemq", "apache", "both"])
 @pytest.mark.parametrize("seed", range(4))
-def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, is_apache: bool) -> None:
-    world = World(tmp_path, seed, is_apache=is_apache)
+def test_it_finds_what_a_whole_run_finds(tmp_path: Path, seed: int, writer: str) -> None:
+    ours_from = 5 * RANGE if writer == "both" else 0
+    world = World(tmp_path, seed, is_apache=writer == "apache", ours_from=ours_from)
     for number in range(14):
         what = world.step()
         options = {"check_bodies": world.chance.random() < 0.2}
         expected = world.found(None, **options)
         same(world.found(world.state, **options), expected, (number, what))
         same(world.found(world.state, **options), expected, (number, what, "and once more"))
+
+
+@pytest.mark.parametrize("kind", ["level", "timer"])
+@pytest.mark.parametrize("is_ours_first", [False, True], ids=["theirs first", "ours first"])
+@pytest.mark.parametrize("counts", [(1, 1), (1, 90), (90, 1), (90, 90)], ids=str)
+def test_what_both_brokers_delivered_came_twice(
+    tmp_path: Path, kind: str, counts: tuple[int, int], *, is_ours_first: bool
+) -> None:
+    """Wherever the second delivery lies, as seen from the first one: in the part of the log of the same run or of a
+    later one, in its last range or before. Another message of the same id, from another time, waits on."""
+    world = World(tmp_path, 1, is_apache=False)
+    world.pass_time(1)
+    world.timer("x", 40_000_000, born_ms=8)
+    world.schedule("x", 1) if kind == "level" else world.timer("x", 1500)
+    deliver: list[Callable[[], None]] = [lambda: world.send_on("x"), lambda: world.pass_time(3000)]
+    for step in reversed(deliver) if is_ours_first else deliver:
+        step()
+        for count in counts:
+            for _ in range(count):
+                world.send()
+            world.publish()
+            same(world.found(world.state), world.found(None), count)
+    audit = json.loads(world.found(None).split(b"\n", 1)[0])["audit"]
+    assert (audit["twice"], audit["unclaimed"]) == (1, 0)
 
 
 # --- what is kept is not believed
@@ -156,6 +184,75 @@ def test_another_store_at_the_same_path_is_noticed(world: World, tmp_path: Path)
     assert "not as they were" in world.told[0]
 
 
+def change_middle(world: World, offset: int, size: int = 0) -> None:
+    """Change the copy's commitlog at a physical offset: a bit there, or so many bytes to zeros. It has a new time."""
+    base = max(int(path.name) for path in world.copy.glob("commitlog/*") if int(path.name) <= offset)
+    path = world.copy / "commitlog" / f"{base:020d}"
+    data = bytearray(path.read_bytes())
+    if size:
+        assert any(data[offset - base : offset - base + size])
+        data[offset - base : offset - base + size] = bytes(size)
+    else:
+        data[offset - base] ^= 0x10
+    path.write_bytes(data)
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+def kept_in_last(world: World) -> list[Range]:
+    """The ranges that are kept of the last file."""
+    folder = Folder.open(str(kept_in(world)))
+    manifest = folder.read()
+    folder.close()
+    assert manifest is not None
+    last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
+    return [part.place for part in manifest.ranges if part.place.start >= last]
+
+
+@pytest.mark.parametrize("size", [0, 900], ids=["flipped", "zeroed"])
+@pytest.mark.parametrize("has_grown", [False, True], ids=["as it was", "grown"])
+def test_what_changes_in_the_middle_of_the_last_file_is_noticed(world: World, size: int, *, has_grown: bool) -> None:
+    world.found(world.state, anew=True)
+    place = kept_in_last(world)[-1]
+    middle = (place.start + place.end) // 2
+    store = StoreFiles.open(str(world.copy))
+    records = [
+        record for found in ranges.walks(store, place, check_crc=False) for record in found.records.physical_offset
+    ]
+    at = int(next(record for record in records if record >= middle))
+    if has_grown:
+        grow(world, 4)
+    change_middle(world, at if not size else at + 1, size)
+    same(world.found(world.state), world.found(None), "changed")
+    assert ["not as they were" in line for line in world.told] == [True]
+    world.told.clear()
+    same(world.found(world.state), world.found(None), "and once more")
+    assert world.told == []
+
+
+def test_what_changes_while_a_file_is_of_the_same_time_is_noticed(world: World) -> None:
+    """A file that was written to just before it was looked at can change and keep its time."""
+    path = max(world.copy.glob("commitlog/*"))
+    now_ns = time.time_ns()
+    os.utime(path, ns=(now_ns, now_ns))
+    world.found(world.state, anew=True)
+    place = kept_in_last(world)[0]
+    change_middle(world, (place.start + place.end) // 2, 900)
+    os.utime(path, ns=(now_ns, now_ns))
+    same(world.found(world.state), world.found(None), "changed")
+    assert ["not as they were" in line for line in world.told] == [True]
+
+
+def test_a_file_that_was_given_its_old_time_is_compared(world: World) -> None:
+    """As by whoever puts a copy back in place, with its times."""
+    path = max(world.copy.glob("commitlog/*"))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    world.found(world.state, anew=True)
+    place = kept_in_last(world)[0]
+    change_middle(world, (place.start + place.end) // 2, 900)
+    same(world.found(world.state), world.found(None), "changed")
+    assert ["not as they were" in line for line in world.told] == [True]
+
+
 def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
     """A log that has lost its end behind a range that is kept would not be cut there."""
     world.found(world.state)
@@ -271,8 +368,7 @@ def test_a_run_that_is_killed_leaves_what_was_there(
 
 
 def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ranges that are kept only the ends, where their file has grown; of others all, once."""
-    monkeypatch.setattr(kept, "END_BYTES", 64)
+    """Of ranges that are kept nothing, but all once where their file has grown; of others all, once."""
     world.found(world.state, anew=True)
     grow(world, 4)
     read = Counter[int]()
@@ -303,4 +399,17 @@ def test_what_was_read_is_not_read_again(world: World, monkeypatch: pytest.Monke
     assert last >= 2 * SEGMENT
     # Single records are read here and there: of keys that are shown, and of units of queues.
     assert sum(count for place, count in read.items() if place * 64 < last) * 64 < last // 8
-    assert sum(read.values()) * 64 < 4 * RANGE
+    assert sum(read.values()) * 64 < SEGMENT + 4 * RANGE
+
+
+def test_of_a_store_that_is_as_it_was_only_the_last_range_is_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its last file, too, nothing is compared."""
+    world.found(world.state, anew=True)
+    compared = []
+    monkeypatch.setattr(kept, "_is_as_hashed", lambda _, read: compared.append(read))
+    same(world.found(world.state), world.found(None), "as it was")
+    assert kept_in_last(world)
+    assert compared == []
+    assert world.told == []

@@ -55,7 +55,7 @@ def places(found: list[tuple[str, int, int, int]]) -> list[Place]:
     return sorted(row[:3] for row in found)
 
 
-def read(*paths: Path, **options: object) -> list[Place]:
+def read(*paths: Path | str, **options: object) -> list[Place]:
     """What a table has."""
     texts = {name: str(value) for name, value in options.items()}
     source = RocketmqSource({"paths": json.dumps([str(path) for path in paths]), **texts})
@@ -376,3 +376,21 @@ def test_tables_and_streams_agree_with_a_plain_count(
     assert sorted(row for rows in found for row in rows) == sorted(expected)
     assert batch == 0 or max(len(rows) for rows in found) <= batch
     shutil.rmtree(root.parent)
+
+
+def test_a_store_of_several_names_is_read_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.parent)
+    (store.parent / "link").symlink_to(store.name)
+    expected = read(store)
+    name = Path(store.name)
+    several: list[list[Path | str]] = [[f"{name}/", name], ["link", name], [f"./{name}", store, "link"]]
+    for names in several:
+        assert read(*names) == expected
+        query = Stream(*names)
+        assert query.run() == [expected]
+        # A checkpoint may be of a run that read it by each name, or by another one.
+        at = next(iter(json.loads(query.at)["stores"].values()))
+        query.at = json.dumps({"stores": {str(name): at for name in names}})
+        assert query.run() == [[]]
+        query.at = json.dumps({"stores": {"link": at}})
+        assert query.run() == [[]]

@@ -66,6 +66,9 @@ class Parsed(HTMLParser):
         return next(json.loads(text) for attrs, text in self.scripts if attrs.get("id") == "data")
 
 
+AGAIN = Start("duemq", False, 5, 0, 2, [])
+
+
 def parse(page: str) -> Parsed:
     page.encode()
     parsed = Parsed()
@@ -402,6 +405,8 @@ def test_the_legend_says_what_is_drawn_higher_than_it_is() -> None:
         ({"records": 5, "corrupt": 0}, GOOD, "No message was scheduled"),
         ({"scheduled": 5, "twice": 1}, WARN, "1 message was delivered more than once"),
         ({"scheduled": 5, "delivered": 5, "damaged": 1}, WARN, "1 stretch of the commitlog cannot be read"),
+        ({"scheduled": 5, "delivered": 5, "starts": [AGAIN]}, WARN, "2 messages that were delivered will come again"),
+        ({"scheduled": 5, "twice": 1, "starts": [AGAIN]}, WARN, "1 message was delivered more than once"),
         ({"scheduled": 5, "delivered": 5, "unclaimed": 4}, WARN, "4 deliveries of messages that are not in it"),
     ],
 )  # fmt: skip
@@ -420,6 +425,22 @@ def test_destroyed_messages_are_counted_where_there_are_any() -> None:
     told = page(pending=3, destroyed=2, levels={"pending": 3}, timers={"destroyed": 2})
     assert "2 messages that waited were destroyed" in told
     assert told.count("destroyed") >= 4, "the headline, the tile, the bar's key and the table"
+
+
+def test_what_a_start_would_deliver_again_is_told_with_what_to_do() -> None:
+    """Of whoever had the store last; where that is not said, of ours."""
+    theirs = Start("5.3.3", True, 5, 0, 2, [])
+    for starts, broker in (([AGAIN], "duemq"), ([AGAIN, theirs], "5.3.3"), ([theirs, AGAIN], "5.3.3")):
+        summary = given_by.summary(records=9, scheduled=7, delivered=2, pending=5, starts=starts)
+        verdict = verdict_of(summary)
+        assert verdict.headline.endswith(f"will come again when {broker} starts.")
+        assert any(f"A start of {broker} on these files delivers 2 messages" in note for note in verdict.notes)
+        assert [step.command for step in verdict.steps] == ["duemq store repair /var/lib/duemq --dry-run"]
+    other = Start("4.9.7", False, 5, 0, 2, [])
+    assert verdict_of(given_by.summary(scheduled=7, delivered=2, starts=[other])).mood == GOOD
+    missing = Start("5.3.3", True, 1, 4, 2, ["config/delayOffset.json is missing"])
+    steps = verdict_of(given_by.summary(scheduled=7, delivered=2, unreachable=4, starts=[missing])).steps
+    assert len(steps) == 1, "one repair is enough"
 
 
 def test_what_is_in_the_way_of_messages_that_wait_is_told_with_what_to_do() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.cases import match
 from spark_jobs.events import DONE, WAITS, RangeEvents
 from spark_jobs.figures import STATUSES
 from spark_jobs.progress import read_progress
@@ -24,8 +24,7 @@ def statuses(root: Path) -> dict[int, str]:
         for found in RangeEvents(store, part, progress):
             waits.append(found.waits)
             done.append(found.done)
-    first = match_by_origin(np.concatenate(waits), np.concatenate(done))
-    cases = np.concatenate([first.cases, match_by_key(first.waits, first.done)])
+    cases = match(np.concatenate(waits), np.concatenate(done))
     return {int(case["physical_offset"]): STATUSES[case["status"]] for case in cases}
 
 

@@ -13,7 +13,7 @@ import pytest
 from scheduler import level_queues, timer_files
 from scheduler.level_queues import read_saved
 from scheduler.pending import Pending, Selection, Waiting
-from spark_jobs.cases import match_by_key, match_by_origin
+from spark_jobs.cases import match
 from spark_jobs.events import RangeEvents
 from spark_jobs.figures import CASE, Figures
 from spark_jobs.progress import read_progress
@@ -51,8 +51,7 @@ def starts_of(root: Path) -> dict[str, Start]:
             done.append(found.done)
         assert events.read is not None
         damages += [(int(a), int(b), str(c)) for a, b, c in events.read.damages]
-    matched = match_by_origin(np.concatenate(waits), np.concatenate(done))
-    cases = np.concatenate([matched.cases, match_by_key(matched.waits, matched.done)])
+    cases = match(np.concatenate(waits), np.concatenate(done))
     figures = Figures.added([Figures.of(cases[::2], 1000, 0), Figures.of(cases[1::2], 1000, 0)])
     return {each.broker: each for each in starts(store, figures, damages)}
 
