@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import os
 import uuid
 from collections.abc import Collection, Iterator, Sequence
@@ -25,6 +24,7 @@ from spark_jobs.compact import Progress, refuse_unknown_queues
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
 from spark_jobs.files import is_local, local_path, real_path
+from spark_jobs.known_again import tail_of
 from spark_jobs.ranges import Range, plan, walks
 from spark_jobs.records import joined_damages
 from spark_jobs.store_files import StoreFiles
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "iceberg", "delta")
 RANGE_SIZE: Final = 64 << 20
-_TAIL: Final = 64 << 10
 _MICROSECONDS: Final = pa.timestamp("us", "UTC")
 COLUMNS: Final = pa.schema(
     [
@@ -53,7 +52,7 @@ COLUMNS: Final = pa.schema(
 
 
 class Mark(NamedTuple):
-    """Up to where a table has a store. `end`: a physical offset; `tail`: what lies before it, see `tail_of`."""
+    """Up to where a table has a store. `end`: a physical offset; `tail`: what lies before it, see `known_again`."""
 
     end: int
     tail: int
@@ -177,18 +176,6 @@ def _of_table(rows: pa.Table, task: AppendTask, day: datetime.date | None) -> pa
     schema = pa.schema([COLUMNS.field(name) for name in task.columns])
     arrays = [known[field.name] if field.name in known else rows[field.name].cast(field.type) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def tail_of(store: StoreFiles, end: int) -> int | None:
-    """What a store has in the last 64 KiB before a physical offset, of one file: the first 63 bits of their SHA-256,
-    which any table can keep. Records have their own physical offset, their time and their body in them, so that no
-    two stores agree. None where the bytes are not there any more."""
-    segment = store.segment_of(end - 1)
-    if segment is None:
-        return None
-    begin = max(end - _TAIL, segment.first_offset)
-    digest = hashlib.sha256(store.read(segment.path, begin - segment.first_offset, end - begin)).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def open_table(target: str, table_format: str = "parquet", *, catalog: str | None = None) -> Table:

@@ -21,8 +21,9 @@
     unflushed        false        of a running broker's store on this machine, read also what is not flushed yet
     maxBytesPerTrigger   all      streams: bytes of the commitlog a micro-batch takes (maxBytesPerBatch is the same)
     maxOffsetsPerTrigger all      streams: records a micro-batch takes at most
-    failOnDataLoss   true         streams stop where files that were not read yet have expired; offsets that a queue
-                                  does not have are refused. With false both go on with what there is
+    failOnDataLoss   true         streams stop where files that were not read yet have expired, and where the store is
+                                  another one than the checkpoint is of; offsets that a queue does not have are
+                                  refused. With false all go on with what there is
 
 A stream is new at the starting* options, which a restart from its checkpoint ignores.
 
@@ -45,9 +46,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from scheduler.timer_log import UNIT_SIZE
 from spark_jobs import tables
+from spark_jobs.compact_state import compacted_to
 from spark_jobs.errors import JobError
 from spark_jobs.files import expand
 from spark_jobs.filters import ALL, Filters, Span, only
+from spark_jobs.known_again import tail_of, why_not
 from spark_jobs.offsets import offset_rows
 from spark_jobs.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
 from spark_jobs.queue_offsets import EARLIEST, LATEST, Asked, parse
@@ -560,6 +563,8 @@ class _StreamReading(_Reading):
     An offset is JSON: `physical_offset`, at which a record starts, or will; and up to where the store ended
     when the stream was new, `from`: what the options said of records before that end (`until`, a physical offset):
     `store_ms`, the earliest store time, and `queues`, a `Span` by topic and queue. So a restart needs no options.
+    `tail`: by what the store is known again (`known_again`); earlier versions did without, and nothing is before the
+    first record.
     """
 
     def __init__(self, options: Options, schema: StructType, path: str, *, of: int) -> None:
@@ -591,9 +596,9 @@ class _StreamReading(_Reading):
         wanted, end = self.options.starting_offset, self.store.records_end()
         filters = replace(self.options.filters_of(self.store, is_one=self._is_one), physical_offset=ALL)
         if wanted == "latest":
-            self._planned = {"physical_offset": end}
+            self._planned = self._at(end)
         elif wanted != "earliest":
-            self._planned = {"physical_offset": int(wanted)}
+            self._planned = self._at(int(wanted))
         elif not filters.queues and filters.store_ms == ALL:
             self._planned = self.earliest()
         else:
@@ -601,20 +606,21 @@ class _StreamReading(_Reading):
             if filters.queues:
                 start = min(span.start for queues in filters.queues.values() for span in queues.values())
                 ranges = [Range(max(part.start, start), part.end) for part in ranges if part.end > start]
-            self._planned = {"physical_offset": ranges[0].start if ranges else end}
+            self._planned = self._at(ranges[0].start if ranges else end)
         if self._planned["physical_offset"] < end and (filters.queues or filters.store_ms != ALL):
             self._planned["from"] = {"until": end, "store_ms": filters.store_ms[0], "queues": filters.queues}
         return self._planned
 
     def earliest(self) -> dict[str, Any]:
         """The first record that there is."""
-        return {"physical_offset": self.store.segments[0].first_offset}
+        return self._at(self.store.segments[0].first_offset)
 
     def latest(self, start: dict[str, Any] | None) -> dict[str, Any]:
         """Up to where there is something to read now. Spark before 4.2 gives no start."""
         begin = start or self._planned or self.initial()
+        self._open(begin["physical_offset"])
+        begin = self._going_on(begin)
         at = begin["physical_offset"]
-        self._open(at)
         end = self.store.records_end(at)
         if self._until is not None:
             end = min(end, self._until)
@@ -623,10 +629,35 @@ class _StreamReading(_Reading):
             end = next((part.end for part in parts if part.end < end), end)
         if self._max_records:
             end = self._counted(at, end, self._filters_at(begin))
-        found: dict[str, Any] = {"physical_offset": max(end, at)}
+        if end <= at:
+            return begin  # As it is: another offset, if only by its tail, would be a micro-batch.
+        found = self._at(end)
         if "from" in begin and end < begin["from"]["until"]:
             found["from"] = begin["from"]
         return found
+
+    def _at(self, physical: int) -> dict[str, Any]:
+        """The offset of the stream at a place in the store."""
+        tail = tail_of(self.store, physical) if physical <= self.store.readable_end else None
+        return {"physical_offset": physical} | ({"tail": tail} if tail is not None else {})
+
+    def _why_not(self, offset: dict[str, Any]) -> str | None:
+        """Why an offset is not one of the store as it is now."""
+        return why_not(self.store, offset["physical_offset"], offset["tail"]) if "tail" in offset else None
+
+    def _going_on(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Where to go on from an offset: there, or at the beginning of a store that took the other one's place. Raises
+        JobError unless data may be lost."""
+        why = self._why_not(start)
+        if why is None:
+            return start
+        if self.options.fail_on_data_loss:
+            raise JobError(
+                f"{self.store.path}: {why}, and the checkpoint's offsets mean nothing in it: give the query a new "
+                "checkpoint, or set failOnDataLoss=false, which reads all of this store"
+            )
+        self._open(0)  # what an offset of another store says of its end is nothing to go by
+        return self.earliest()
 
     def _counted(self, at: int, end: int, filters: Filters) -> int:
         """The physical offset behind the last record that a micro-batch may have."""
@@ -654,16 +685,20 @@ class _StreamReading(_Reading):
 
     def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
         """What tasks read of a micro-batch."""
-        first, last = start["physical_offset"], end["physical_offset"]
-        if self._planned is None or last > self._planned["physical_offset"]:
+        last = end["physical_offset"]
+        if self._planned is None or last > self._planned["physical_offset"] or self._why_not(self._planned) is not None:
             self._planned = end
-        if first >= last:
+        start = self._going_on(start)
+        # A micro-batch that was planned of a store that is gone has nothing any more, if that is allowed.
+        if self._going_on(end) is not end or (first := start["physical_offset"]) >= last:
             return []
         begin = self.store.segments[0].first_offset
         if first < begin and self.options.fail_on_data_loss:
+            # Nobody can tell: a compacted store begins behind the first file of the other one.
+            also = ", or the store was compacted since" if compacted_to(self.store) else ""
             raise JobError(
                 f"{self.store.path}: records from physical offset {first} to {begin} have expired before they were "
-                "read; set failOnDataLoss=false to go on behind them"
+                f"read{also}; set failOnDataLoss=false to go on behind them"
             )
         filters = self._filters_at(start)
         ranges = plan(self.store, self.options.range_bytes, start=first, end=last)

@@ -4,7 +4,7 @@ A commit adds the files of a run and has two of Delta's own transaction ids (`tx
 
     application id              version
     duemq/end/<name>            physical offset up to which the table has the store
-    duemq/tail/<name>           see `append.tail_of`
+    duemq/tail/<name>           see `known_again.tail_of`
 
 Delta refuses a commit with such an id that another run has written meanwhile.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifiers

@@ -4,8 +4,8 @@
     namespace.table      with the name of a catalog that pyiceberg is configured for (~/.pyiceberg.yaml, PYICEBERG_...)
 
 A commit has the files of a run, and the table's property duemq.<name>: {"end": physical offset up to which the table
-has the store, "tail": see `append.tail_of`}. The snapshot's summary tells what was appended. Partitions: day, topic,
-store.
+has the store, "tail": see `known_again.tail_of`}. The snapshot's summary tells what was appended. Partitions: day,
+topic, store.
 """
 
 from __future__ import annotations

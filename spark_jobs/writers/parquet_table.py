@@ -30,8 +30,8 @@ _NOTES: Final = "_duemq"
 
 
 class Commit(msgspec.Struct):
-    """What a run has appended. `begin`, `end`: physical offsets; `tail`: see `append.tail_of`; `expired`: bytes that
-    were gone before they could be appended; `damaged`: offset, size and reason of what is no record."""
+    """What a run has appended. `begin`, `end`: physical offsets; `tail`: see `known_again.tail_of`; `expired`: bytes
+    that were gone before they could be appended; `damaged`: offset, size and reason of what is no record."""
 
     version: int
     store: str

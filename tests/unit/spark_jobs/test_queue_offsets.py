@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,30 @@ class Stream:
     def run(self, batches: int = 1, /, *, tells_start: object = True, **options: object) -> list[list[Place]]:
         """Micro-batches of a new query; the first one begins at the checkpoint, if there is one. Spark 4.1 does not
         tell where they start, but asks for an empty one where a query goes on."""
+        steps = self.steps(tells_start=tells_start, **options)
+        return [next(steps) for _ in range(batches)]
+
+    def reader(self, **options: object) -> StoreStreamReader:
+        """A new query's reader."""
         where = {"paths": json.dumps(self.paths)} if len(self.paths) > 1 else {"path": self.paths[0]}
         source = RocketmqSource({**where, **{name: str(value) for name, value in options.items()}})
         reader = source.streamReader(SCHEMA)
         assert isinstance(reader, StoreStreamReader)
+        return reader
+
+    def steps(self, *, tells_start: object = True, **options: object) -> Iterator[list[Place]]:
+        """As `run`, one after the other as they are asked for."""
+        reader = self.reader(**options)
         if self.at and not tells_start:
             assert reader.partitions(json.loads(self.at), json.loads(self.at)) == []
         self.at = self.at or json.dumps(reader.initialOffset())
-        found = []
-        for _ in range(batches):
+        while True:
             start = json.loads(self.at)
             end = reader.latestOffset(start) if tells_start else reader.latestOffset()
             end = json.loads(json.dumps(end))
-            found.append(places([row for part in reader.partitions(start, end) for row in rows(reader.read(part))]))
+            found = places([row for part in reader.partitions(start, end) for row in rows(reader.read(part))])
             self.at = json.dumps(end)
-        return found
+            yield found
 
 
 def stream(path: Path, **options: object) -> list[Place]:
