@@ -23,7 +23,7 @@ from spark_jobs.archive_rows import PARQUET, SCHEMA, by_day_and_topic, folder_na
 from spark_jobs.compact import Progress, refuse_unknown_queues
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_local, local_path, real_path
+from spark_jobs.files import is_local, local_path, real_path, reason
 from spark_jobs.known_again import tail_of
 from spark_jobs.ranges import Range, plan, walks
 from spark_jobs.records import joined_damages
@@ -93,6 +93,10 @@ class Table(Protocol):
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
         """Add files, and say up to where the table has the store, at once."""
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """After a run that failed: remove the files that it has written, unless they are in the table, or nobody can
+        tell. `is_commit`: whether it was the commit that failed."""
 
     def close(self) -> None:
         """Let go of what `begin` took."""
@@ -245,7 +249,7 @@ def append(
                 _append(store, table, result, mark, tasks, range_size, progress or (lambda done, total: None))
         return result
     except OSError as error:
-        raise JobError(f"{store.path}: {error.strerror or error}") from None
+        raise JobError(f"{store.path}: {reason(error)}") from None
     finally:
         table.close()
 
@@ -329,12 +333,28 @@ def _append(
         done += found.bytes
         progress(min(done, total), total)
 
-    prefix = table.prefix(result.name)
+    prefix, is_commit = table.prefix(result.name), False
     requests = [
         AppendTask(store, part, result.name, prefix, table.directory, table.in_directories, table.columns)
         for part in ranges
     ]
-    written = tasks.run(write, requests, advance)
+    try:
+        written = tasks.run(write, requests, advance)
+        mark_after, files, about = _sum_up(store, result, written)
+        is_commit = True
+        table.commit(result.name, mark, mark_after, files, about)
+    except JobError:
+        # On a full disk they would be in the way of the next run.
+        with contextlib.suppress(JobError):
+            table.abandon(result.name, mark, is_commit=is_commit)
+        raise
+    progress(total, total)
+
+
+def _sum_up(
+    store: StoreFiles, result: AppendResult, written: list[Appended]
+) -> tuple[Mark, list[DataFile], dict[str, Any]]:
+    """What is to be committed of a run. Raises JobError."""
     files = [file for found in written for file in found.files]
     damages = [damage for found in written for damage in found.damages]
     result.records, result.size = sum(found.records for found in written), sum(found.size for found in written)
@@ -351,8 +371,7 @@ def _append(
         "expired": result.expired,
         "damaged": damages,
     }
-    table.commit(result.name, mark, Mark(result.end, tail), files, about)
-    progress(total, total)
+    return Mark(result.end, tail), files, about
 
 
 def run_prefix() -> str:

@@ -43,6 +43,7 @@ from spark_jobs.compact_lost import MatchTask, ReadTask
 from spark_jobs.compact_scan import Scanned, ScanTask
 from spark_jobs.compact_state import Books, Rules
 from spark_jobs.errors import JobError
+from spark_jobs.files import reason
 from spark_jobs.progress import read_progress
 from spark_jobs.ranges import RANGE_SIZE, Range, plan
 from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
@@ -154,7 +155,7 @@ def compact(
             job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))
             return job.run()
     except OSError as error:
-        raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
+        raise JobError(f"{error.filename or place.path}: {reason(error)}") from None
     finally:
         if tasks is not None:
             tasks.close()
@@ -356,9 +357,9 @@ class _Compaction:
         result = self._result
         for found in decided:
             result.kept += found.kept
-            for reason, (count, size) in found.removed.items():
-                result.removed[reason] = result.removed.get(reason, 0) + count
-                result.removed_bytes[reason] = result.removed_bytes.get(reason, 0) + size
+            for why, (count, size) in found.removed.items():
+                result.removed[why] = result.removed.get(why, 0) + count
+                result.removed_bytes[why] = result.removed_bytes.get(why, 0) + size
         return decided
 
     def _keep(self, decided: list[Decided], starts: list[int], physical: Iterable[int]) -> None:
