@@ -10,7 +10,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
@@ -31,6 +31,8 @@ from spark_jobs.cli_output import (
 from spark_jobs.errors import JobError
 from spark_jobs.files import expand, is_local, local_path, shown, told_apart
 from spark_jobs.limits import FAILED, Late, Limits, exit_code, parse_late, tell, worst
+from spark_jobs.spark_errors import TRACEBACK
+from spark_jobs.spark_errors import summary as summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,29 +72,12 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
                 _fail(f"the Spark jobs need the package {error.name}: pip install 'duemq[spark]'")
             raise
         except Exception as error:
-            found = _told_by_spark(error)
+            found = summary_of(error)
             if found is None:
                 raise
             _fail(found)
 
     return wrapper
-
-
-def _told_by_spark(error: Exception) -> str | None:
-    """The JobError that a task ended with, which Spark wraps in text of its own; or what Spark says itself."""
-    if not type(error).__module__.startswith(("pyspark", "py4j")):
-        return None
-    text = str(error)
-    for line in reversed(text.splitlines()):
-        for name in ("JobError: ", "NoStore: "):
-            if name in line:
-                return line.split(name, 1)[1].strip()
-    if os.environ.get("DUEMQ_TRACEBACK"):
-        return None
-    # Of a task's exception what it says, which is behind its traceback.
-    _, _, task = text.rpartition("Traceback (most recent call last):\n")
-    lines = [line for line in task.splitlines() if line.strip() and not line.startswith(" ")]
-    return f"Spark: {lines[0].strip() if lines else type(error).__name__} (DUEMQ_TRACEBACK=1 shows all of it)"
 
 
 def spark_options(command: Callable[P, None]) -> Callable[P, None]:
@@ -188,11 +173,7 @@ def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
         yield
     except Exception as error:
         if hook is not None:
-            why = (
-                str(error)
-                if isinstance(error, JobError)
-                else _told_by_spark(error) or f"{type(error).__name__}: {error}"
-            )
+            why = str(error) if isinstance(error, JobError) else summary_of(error) or f"{type(error).__name__}: {error}"
             try:
                 tell(hook, job, shown(store), f"duemq {job}: {why}", FAILED)
             except JobError as failed:
@@ -208,7 +189,7 @@ def _each(stores: list[str], work: Callable[[str], int]) -> list[int]:
         try:
             codes.append(work(store))
         except Exception as error:
-            why = str(error) if isinstance(error, JobError) else _told_by_spark(error)
+            why = str(error) if isinstance(error, JobError) else summary_of(error)
             if len(stores) == 1 or why is None:
                 raise
             _say(why)
@@ -277,14 +258,20 @@ def _say(text: str) -> None:
 def _session(
     name: str, master: str | None, memory: str | None, conf: tuple[str, ...], *, for_jobs: bool = True
 ) -> Iterator[SparkSession]:
+    from spark_jobs.quiet import let_java_end
     from spark_jobs.session import make_session
 
     settings = _settings(conf)
     session = make_session(f"duemq {name}", master=master, memory=memory, settings=settings, for_jobs=for_jobs)
+    if not os.environ.get(TRACEBACK):
+        let_java_end()
     try:
         yield session
-    finally:
-        session.stop()
+    except BaseException:
+        with suppress(Exception):  # what went wrong before is what counts
+            session.stop()
+        raise
+    session.stop()
 
 
 def _check(store: str, out: str | None = None) -> None:
@@ -487,7 +474,7 @@ def _analyse_cluster(
             try:
                 found = one(path, folder)
             except Exception as error:
-                why = str(error) if isinstance(error, JobError) else _told_by_spark(error)
+                why = str(error) if isinstance(error, JobError) else summary_of(error)
                 if why is None and isinstance(error, OSError):  # a disk that does not give a file, for one
                     why = f"{shown(path)}: {error}"
                 if why is None:

@@ -55,6 +55,7 @@ from spark_jobs.offsets import offset_rows
 from spark_jobs.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
 from spark_jobs.queue_offsets import EARLIEST, LATEST, Asked, parse
 from spark_jobs.ranges import RANGE_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, walks
+from spark_jobs.spark_errors import shortly, shortly_each
 from spark_jobs.store_files import StoreFiles
 from spark_jobs.worker import settle
 
@@ -230,12 +231,14 @@ class RocketmqSource(DataSource):
         """What format() calls it."""
         return "rocketmq"
 
+    @shortly
     def schema(self) -> str:
         """The columns that the options ask for."""
         settle()
         options = Options(self.options)
         return tables.ddl(options.table, options.columns)
 
+    @shortly
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of a table."""
         settle()
@@ -248,6 +251,7 @@ class RocketmqSource(DataSource):
         _check_schema(options.table, schema)
         return StoreReader(options, schema)
 
+    @shortly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
         """A reader of what is appended."""
         settle()
@@ -397,6 +401,7 @@ class StoreReader(DataSourceReader):
         paths = options.stores()
         self._stores = [_TableReading(options, schema, path, is_one=len(paths) == 1) for path in paths]
 
+    @shortly
     def partitions(self) -> list[InputPartition]:
         """What tasks read."""
         parts: list[InputPartition] = [
@@ -404,6 +409,7 @@ class StoreReader(DataSourceReader):
         ]
         return parts or [NothingPart()]
 
+    @shortly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
         settle()
@@ -723,15 +729,18 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             raise JobError("two of the stores have the same URI but for what is behind the question mark")
         self._is_plain = paths == options.paths and len(paths) == 1
 
+    @shortly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802, Spark's name
         """Whatever is appended from now on is for the next query."""
         for stream in self._streams.values():
             stream.end_now()
 
+    @shortly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802, Spark's name
         """Where a new query starts."""
         return self._offset({path: stream.initial() for path, stream in self._streams.items()})
 
+    @shortly
     def latestOffset(  # noqa: N802, Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
@@ -739,6 +748,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         starts = self._starts(start) if start is not None else {}
         return self._offset({path: stream.latest(starts.get(path)) for path, stream in self._streams.items()})
 
+    @shortly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What tasks read of a micro-batch."""
         starts, ends = self._starts(start), self._starts(end)
@@ -748,12 +758,13 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             for part in stream.parts(starts[path], ends[path])
         ]
 
+    @shortly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
         assert isinstance(partition, StorePart)
         assert isinstance(partition.part, StreamPart)
         settle()
-        return list(self._streams.values())[partition.number].read(partition.part)
+        yield from list(self._streams.values())[partition.number].read(partition.part)
 
     def _offset(self, offsets: dict[str, dict[str, Any]]) -> dict[str, Any]:
         return next(iter(offsets.values())) if self._is_plain else {"stores": offsets}

@@ -15,7 +15,8 @@ import os
 import re
 import struct
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain, pairwise, repeat
 from pathlib import PurePosixPath
@@ -426,15 +427,17 @@ class StoreFiles:
 
     def read(self, path: str, at: int, size: int) -> bytes:
         """Bytes of a file of the store, fewer at its end. Raises OSError."""
-        if self.is_local:
-            with open(self._local(path), "rb", buffering=0) as file:
-                data = bytearray()
-                while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
-                    data += piece  # a page that cannot be read ends a piece, and is an error when the next one begins
-                return bytes(data)
-        system, root = self._remote()
-        with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
-            return bytes(remote.read_at(min(size, max(remote.size() - at, 0)), at))
+        with self._naming(path):
+            if self.is_local:
+                with open(self._local(path), "rb", buffering=0) as file:
+                    data = bytearray()
+                    while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
+                        # A page that cannot be read ends a piece, and is an error when the next one begins.
+                        data += piece
+                    return bytes(data)
+            system, root = self._remote()
+            with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
+                return bytes(remote.read_at(min(size, max(remote.size() - at, 0)), at))
 
     def read_into(self, path: str, at: int, buffer: memoryview) -> int:
         """Fill a buffer from a file of the store; gives how many bytes there were. Raises OSError."""
@@ -442,17 +445,28 @@ class StoreFiles:
             data = self.read(path, at, len(buffer))
             buffer[: len(data)] = data
             return len(data)
-        fd = os.open(self._local(path), os.O_RDONLY)
+        with self._naming(path):
+            fd = os.open(self._local(path), os.O_RDONLY)
+            try:
+                done = 0
+                while done < len(buffer):
+                    got = os.preadv(fd, [buffer[done:]], at + done)
+                    if not got:
+                        break
+                    done += got
+                return done
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def _naming(self, path: str) -> Iterator[None]:
+        """Have errors name a file of the store, which the system does only where it cannot be opened."""
         try:
-            done = 0
-            while done < len(buffer):
-                got = os.preadv(fd, [buffer[done:]], at + done)
-                if not got:
-                    break
-                done += got
-            return done
-        finally:
-            os.close(fd)
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = self._local(path) if self.is_local else f"{self.path.rstrip('/')}/{path}"
+            raise
 
     def read_whole(self, name: str) -> bytes | None:
         """A small file of the store; None where it is missing."""

@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from spark_jobs.errors import JobError
+from spark_jobs.files import reason
+from spark_jobs.spark_errors import OUT_OF_MEMORY, in_one_line
 from spark_jobs.worker import settle
 from spark_jobs.writers.place import Place
 from spark_jobs.writers.processes import Worker
@@ -101,7 +103,8 @@ class SparkTasks:
         task = _Task(function, self._place.target, self._place.mark)
 
         def one(item: Item) -> Any:
-            return self._context.parallelize([item], 1).map(task).collect()[0]
+            with in_one_line():
+                return self._context.parallelize([item], 1).map(task).collect()[0]
 
         return _collect([self._threads.submit(one, item) for item in items], done)
 
@@ -148,10 +151,12 @@ class _Task:
 def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[bool, Any]:
     try:
         return True, function(item)
-    except (JobError, OSError) as error:
+    except JobError as error:
         return False, str(error)
+    except OSError as error:
+        return False, f"{error.filename}: {reason(error)}" if error.filename else reason(error)
     except MemoryError:
-        return False, f"{socket.gethostname()}: a task ran out of memory; give fewer workers, or smaller ranges"
+        return False, OUT_OF_MEMORY
 
 
 def _unwrapped(outcome: tuple[bool, Any]) -> Any:
