@@ -207,6 +207,7 @@ class Audit:
         unless `anew`. `tell`: is given a line where that does not count, or cannot be kept. Raises JobError where there
         is no store."""
         self._session = session
+        self.delay_levels = delay_levels
         self.store = StoreFiles.open(path, unflushed=True)
         try:
             self.progress = read_progress(self.store, delay_levels)
