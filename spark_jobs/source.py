@@ -152,18 +152,17 @@ class Options:
             given = [edge + name for name in (*_OF_QUEUES, *others) if edge + name in options]
             if len(given) > 1 and given[0] in (edge + name for name in _OF_QUEUES):
                 raise JobError(f"the options {given[0]} and {given[1]} both say where to begin or end: give one")
-        starts = options.get("startingOffsets", "")
-        if starts.strip().lower() in ("earliest", "latest"):
-            self.starting_offset, starts = starts.strip().lower(), ""
-        ends = options.get("endingOffsets", "")
-        if ends.strip().lower() == "latest":
-            ends = ""
-        times = [options.get(f"{edge}OffsetsByTimestamp", "") for edge in ("starting", "ending")]
+        starts, ends = options.get("startingOffsets"), options.get("endingOffsets")
+        if starts is not None and starts.strip().lower() in ("earliest", "latest"):
+            self.starting_offset, starts = starts.strip().lower(), None
+        if ends is not None and ends.strip().lower() == "latest":
+            ends = None
+        times = [options.get(f"{edge}OffsetsByTimestamp") for edge in ("starting", "ending")]
         self.asked = Asked(
-            parse("startingOffsets", starts, lowest=EARLIEST) if starts else None,
-            parse("endingOffsets", ends, lowest=LATEST) if ends else None,
-            parse("startingOffsetsByTimestamp", times[0], lowest=0) if times[0] else None,
-            parse("endingOffsetsByTimestamp", times[1], lowest=0) if times[1] else None,
+            parse("startingOffsets", starts, lowest=EARLIEST) if starts is not None else None,
+            parse("endingOffsets", ends, lowest=LATEST) if ends is not None else None,
+            parse("startingOffsetsByTimestamp", times[0], lowest=0) if times[0] is not None else None,
+            parse("endingOffsetsByTimestamp", times[1], lowest=0) if times[1] is not None else None,
         )
         self._topics = _names(options, "topics")
         self.filters = Filters(
@@ -177,6 +176,9 @@ class Options:
                 _number(options, "endingOffset", ALL[1], besides=("latest",)),
             ),
         )
+        for name, (start, end) in (("Timestamp", self.filters.store_ms), ("Offset", self.filters.physical_offset)):
+            if start > end:
+                raise JobError(f"the option starting{name}={start} is behind ending{name}={end}")
         for name, tables_with in SOME_TABLES.items():
             if name in options and self.table in tables.COLUMNS and self.table not in tables_with:
                 raise JobError(f"the table {self.table} has no option {name}; {', '.join(tables_with)} have it")
@@ -399,6 +401,7 @@ class StoreReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()
+        options.asked.check_stores(paths)
         self._stores = [_TableReading(options, schema, path, is_one=len(paths) == 1) for path in paths]
 
     @shortly
@@ -722,7 +725,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()
-        self._fail_on_data_loss = options.fail_on_data_loss
+        self._fail_on_data_loss, self._asked = options.fail_on_data_loss, options.asked
         streams = [_StreamReading(options, schema, path, of=len(paths)) for path in paths]
         self._streams = {stream.store.path: stream for stream in streams}
         if len(self._streams) < len(streams):
@@ -738,6 +741,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     @shortly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802, Spark's name
         """Where a new query starts."""
+        self._asked.check_stores(self._streams)
         return self._offset({path: stream.initial() for path, stream in self._streams.items()})
 
     @shortly

@@ -386,3 +386,70 @@ def test_tables_and_streams_agree_with_a_plain_count(
     assert sorted(row for rows in found for row in rows) == sorted(expected)
     assert batch == 0 or max(len(rows) for rows in found) <= batch
     shutil.rmtree(root.parent)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"startingOffsets": ""}, "startingOffsets= is no JSON of topics and queues"),
+        ({"startingOffsets": " "}, "startingOffsets=  is no JSON of topics and queues"),
+        ({"startingOffsets": "{}"}, "startingOffsets={} is no JSON of topics and queues"),
+        ({"endingOffsets": ""}, "endingOffsets= is no JSON of topics and queues"),
+        ({"startingOffsetsByTimestamp": ""}, "startingOffsetsByTimestamp= is no JSON of topics and queues"),
+        ({"endingOffsetsByTimestamp": "latest"}, "endingOffsetsByTimestamp=latest is no JSON of topics and queues"),
+        ({"startingOffsets": '{"orders":{}}'}, "startingOffsets has no queues for orders"),
+        ({"startingOffsets": '{"orders":{"0":1,"1":1,"0":9}}'}, 'startingOffsets says "0" twice'),
+        ({"startingOffsets": '{"mails":{"0":1},"orders":{"0":1,"1":1},"mails":{"0":9}}'}, 'says "mails" twice'),
+        ({"startingOffsets": '{"orders":{"0":1,"1":1,"00":9}}'}, "startingOffsets says queue 0 of orders twice"),
+        ({"startingOffsets": '{"orders":{"0":NaN,"1":1}}'}, "startingOffsets says NaN for queue 0 of orders"),
+        ({"startingOffsets": '{"orders":{"0":null,"1":1}}'}, "startingOffsets says null for queue 0 of orders"),
+        (
+            {"startingOffsets": '{"orders":{"0":99999999999999999999,"1":1}}'},
+            "startingOffsets says 99999999999999999999",
+        ),
+        (
+            {"endingOffsets": '{"orders":{"0":61,"1":1}}'},
+            "endingOffsets says 61 for queue 0 of orders, which ends at 60",
+        ),
+        (
+            {"startingOffsets": '{"orders":{"0":9,"1":30}}', "endingOffsets": '{"orders":{"0":9,"1":29}}'},
+            "startingOffsets says 30 for queue 1 of orders, which endingOffsets ends before, at 29",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"orders":{"0":9,"1":30}}',
+                "endingOffsetsByTimestamp": '{"orders":{"0":9,"1":29}}',
+            },
+            "says 30 for queue 1 of orders, which endingOffsetsByTimestamp ends before, at 29",
+        ),
+        ({"startingTimestamp": 30, "endingTimestamp": 29}, "startingTimestamp=30 is behind endingTimestamp=29"),
+        ({"startingOffset": 30, "endingOffset": 29}, "startingOffset=30 is behind endingOffset=29"),
+    ],
+)
+def test_what_says_nothing_or_two_things_is_refused(store: Path, options: dict[str, object], why: str) -> None:
+    with pytest.raises(JobError) as caught:
+        read(store, **options)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_start_may_be_the_end(store: Path) -> None:
+    at = '{"orders":{"0":30,"1":60}}'
+    assert read(store, startingOffsets=at, endingOffsets=at) == []
+    assert read(store, startingTimestamp=30, endingTimestamp=30) == []
+
+
+def test_stores_that_are_not_read_are_not_named(store: Path, tmp_path: Path) -> None:
+    fill(tmp_path / "other", [("orders", 0)] * 3)
+    mine = {"orders": {"0": 1, "1": 1}}
+    for asked, why in (
+        (
+            {str(store): mine, f"{tmp_path}/none": mine},
+            f"startingOffsets names the store {tmp_path}/none, which is not",
+        ),
+        ({str(store): mine, f"{store}/": mine}, f"startingOffsets names the store {store}/ twice"),
+    ):
+        for reading in (read, stream):
+            with pytest.raises(JobError) as caught:
+                reading(store, startingOffsets=json.dumps(asked))
+            assert why in str(caught.value)
