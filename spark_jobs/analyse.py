@@ -36,6 +36,7 @@ from spark_jobs.figures import CANCELLED, CASE, DELIVERED, TWICE, WAITING, Figur
 from spark_jobs.files import refuse_within
 from spark_jobs.forecast import Forecast, Load, forecast, measured_rate
 from spark_jobs.offsets import offset_rows
+from spark_jobs.progress import known_delays
 from spark_jobs.ranges import records_at
 from spark_jobs.roles import (
     CANCEL,
@@ -53,7 +54,7 @@ from spark_jobs.steps import BARS, POINTS, is_by_minute, step_of
 from spark_jobs.usage import Usage, body_percentile, frequent_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from pyspark.sql import SparkSession
@@ -83,8 +84,8 @@ class Material(NamedTuple):
     """Of the curve of lateness in `figures`."""
     topics: dict[int, str]
     """Names of topics by their hash."""
-    delays_ms: list[int]
-    """Of the delay levels, from level 1 on."""
+    delays_ms: dict[int, int]
+    """Of the delay levels, as far as they are known (`progress.known_delays`)."""
     load: Load
     """What waits, and how fast it is delivered."""
 
@@ -299,12 +300,14 @@ def _late_by_level(materials: Sequence[Material]) -> list[Late]:
     return _late(lateness.added(parts), lambda number: told[number])
 
 
-def _level_and_delay(level: int, delays_ms: list[int]) -> tuple[int, int]:
-    return (level, delays_ms[level - 1]) if 0 < level <= len(delays_ms) else (level, 0)
+def _level_and_delay(level: int, delays_ms: Mapping[int, int]) -> tuple[int, int]:
+    return level, delays_ms.get(level, 0)
 
 
-def _level_name(level: int, delays_ms: list[int]) -> str:
-    return f"level {level} ({delays_ms[level - 1] / 1000:g} s)" if 0 < level <= len(delays_ms) else _TIMER
+def _level_name(level: int, delays_ms: Mapping[int, int]) -> str:
+    if not level:
+        return _TIMER
+    return f"level {level} ({delays_ms[level] / 1000:g} s)" if level in delays_ms else f"level {level}"
 
 
 def _busiest(pending: NDArray[Any]) -> list[BusySecond]:
@@ -328,7 +331,7 @@ class _Analysis:
             self._usage,
             work.step_ms,
             work.topics,
-            list(work.progress.delays_ms),
+            known_delays(work.store, work.delay_levels),
             load_of(self._figures, work.last_ms, rate),
         )
         analysis = Analysis(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
 import os
 import uuid
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +23,8 @@ from spark_jobs.archive_rows import PARQUET, SCHEMA, by_day_and_topic, folder_na
 from spark_jobs.compact import Progress, refuse_unknown_queues
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_local, local_path, real_path, refuse_within
+from spark_jobs.files import is_local, local_path, real_path, reason, refuse_within
+from spark_jobs.known_again import tail_of
 from spark_jobs.ranges import Range, plan, walks
 from spark_jobs.records import joined_damages
 from spark_jobs.store_files import StoreFiles
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "iceberg", "delta")
 RANGE_SIZE: Final = 64 << 20
-_TAIL: Final = 64 << 10
 _MICROSECONDS: Final = pa.timestamp("us", "UTC")
 COLUMNS: Final = pa.schema(
     [
@@ -53,7 +52,7 @@ COLUMNS: Final = pa.schema(
 
 
 class Mark(NamedTuple):
-    """Up to where a table has a store. `end`: a physical offset; `tail`: what lies before it, see `tail_of`."""
+    """Up to where a table has a store. `end`: a physical offset; `tail`: what lies before it, see `known_again`."""
 
     end: int
     tail: int
@@ -94,6 +93,10 @@ class Table(Protocol):
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
         """Add files, and say up to where the table has the store, at once."""
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """After a run that failed: remove the files that it has written, unless they are in the table, or nobody can
+        tell. `is_commit`: whether it was the commit that failed."""
 
     def close(self) -> None:
         """Let go of what `begin` took."""
@@ -179,18 +182,6 @@ def _of_table(rows: pa.Table, task: AppendTask, day: datetime.date | None) -> pa
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def tail_of(store: StoreFiles, end: int) -> int | None:
-    """What a store has in the last 64 KiB before a physical offset, of one file: the first 63 bits of their SHA-256,
-    which any table can keep. Records have their own physical offset, their time and their body in them, so that no
-    two stores agree. None where the bytes are not there any more."""
-    segment = store.segment_of(end - 1)
-    if segment is None:
-        return None
-    begin = max(end - _TAIL, segment.first_offset)
-    digest = hashlib.sha256(store.read(segment.path, begin - segment.first_offset, end - begin)).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
 def open_table(target: str, table_format: str = "parquet", *, catalog: str | None = None) -> Table:
     """A table to append to. `target`: a directory by path or URI; for Iceberg a warehouse of this machine, or with
     `catalog`, the name of one that pyiceberg is configured for, a table's identifier. Raises JobError."""
@@ -261,7 +252,7 @@ def append(
     except JobError:
         raise
     except OSError as error:
-        raise JobError(f"{store.path}: {error.strerror or error}") from None
+        raise JobError(f"{store.path}: {reason(error)}") from None
     finally:
         table.close()
 
@@ -345,12 +336,28 @@ def _append(
         done += found.bytes
         progress(min(done, total), total)
 
-    prefix = table.prefix(result.name)
+    prefix, is_commit = table.prefix(result.name), False
     requests = [
         AppendTask(store, part, result.name, prefix, table.directory, table.in_directories, table.columns)
         for part in ranges
     ]
-    written = tasks.run(write, requests, advance)
+    try:
+        written = tasks.run(write, requests, advance)
+        mark_after, files, about = _sum_up(store, result, written)
+        is_commit = True
+        table.commit(result.name, mark, mark_after, files, about)
+    except JobError:
+        # On a full disk they would be in the way of the next run.
+        with contextlib.suppress(JobError):
+            table.abandon(result.name, mark, is_commit=is_commit)
+        raise
+    progress(total, total)
+
+
+def _sum_up(
+    store: StoreFiles, result: AppendResult, written: list[Appended]
+) -> tuple[Mark, list[DataFile], dict[str, Any]]:
+    """What is to be committed of a run. Raises JobError."""
     files = [file for found in written for file in found.files]
     damages = [damage for found in written for damage in found.damages]
     result.records, result.size = sum(found.records for found in written), sum(found.size for found in written)
@@ -367,8 +374,7 @@ def _append(
         "expired": result.expired,
         "damaged": damages,
     }
-    table.commit(result.name, mark, Mark(result.end, tail), files, about)
-    progress(total, total)
+    return Mark(result.end, tail), files, about
 
 
 def run_prefix() -> str:

@@ -36,7 +36,7 @@ from spark_jobs.archive_rows import Part, ReadTask, WriteTask
 from spark_jobs.compact import Progress, disk_usage, refuse_unknown_queues
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_local, real_path, refuse_within
+from spark_jobs.files import is_local, real_path, reason, refuse_within
 from spark_jobs.ranges import plan
 from spark_jobs.store_files import QueueFile, StoreFiles
 from spark_jobs.writers import archived_queues, index
@@ -130,7 +130,7 @@ def archive(
     except JobError:
         raise
     except OSError as error:
-        raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
+        raise JobError(f"{error.filename or place.path}: {reason(error)}") from None
     finally:
         if tasks is not None:
             tasks.close()
@@ -286,7 +286,7 @@ def restore(
     except JobError:
         raise
     except (OSError, pa.ArrowException, tarfile.TarError) as error:
-        raise JobError(f"{directory.path}: cannot be restored: {str(error).splitlines()[0]}") from None
+        raise JobError(f"{directory.path}: cannot be restored: {reason(error)}") from None
     finally:
         if tasks is not None:
             tasks.close()

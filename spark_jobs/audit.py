@@ -28,7 +28,7 @@ from spark_jobs.cases import BUCKET_BYTES, Found, Matching, RangeFound, find, re
 from spark_jobs.compact_state import compacted_to
 from spark_jobs.errors import JobError
 from spark_jobs.figures import STATUSES, UNCLAIMED, Figures
-from spark_jobs.files import local_path, refuse_within, replace_file
+from spark_jobs.files import local_path, reason, refuse_within, replace_file
 from spark_jobs.incremental import Kept
 from spark_jobs.kept import Folder, directory_of
 from spark_jobs.progress import destroyed, read_progress
@@ -207,6 +207,7 @@ class Audit:
         unless `anew`. `tell`: is given a line where that does not count, or cannot be kept. Raises JobError where there
         is no store."""
         self._session = session
+        self.delay_levels = delay_levels
         self.store = StoreFiles.open(path, unflushed=True)
         try:
             self.progress = read_progress(self.store, delay_levels)
@@ -288,7 +289,7 @@ def _folder(state: str, store: StoreFiles, tell: Callable[[str], None]) -> Folde
     except BlockingIOError:
         tell(f"{path}: another run is at work with it; this one reads everything, and keeps nothing")
     except OSError as error:
-        tell(f"{path}: nothing can be kept for the next run: {error.strerror or error}")
+        tell(f"{path}: nothing can be kept for the next run: {reason(error)}")
     return None
 
 
@@ -336,7 +337,7 @@ def write(summary: Summary, offenders: pa.Table, out: str) -> None:
         pq.write_table(offenders, os.path.join(out, "offenders.parquet"), compression="zstd")
         replace_file(os.path.join(out, "audit.json"), msgspec.json.format(msgspec.json.encode(summary), indent=1))
     except OSError as error:
-        raise JobError(f"{out}: cannot be written: {error.strerror or error}") from None
+        raise JobError(f"{out}: cannot be written: {reason(error)}") from None
 
 
 def summarise(work: Audit, made_ms: int | None = None) -> Summary:

@@ -11,7 +11,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
@@ -28,9 +28,11 @@ from spark_jobs.cli_output import (
     print_table,
     time_text,
 )
-from spark_jobs.errors import CannotRead, JobError, NoStore, NotKept, cannot_read
+from spark_jobs.errors import JobError, cannot_read
 from spark_jobs.files import each_once, expand, is_local, local_path, refuse_within, shown, size_text, told_apart
 from spark_jobs.limits import FAILED, Late, Limits, exit_code, parse_late, tell, worst
+from spark_jobs.spark_errors import TRACEBACK
+from spark_jobs.spark_errors import summary as summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +49,6 @@ P = ParamSpec("P")
 _LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
 KEPT: Final = ".kept"
 """In a folder of nights: what its runs keep of the stores."""
-_TOLD: Final = tuple(f"{error.__name__}: " for error in (JobError, NoStore, CannotRead, NotKept))
 PACKAGES: Final = ("protocol", "storage", "scheduler", "spark_jobs")
 """What tasks on a cluster need of us."""
 
@@ -81,27 +82,11 @@ def _told(error: Exception) -> str | None:
     """The line that says what a job could not do; None for what nobody foresaw."""
     if isinstance(error, JobError):
         return str(error)
+    found = summary_of(error)
     # Whoever read our output is gone: click ends quietly then.
-    if isinstance(error, OSError) and error.errno != errno.EPIPE and not os.environ.get("DUEMQ_TRACEBACK"):
+    if found is None and isinstance(error, OSError) and error.errno != errno.EPIPE and not os.environ.get(TRACEBACK):
         return str(cannot_read(str(error.filename), error) if error.filename else error)
-    return _told_by_spark(error)
-
-
-def _told_by_spark(error: Exception) -> str | None:
-    """The JobError that a task ended with, which Spark wraps in text of its own; or what Spark says itself."""
-    if not type(error).__module__.startswith(("pyspark", "py4j")):
-        return None
-    text = str(error)
-    for line in reversed(text.splitlines()):
-        for name in _TOLD:
-            if name in line:
-                return line.split(name, 1)[1].strip()
-    if os.environ.get("DUEMQ_TRACEBACK"):
-        return None
-    # Of a task's exception what it says, which is behind its traceback.
-    _, _, task = text.rpartition("Traceback (most recent call last):\n")
-    lines = [line for line in task.splitlines() if line.strip() and not line.startswith(" ")]
-    return f"Spark: {lines[0].strip() if lines else type(error).__name__} (DUEMQ_TRACEBACK=1 shows all of it)"
+    return found
 
 
 def spark_options(command: Callable[P, None]) -> Callable[P, None]:
@@ -282,14 +267,20 @@ def _say(text: str) -> None:
 def _session(
     name: str, master: str | None, memory: str | None, conf: tuple[str, ...], *, for_jobs: bool = True
 ) -> Iterator[SparkSession]:
+    from spark_jobs.quiet import let_java_end
     from spark_jobs.session import make_session
 
     settings = _settings(conf)
     session = make_session(f"duemq {name}", master=master, memory=memory, settings=settings, for_jobs=for_jobs)
+    if not os.environ.get(TRACEBACK):
+        let_java_end()
     try:
         yield session
-    finally:
-        session.stop()
+    except BaseException:
+        with suppress(Exception):  # what went wrong before is what counts
+            session.stop()
+        raise
+    session.stop()
 
 
 def _check(store: str, *places: str | None) -> None:

@@ -1,7 +1,8 @@
 """Compacting: a new store from an old one, without what nobody can read again.
 
     1. scan      what each record is                     a task a range      `compact_scan`
-    2. decide    which stay, by the store's books        a task a range      `compact_decide`, `compact_state`
+    2. decide    which stay, by the store's books        a task a range      `compact_decide`, `compact_state`,
+                                                                             `compact_deleted`
                  which those are wrong about             a task a range      `compact_lost`; if there may be any
     3. lay out   where they go                           from sums alone     `writers.layout`
     4. write     commitlog; consume queues, index,       a task a range,     `writers.commitlog`, `queues`, `index`,
@@ -34,14 +35,15 @@ import numpy as np
 from scheduler import level_queues, runs
 from scheduler.sorted_offsets import is_among
 from scheduler.timer_files import Found
-from spark_jobs import compact_decide, compact_lost, compact_scan, compact_state
+from spark_jobs import compact_decide, compact_deleted, compact_lost, compact_scan, compact_state
 from spark_jobs.cases import BUCKET_BYTES
 from spark_jobs.compact_decide import Decided, DecideTask, MapTask
+from spark_jobs.compact_deleted import Owners
 from spark_jobs.compact_lost import MatchTask, ReadTask
 from spark_jobs.compact_scan import Scanned, ScanTask
 from spark_jobs.compact_state import Books, Rules
 from spark_jobs.errors import JobError
-from spark_jobs.files import refuse_within
+from spark_jobs.files import reason, refuse_within
 from spark_jobs.progress import read_progress
 from spark_jobs.ranges import RANGE_SIZE, Range, plan
 from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
@@ -73,7 +75,7 @@ _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """What goes. By default scheduled messages that are done, and ended transactions."""
+    """What goes. By default scheduled messages that are done, ended transactions, and what deleted topics had."""
 
     reserved_hours: float | None = None
     """fileReservedTime: messages stored longer ago go as well, unless they wait to be delivered. None: they stay."""
@@ -154,7 +156,7 @@ def compact(
     except JobError:
         raise
     except OSError as error:
-        raise JobError(f"{error.filename or place.path}: {error.strerror or error}") from None
+        raise JobError(f"{error.filename or place.path}: {reason(error)}") from None
     finally:
         if tasks is not None:
             tasks.close()
@@ -219,10 +221,11 @@ class _Compaction:
         self._total = 2 * size
         books = compact_state.read_books(store)
         self._step("books")
-        scanned = self._scan()
+        owners = compact_deleted.owners_of(store, books.checkpoint)
+        scanned = self._scan(owners)
         result.log_before = sum(found.size for found in scanned)
         self._step("scan")
-        decided = self._decide(books, scanned)
+        decided = self._decide(books, owners, scanned)
         self._step("decide")
         laid_out = self._lay_out(decided)
         self._map(decided, laid_out)
@@ -260,7 +263,7 @@ class _Compaction:
                 found.add(str(name))
         return tuple(sorted(found))
 
-    def _scan(self) -> list[Scanned]:
+    def _scan(self, owners: Owners) -> list[Scanned]:
         options = self._options
         cutoff = 0
         if options.reserved_hours is not None:
@@ -268,7 +271,7 @@ class _Compaction:
             cutoff = now_ms - int(options.reserved_hours * _HOUR_MS)
         topics = self._keyed_topics()
         requests = [
-            ScanTask(self._store, part, number, self._place.scratch, topics, cutoff)
+            ScanTask(self._store, part, number, self._place.scratch, topics, cutoff, owners)
             for number, part in enumerate(self._ranges)
         ]
         scanned = self._tasks.run(
@@ -287,11 +290,13 @@ class _Compaction:
         self._result.damaged = len(damages) + len(gaps)
         return scanned
 
-    def _decide(self, books: Books, scanned: list[Scanned]) -> list[Decided]:
+    def _decide(self, books: Books, owners: Owners, scanned: list[Scanned]) -> list[Decided]:
         scratch = self._place.scratch
         numbers = range(len(scanned))
         compact_state.leave_for_tasks(books, scratch)
         compact_decide.join_done(scratch, numbers)
+        topics = [found.topics for found in scanned]
+        spill.save(scratch, "deleted", compact_deleted.deleted(scratch, topics, owners))
         young = [found.first_young for found in scanned if found.first_young >= 0]
         expired_before = young[0] if young else self._store.readable_end
         self._result.superseded_kept = compact_decide.find_superseded(
@@ -352,9 +357,9 @@ class _Compaction:
         result = self._result
         for found in decided:
             result.kept += found.kept
-            for reason, (count, size) in found.removed.items():
-                result.removed[reason] = result.removed.get(reason, 0) + count
-                result.removed_bytes[reason] = result.removed_bytes.get(reason, 0) + size
+            for why, (count, size) in found.removed.items():
+                result.removed[why] = result.removed.get(why, 0) + count
+                result.removed_bytes[why] = result.removed_bytes.get(why, 0) + size
         return decided
 
     def _keep(self, decided: list[Decided], starts: list[int], physical: Iterable[int]) -> None:

@@ -11,6 +11,7 @@ Leaves, beside the scan's arrays:
                         "ended"        a half message, or an op message, of a transaction that is over
                         "expired"      a message older than asked for
                         "superseded"   a newer message of its queue has the same key
+                        "deleted"      a message of a topic that was deleted
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-REASONS: Final = ("delivered", "cancelled", "ended", "expired", "superseded")
+REASONS: Final = ("delivered", "cancelled", "ended", "expired", "superseded", "deleted")
 
 
 class DecideTask(NamedTuple):
@@ -105,6 +106,7 @@ def decide(task: DecideTask) -> Decided:
         if kind != TIMER_DELETE:
             unnamed += left - int((reasons[rows] == 0).sum())
     messages = np.flatnonzero((kinds == PLAIN) | (kinds == KEYED_MESSAGE))
+    remove(messages, is_among(physical[messages], load(scratch, "deleted")), "deleted")
     if rules.expired_before > task.start:
         remove(messages, physical[messages] < rules.expired_before, "expired")
     keyed = np.flatnonzero(kinds == KEYED_MESSAGE)
@@ -140,6 +142,8 @@ def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_
     expire. With `holes` also others, but for the last in each file of the queue, by which brokers tell its age.
     """
     rows = np.concatenate([np.empty(0, KEYED), *(np.asarray(load(scratch, f"{number}.keys")) for number in numbers)])
+    # Queues of a topic that was made again have nothing to do with those of before.
+    rows = rows[~is_among(rows["physical_offset"], load(scratch, "deleted"))]
     if not len(rows):
         save(scratch, "superseded", np.empty(0, np.int64))
         return 0

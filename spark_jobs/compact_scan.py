@@ -7,6 +7,7 @@ A task a range; of each it leaves, in the scratch directory:
     <n>.kinds    uint8, see `Kind`
     <n>.special  SPECIAL, of each that is not PLAIN: its number in the range, queue and queue offset
     <n>.keys     KEYED, of each message of a topic that keeps the newest of each key
+    <n>.unowned  UNOWNED, of each message of a topic that was deleted, or may have been: see `compact_deleted`
     <n>.delivered, <n>.withdrawn   int64, physical offsets of scheduled messages that these records say are done...
     <n>.delivered_by, <n>.withdrawn_by   ...and of the records that say so, in the same order
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from protocol.properties import KEYS, TIMER_DEL_UNIQKEY, TIMER_ROLL_TIMES
+from spark_jobs.compact_deleted import UNOWNED, Owners, unowned
 from spark_jobs.compact_state import HALF_TOPIC, OP_TOPIC
 from spark_jobs.ranges import Range, walks
 from spark_jobs.writers.hashes import key_hashes
@@ -67,7 +69,7 @@ _KINDS: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, OP
 
 class ScanTask(NamedTuple):
     """A range to look at. `keyed_topics`: those that keep the newest of each key; `cutoff_ms`: what was stored before
-    has expired, 0 for nothing."""
+    has expired, 0 for nothing; `owners`: what tells of deleted topics."""
 
     store: StoreFiles
     part: Range
@@ -75,11 +77,12 @@ class ScanTask(NamedTuple):
     scratch: str
     keyed_topics: tuple[str, ...]
     cutoff_ms: int
+    owners: Owners
 
 
 class Scanned(NamedTuple):
     """Of a range: records, their bytes, the physical offset of the first that has not expired (-1: all have), the store
-    time of the last, and what is damaged."""
+    time of the last, what is damaged, and the names of the topics that <n>.unowned has by number."""
 
     number: int
     records: int
@@ -87,6 +90,7 @@ class Scanned(NamedTuple):
     first_young: int
     last_store_ms: int
     damages: list[Damage]
+    topics: list[str]
 
 
 class _Columns:
@@ -98,6 +102,8 @@ class _Columns:
         self.kinds: list[NDArray[np.uint8]] = []
         self.special: list[NDArray[np.void]] = []
         self.keys: list[NDArray[np.void]] = []
+        self.unowned: list[NDArray[np.void]] = []
+        self.topics: list[str] = []
         self.named: dict[str, list[Integers]] = {name: [] for name in NAMED}
         self.count = 0
 
@@ -127,9 +133,10 @@ def scan(task: ScanTask) -> Scanned:
     save(scratch, f"{number}.kinds", _joined(columns.kinds, np.uint8))
     save(scratch, f"{number}.special", _joined(columns.special, SPECIAL))
     save(scratch, f"{number}.keys", _joined(columns.keys, KEYED))
+    save(scratch, f"{number}.unowned", _joined(columns.unowned, UNOWNED))
     for name, parts in columns.named.items():
         save(scratch, f"{number}.{name}", _joined(parts, np.int64))
-    return Scanned(number, len(starts), int(sizes.sum()), first_young, last_store_ms, damages)
+    return Scanned(number, len(starts), int(sizes.sum()), first_young, last_store_ms, damages, columns.topics)
 
 
 def _joined(parts: list[NDArray], dtype: object) -> NDArray:  # type: ignore[type-arg]
@@ -167,6 +174,12 @@ def _look(columns: _Columns, records: Records, task: ScanTask) -> None:
     keyed = np.flatnonzero(kinds == KEYED_MESSAGE)
     if len(keyed):
         columns.keys.append(_keys(records.take(keyed), task.keyed_topics))
+    messages = np.flatnonzero((kinds == PLAIN) | (kinds == KEYED_MESSAGE))
+    found = unowned(records.take(messages), task.owners, codes[messages], names)
+    if len(found):
+        found["topic"] += len(columns.topics)
+        columns.topics += names
+        columns.unowned.append(found)
     columns.starts.append(records.physical_offset)
     columns.sizes.append(records.sizes)
     columns.kinds.append(kinds)

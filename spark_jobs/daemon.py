@@ -1,12 +1,33 @@
-"""The process that forks Spark's Python workers: pyspark's own, with workers that are quiet where a reader goes away.
+"""The process that forks Spark's Python workers: pyspark's own, with workers that are quiet where a reader goes away,
+and that end with it. It ends with Spark's Java, and that with the driver; but where something kills it, workers in the
+middle of a task would go on for nobody.
 
 Spark starts the module by its setting spark.python.daemon.module; standard output is its channel to it.
 """
+
+import ctypes
+import os
+import signal
+import sys
 
 from pyspark import daemon
 
 from spark_jobs.worker import hush
 
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent: int) -> None:
+    """Have this process, a child of `parent`, killed when that ends. Of Linux; elsewhere nothing is done."""
+    if not sys.platform.startswith("linux") or os.getppid() != parent:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it has ended by now
+
+
 if __name__ == "__main__":
     hush()
+    mine = os.getpid()
+    os.register_at_fork(after_in_child=lambda: end_with(mine))
     daemon.manager()

@@ -7,6 +7,7 @@ nothing before the end; on HDFS, as here, it gets its name at the end.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from spark_jobs.errors import JobError
-from spark_jobs.files import file_system, is_local, local_path, shown
+from spark_jobs.files import file_system, is_local, local_path, reason, shown
 from spark_jobs.writers.place import sync
 
 if TYPE_CHECKING:
@@ -155,6 +156,23 @@ class Directory:
         except OSError as error:
             raise self._failed(error) from None
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the directory, and let others who ask for the same wait; elsewhere than on this machine nobody does."""
+        if not self.is_local:
+            yield
+            return
+        try:
+            os.makedirs(self._uri, exist_ok=True)
+            held = os.open(self._uri, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._failed(error) from None
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(held)
+
     def _put(self, name: str, fill: Callable[[IO[bytes]], object]) -> int:
         try:
             if self._is_draft:
@@ -215,7 +233,7 @@ class Directory:
         return known[self._uri]
 
     def _failed(self, error: OSError) -> JobError:
-        return JobError(f"{self.path}: {error.strerror or str(error).splitlines()[0]}")
+        return JobError(f"{self.path}: {reason(error)}")
 
 
 def _fill(path: str, fill: Callable[[IO[bytes]], object]) -> int:

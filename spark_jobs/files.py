@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_SYSTEM_SAYS: Final = re.compile(r"Detail: \[errno \d+\] ([^\n]+)|([^\n↳]+) \(os error \d+\)")
+"""As pyarrow and libraries in Rust tell it."""
 _CREDENTIALS: Final = re.compile(r"^([^:/]+://)[^/?]*@")
 
 
@@ -38,6 +41,15 @@ def local_path(path: str) -> str:
     if not is_local(path):
         raise JobError(f"{shown(path)}: this has to be a directory of this machine, or one that is mounted, not a URI")
     return path.removeprefix("file://")
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, in one line: what the system says, of libraries that have it somewhere in what they say."""
+    text = _COLORS.sub("", getattr(error, "strerror", None) or str(error))
+    found = _SYSTEM_SAYS.search(text)
+    if found is not None:
+        return (found[1] or found[2]).strip()
+    return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def real_path(path: str) -> str:

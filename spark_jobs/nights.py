@@ -28,7 +28,7 @@ import msgspec
 from spark_jobs import output
 from spark_jobs.comparison import Compared, Comparison, Earlier, compare_cluster
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_same, local_path, real_path, replace_file
+from spark_jobs.files import is_same, local_path, real_path, reason, replace_file
 from spark_jobs.report import GENERATOR, render_index
 from spark_jobs.report.verdict import verdict_of
 
@@ -114,7 +114,7 @@ class Place:
                     self._directory = os.open(self.out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise JobError(f"{self._folder}: cannot be written: {error.strerror or error}") from None
+                raise JobError(f"{self._folder}: cannot be written: {reason(error)}") from None
             if previous is None:
                 # Of a directory that runs wrote before there were nights, the last run is the one before the first.
                 self.earlier = _last_night(self._folder, store) or _last_run(self._folder, store)
@@ -151,7 +151,7 @@ class Place:
                 name = self._take_name(run.made_ms)
                 left = _tidy(self._folder, keep)
         except OSError as error:
-            raise JobError(f"{self._folder}: cannot be written: {error.strerror or error}") from None
+            raise JobError(f"{self._folder}: cannot be written: {reason(error)}") from None
         return os.path.join(self._folder, name, "report.html"), comparison, left
 
     def _take_name(self, made_ms: int) -> str:
@@ -282,7 +282,7 @@ def _tidy(folder: str, keep: int | None) -> list[str]:
         try:
             foreign = _remove(path)
         except OSError as error:
-            left.append(f"{path}: cannot be removed: {error.strerror or error}")
+            left.append(f"{path}: cannot be removed: {reason(error)}")
         else:
             if foreign is not None:
                 left.append(f"{path}: is left, for it has {foreign}, which is not of a night")

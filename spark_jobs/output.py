@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from spark_jobs.analysis import Analysis, figures
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_same, local_path, real_path, replace_file
+from spark_jobs.files import is_same, local_path, real_path, reason, replace_file
 from spark_jobs.report import render
 
 if TYPE_CHECKING:
@@ -130,5 +130,5 @@ def write(
         for name, table in figures(analysis).items():
             pq.write_table(table, os.path.join(out, "parquet", f"{name}.parquet"), compression="zstd")
     except OSError as error:
-        raise JobError(f"{out}: cannot be written: {error.strerror or error}") from None
+        raise JobError(f"{out}: cannot be written: {reason(error)}") from None
     return list(texts)

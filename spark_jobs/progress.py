@@ -11,12 +11,13 @@ RocketMQ   config/delayOffset.json, each level's next queue offset; config/timer
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from protocol.timer_properties import PRECISION_MS
-from scheduler import runs, timer_files, waits
+from scheduler import level_queues, runs, timer_files, waits
 from scheduler.delay_levels import DelayLevels
 from scheduler.runs import Run
 from scheduler.sorted_offsets import is_among, joined
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 _LOOKED_AT: Final = 8
 """Units of a level that are read at once where some of their records may be damaged."""
+_SAMPLES: Final = 3
+"""Messages of a level whose delays are compared."""
 _SCAN_UNITS: Final = 1 << 18
 _NONE: Final = np.empty(0, np.int64)
 EVERYTHING: Final = 2**62
@@ -282,6 +285,47 @@ def _delay_told(store: StoreFiles, units: Any) -> int | None:
         else:
             low = found[-1]
     return low.delay_ms
+
+
+def known_delays(store: StoreFiles, delay_levels: str | None = None) -> dict[int, int]:
+    """The delays of the store's levels, ms, as far as it is known that all messages of a level had the same: by what
+    some of each tell, or else by the table. `delay_levels`: as for `read_progress`; where it is not given, RocketMQ's
+    default if duemq had the store last, and noted that table."""
+    table = _noted_table(store) if delay_levels is None else DelayLevels(delay_levels)
+    units: dict[int, list[Any]] = {}
+    for file in store.queue_files():
+        if file.topic == SCHEDULE_TOPIC:
+            units.setdefault(file.queue_id + 1, []).append(store.units(file))
+    known = dict(enumerate(table.delays_ms, 1)) if table is not None else {}
+    for level, parts in units.items():
+        delays = _some_delays(store, np.concatenate(parts))
+        if len(delays) == 1:
+            known[level] = next(iter(delays))
+        elif delays:
+            known.pop(level, None)  # the table was another one before
+    return known
+
+
+def _noted_table(store: StoreFiles) -> DelayLevels | None:
+    """The broker's table, where it is known to be RocketMQ's default: duemq notes its checksum alone."""
+    note = runs.decode(read_books(store).checkpoint.notes.get(level_queues.NAME, b""))
+    table = DelayLevels()
+    return table if note is not None and note.table_crc == runs.table_crc(table.text) else None
+
+
+def _some_delays(store: StoreFiles, units: Any) -> set[int]:
+    """The delays, ms, that some records of a level had, from the first to the last one."""
+    units = units[waits.is_message(units["size"])]
+    units = units[units["physical_offset"].astype(np.int64) >= store.segments[0].first_offset]
+    delays = set()
+    for at in np.unique(np.linspace(0, len(units) - 1, _SAMPLES).astype(int)).tolist() if len(units) else ():
+        place = units["physical_offset"][at : at + 1].astype(np.int64), units["size"][at : at + 1].astype(np.int64)
+        with suppress(OSError):  # a broker that runs may have removed the file
+            for records in at_offsets(store, *place):
+                promise = int(records.prepared_offset[0])
+                delay = (promise or int(units["tags_code"][at])) - int(records.store_ms[0])
+                delays.update([delay] if delay >= 0 else [])
+    return delays
 
 
 class _Read(NamedTuple):

@@ -13,11 +13,11 @@ inclusive, ends exclusive. A topic is named with all of its queues.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_jobs.errors import JobError
-from spark_jobs.files import is_same, shown
+from spark_jobs.files import is_same, real_path, shown
 from spark_jobs.filters import ALL, Span
 
 if TYPE_CHECKING:
@@ -66,9 +66,17 @@ class Numbers(NamedTuple):
 
 def parse(option: str, text: str, *, lowest: int) -> Numbers:
     """An option in JSON. `lowest`: of its numbers. Raises JobError."""
+
+    def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                raise JobError(f"the option {option} says {json.dumps(name)} twice")
+        return dict(pairs)
+
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = json.loads(text, object_pairs_hook=each_once)
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not found:
         raise JobError(f"the option {option}={text} is no JSON of topics and queues, such as {_EXAMPLE}")
@@ -92,7 +100,9 @@ def _queues(option: str, found: dict[str, Any], lowest: int) -> Queues:
                 raise JobError(
                     f"the option {option} says {json.dumps(value)} for queue {queue} of {topic}; write it as {_EXAMPLE}"
                 )
-            result.setdefault(topic, {})[int(queue)] = value
+            if int(queue) in result.setdefault(topic, {}):
+                raise JobError(f"the option {option} says queue {int(queue)} of {topic} twice")
+            result[topic][int(queue)] = value
     return result
 
 
@@ -166,6 +176,19 @@ class Asked(NamedTuple):
         """All topics that are named."""
         return {topic for numbers in self if numbers is not None for topic in numbers.topics()}
 
+    def check_stores(self, stores: Iterable[str]) -> None:
+        """See that all stores that are named are read, and each is named once. Raises JobError."""
+        real = {real_path(shown(store)) for store in stores}
+        for numbers in filter(None, self):
+            seen = set[str]()
+            for store in numbers.of_each or ():
+                path = real_path(shown(store))
+                if path not in real:
+                    raise JobError(f"the option {numbers.option} names the store {shown(store)}, which is not read")
+                if path in seen:
+                    raise JobError(f"the option {numbers.option} names the store {shown(store)} twice")
+                seen.add(path)
+
     def spans(self, store: StoreFiles, *, topics: frozenset[str] | None, is_strict: bool, is_one: bool) -> Spans:
         """What of each queue of a store is read. `topics`: those that are read, None for the named ones; `is_strict`:
         whether offsets that there are not are refused, or else the nearest ones taken; `is_one`: whether no other
@@ -173,6 +196,9 @@ class Asked(NamedTuple):
         spans: Spans = {}
         if not any(self):
             return spans
+        for starts, ends in ((self.starts, self.ends), (self.start_times, self.end_times)):
+            if starts is not None and ends is not None:
+                _check_order(starts, ends, store.path)
         queues = StoreQueues(store, self.topics() | (topics or set()))
         for numbers, is_start, are_times in (
             (self.starts, True, False),
@@ -198,6 +224,19 @@ class Asked(NamedTuple):
                             known = known._replace(end_queue=offset)
                     spans[topic][queue] = known
         return spans
+
+
+def _check_order(starts: Numbers, ends: Numbers, store: str) -> None:
+    """See that no queue ends before it begins. Raises JobError."""
+    of_ends = ends.of(store)
+    for topic, queues in starts.of(store).items():
+        for queue, start in queues.items():
+            end = of_ends.get(topic, {}).get(queue, LATEST)
+            if 0 <= end < start:
+                raise JobError(
+                    f"{store}: the option {starts.option} says {start} for queue {queue} of {topic}, which "
+                    f"{ends.option} ends before, at {end}"
+                )
 
 
 def _checked(

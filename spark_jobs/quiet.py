@@ -4,10 +4,12 @@
   and no setting of either leaves the line out.
 - Tracebacks of pyspark's own loop around its workers that end with BrokenPipeError: Spark closes the socket of a worker
   that it has had enough of.
+- Where Java was killed: those of all threads that talked to it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -27,6 +29,27 @@ _BEGUN: Final = re.compile(re.escape(_FIRST) + _FRAMES + rb"*([^\n]*)\Z")
 # What a line of a traceback may begin with before its last one.
 _FRAME: Final = b'  File "'
 _SOURCE: Final = b"    "
+
+
+def let_java_end() -> None:
+    """Have this process's own pyspark and py4j print no tracebacks where Java has ended: all who talked to it fail at
+    once, each in a thread of its own, and one line tells it."""
+    from pyspark import accumulators
+
+    for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
+        server = getattr(accumulators, name, None)
+        if server is not None:
+            server.handle_error = _say_nothing
+    logging.getLogger().addFilter(_is_news)
+
+
+def _say_nothing(server: object, request: object, client: object) -> None:
+    """Instead of a traceback."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of a log is none of py4j's that it could not reach Java."""
+    return not str(record.msg).startswith("Exception while sending command")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from spark_jobs.spark_errors import in_one_line
 from spark_jobs.worker import settle
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class BySpark:
         session.conf.set("spark.sql.shuffle.partitions", str(self._partitions))
         parts = session.range(0, count, 1, count).mapInArrow(scan_task, _DDL)
         first = parts.groupBy("bucket").applyInArrow(origin_task, _DDL)
-        ended = first.groupBy("bucket").applyInArrow(key_task, _DDL).select("kind", "data").collect()
+        with in_one_line():
+            ended = first.groupBy("bucket").applyInArrow(key_task, _DDL).select("kind", "data").collect()
         return [(row.kind, bytes(row.data)) for row in ended]
 
     def sees(self, directory: str) -> bool:

@@ -21,8 +21,9 @@
     unflushed        false        of a running broker's store on this machine, read also what is not flushed yet
     maxBytesPerTrigger   all      streams: bytes of the commitlog a micro-batch takes (maxBytesPerBatch is the same)
     maxOffsetsPerTrigger all      streams: records a micro-batch takes at most
-    failOnDataLoss   true         streams stop where files that were not read yet have expired; offsets that a queue
-                                  does not have are refused. With false both go on with what there is
+    failOnDataLoss   true         streams stop where files that were not read yet have expired, and where the store is
+                                  another one than the checkpoint is of; offsets that a queue does not have are
+                                  refused. With false all go on with what there is
 
 A stream is new at the starting* options, which a restart from its checkpoint ignores.
 
@@ -45,13 +46,16 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from scheduler.timer_log import UNIT_SIZE
 from spark_jobs import tables
+from spark_jobs.compact_state import compacted_to
 from spark_jobs.errors import JobError
 from spark_jobs.files import each_once, expand, real_path
 from spark_jobs.filters import ALL, Filters, Span, only
+from spark_jobs.known_again import tail_of, why_not
 from spark_jobs.offsets import offset_rows
 from spark_jobs.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
 from spark_jobs.queue_offsets import EARLIEST, LATEST, Asked, parse
 from spark_jobs.ranges import RANGE_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, walks
+from spark_jobs.spark_errors import shortly, shortly_each
 from spark_jobs.store_files import StoreFiles
 from spark_jobs.worker import settle
 
@@ -148,18 +152,17 @@ class Options:
             given = [edge + name for name in (*_OF_QUEUES, *others) if edge + name in options]
             if len(given) > 1 and given[0] in (edge + name for name in _OF_QUEUES):
                 raise JobError(f"the options {given[0]} and {given[1]} both say where to begin or end: give one")
-        starts = options.get("startingOffsets", "")
-        if starts.strip().lower() in ("earliest", "latest"):
-            self.starting_offset, starts = starts.strip().lower(), ""
-        ends = options.get("endingOffsets", "")
-        if ends.strip().lower() == "latest":
-            ends = ""
-        times = [options.get(f"{edge}OffsetsByTimestamp", "") for edge in ("starting", "ending")]
+        starts, ends = options.get("startingOffsets"), options.get("endingOffsets")
+        if starts is not None and starts.strip().lower() in ("earliest", "latest"):
+            self.starting_offset, starts = starts.strip().lower(), None
+        if ends is not None and ends.strip().lower() == "latest":
+            ends = None
+        times = [options.get(f"{edge}OffsetsByTimestamp") for edge in ("starting", "ending")]
         self.asked = Asked(
-            parse("startingOffsets", starts, lowest=EARLIEST) if starts else None,
-            parse("endingOffsets", ends, lowest=LATEST) if ends else None,
-            parse("startingOffsetsByTimestamp", times[0], lowest=0) if times[0] else None,
-            parse("endingOffsetsByTimestamp", times[1], lowest=0) if times[1] else None,
+            parse("startingOffsets", starts, lowest=EARLIEST) if starts is not None else None,
+            parse("endingOffsets", ends, lowest=LATEST) if ends is not None else None,
+            parse("startingOffsetsByTimestamp", times[0], lowest=0) if times[0] is not None else None,
+            parse("endingOffsetsByTimestamp", times[1], lowest=0) if times[1] is not None else None,
         )
         self._topics = _names(options, "topics")
         self.filters = Filters(
@@ -173,6 +176,9 @@ class Options:
                 _number(options, "endingOffset", ALL[1], besides=("latest",)),
             ),
         )
+        for name, (start, end) in (("Timestamp", self.filters.store_ms), ("Offset", self.filters.physical_offset)):
+            if start > end:
+                raise JobError(f"the option starting{name}={start} is behind ending{name}={end}")
         for name, tables_with in SOME_TABLES.items():
             if name in options and self.table in tables.COLUMNS and self.table not in tables_with:
                 raise JobError(f"the table {self.table} has no option {name}; {', '.join(tables_with)} have it")
@@ -228,12 +234,14 @@ class RocketmqSource(DataSource):
         """What format() calls it."""
         return "rocketmq"
 
+    @shortly
     def schema(self) -> str:
         """The columns that the options ask for."""
         settle()
         options = Options(self.options)
         return tables.ddl(options.table, options.columns)
 
+    @shortly
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of a table."""
         settle()
@@ -246,6 +254,7 @@ class RocketmqSource(DataSource):
         _check_schema(options.table, schema)
         return StoreReader(options, schema)
 
+    @shortly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
         """A reader of what is appended."""
         settle()
@@ -393,8 +402,10 @@ class StoreReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()
+        options.asked.check_stores(paths)
         self._stores = [_TableReading(options, schema, path, is_one=len(paths) == 1) for path in paths]
 
+    @shortly
     def partitions(self) -> list[InputPartition]:
         """What tasks read."""
         parts: list[InputPartition] = [
@@ -402,6 +413,7 @@ class StoreReader(DataSourceReader):
         ]
         return parts or [NothingPart()]
 
+    @shortly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
         settle()
@@ -561,6 +573,8 @@ class _StreamReading(_Reading):
     An offset is JSON: `physical_offset`, at which a record starts, or will; and up to where the store ended
     when the stream was new, `from`: what the options said of records before that end (`until`, a physical offset):
     `store_ms`, the earliest store time, and `queues`, a `Span` by topic and queue. So a restart needs no options.
+    `tail`: by what the store is known again (`known_again`); earlier versions did without, and nothing is before the
+    first record.
     """
 
     def __init__(self, options: Options, schema: StructType, path: str, *, of: int) -> None:
@@ -592,9 +606,9 @@ class _StreamReading(_Reading):
         wanted, end = self.options.starting_offset, self.store.records_end()
         filters = replace(self.options.filters_of(self.store, is_one=self._is_one), physical_offset=ALL)
         if wanted == "latest":
-            self._planned = {"physical_offset": end}
+            self._planned = self._at(end)
         elif wanted != "earliest":
-            self._planned = {"physical_offset": int(wanted)}
+            self._planned = self._at(int(wanted))
         elif not filters.queues and filters.store_ms == ALL:
             self._planned = self.earliest()
         else:
@@ -602,20 +616,21 @@ class _StreamReading(_Reading):
             if filters.queues:
                 start = min(span.start for queues in filters.queues.values() for span in queues.values())
                 ranges = [Range(max(part.start, start), part.end) for part in ranges if part.end > start]
-            self._planned = {"physical_offset": ranges[0].start if ranges else end}
+            self._planned = self._at(ranges[0].start if ranges else end)
         if self._planned["physical_offset"] < end and (filters.queues or filters.store_ms != ALL):
             self._planned["from"] = {"until": end, "store_ms": filters.store_ms[0], "queues": filters.queues}
         return self._planned
 
     def earliest(self) -> dict[str, Any]:
         """The first record that there is."""
-        return {"physical_offset": self.store.segments[0].first_offset}
+        return self._at(self.store.segments[0].first_offset)
 
     def latest(self, start: dict[str, Any] | None) -> dict[str, Any]:
         """Up to where there is something to read now. Spark before 4.2 gives no start."""
         begin = start or self._planned or self.initial()
+        self._open(begin["physical_offset"])
+        begin = self._going_on(begin)
         at = begin["physical_offset"]
-        self._open(at)
         end = self.store.records_end(at)
         if self._until is not None:
             end = min(end, self._until)
@@ -624,10 +639,35 @@ class _StreamReading(_Reading):
             end = next((part.end for part in parts if part.end < end), end)
         if self._max_records:
             end = self._counted(at, end, self._filters_at(begin))
-        found: dict[str, Any] = {"physical_offset": max(end, at)}
+        if end <= at:
+            return begin  # As it is: another offset, if only by its tail, would be a micro-batch.
+        found = self._at(end)
         if "from" in begin and end < begin["from"]["until"]:
             found["from"] = begin["from"]
         return found
+
+    def _at(self, physical: int) -> dict[str, Any]:
+        """The offset of the stream at a place in the store."""
+        tail = tail_of(self.store, physical) if physical <= self.store.readable_end else None
+        return {"physical_offset": physical} | ({"tail": tail} if tail is not None else {})
+
+    def _why_not(self, offset: dict[str, Any]) -> str | None:
+        """Why an offset is not one of the store as it is now."""
+        return why_not(self.store, offset["physical_offset"], offset["tail"]) if "tail" in offset else None
+
+    def _going_on(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Where to go on from an offset: there, or at the beginning of a store that took the other one's place. Raises
+        JobError unless data may be lost."""
+        why = self._why_not(start)
+        if why is None:
+            return start
+        if self.options.fail_on_data_loss:
+            raise JobError(
+                f"{self.store.path}: {why}, and the checkpoint's offsets mean nothing in it: give the query a new "
+                "checkpoint, or set failOnDataLoss=false, which reads all of this store"
+            )
+        self._open(0)  # what an offset of another store says of its end is nothing to go by
+        return self.earliest()
 
     def _counted(self, at: int, end: int, filters: Filters) -> int:
         """The physical offset behind the last record that a micro-batch may have."""
@@ -655,16 +695,20 @@ class _StreamReading(_Reading):
 
     def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
         """What tasks read of a micro-batch."""
-        first, last = start["physical_offset"], end["physical_offset"]
-        if self._planned is None or last > self._planned["physical_offset"]:
+        last = end["physical_offset"]
+        if self._planned is None or last > self._planned["physical_offset"] or self._why_not(self._planned) is not None:
             self._planned = end
-        if first >= last:
+        start = self._going_on(start)
+        # A micro-batch that was planned of a store that is gone has nothing any more, if that is allowed.
+        if self._going_on(end) is not end or (first := start["physical_offset"]) >= last:
             return []
         begin = self.store.segments[0].first_offset
         if first < begin and self.options.fail_on_data_loss:
+            # Nobody can tell: a compacted store begins behind the first file of the other one.
+            also = ", or the store was compacted since" if compacted_to(self.store) else ""
             raise JobError(
                 f"{self.store.path}: records from physical offset {first} to {begin} have expired before they were "
-                "read; set failOnDataLoss=false to go on behind them"
+                f"read{also}; set failOnDataLoss=false to go on behind them"
             )
         filters = self._filters_at(start)
         ranges = plan(self.store, self.options.range_bytes, start=first, end=last)
@@ -682,22 +726,26 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()
-        self._fail_on_data_loss = options.fail_on_data_loss
+        self._fail_on_data_loss, self._asked = options.fail_on_data_loss, options.asked
         streams = [_StreamReading(options, schema, path, of=len(paths)) for path in paths]
         self._streams = {stream.store.path: stream for stream in streams}
         if len(self._streams) < len(streams):
             raise JobError("two of the stores have the same URI but for what is behind the question mark")
         self._is_plain = paths == options.paths and len(paths) == 1
 
+    @shortly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802, Spark's name
         """Whatever is appended from now on is for the next query."""
         for stream in self._streams.values():
             stream.end_now()
 
+    @shortly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802, Spark's name
         """Where a new query starts."""
+        self._asked.check_stores(self._streams)
         return self._offset({path: stream.initial() for path, stream in self._streams.items()})
 
+    @shortly
     def latestOffset(  # noqa: N802, Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
@@ -705,6 +753,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         starts = self._starts(start) if start is not None else {}
         return self._offset({path: stream.latest(starts.get(path)) for path, stream in self._streams.items()})
 
+    @shortly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What tasks read of a micro-batch."""
         starts, ends = self._starts(start), self._starts(end)
@@ -714,12 +763,13 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             for part in stream.parts(starts[path], ends[path])
         ]
 
+    @shortly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
         assert isinstance(partition, StorePart)
         assert isinstance(partition.part, StreamPart)
         settle()
-        return list(self._streams.values())[partition.number].read(partition.part)
+        yield from list(self._streams.values())[partition.number].read(partition.part)
 
     def _offset(self, offsets: dict[str, dict[str, Any]]) -> dict[str, Any]:
         return next(iter(offsets.values())) if self._is_plain else {"stores": offsets}

@@ -4,7 +4,7 @@ A commit adds the files of a run and has two of Delta's own transaction ids (`tx
 
     application id              version
     duemq/end/<name>            physical offset up to which the table has the store
-    duemq/tail/<name>           see `append.tail_of`
+    duemq/tail/<name>           see `known_again.tail_of`
 
 Delta refuses a commit with such an id that another run has written meanwhile.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifiers
@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from spark_jobs.append import COLUMNS, DataFile, Mark, run_prefix
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
+from spark_jobs.files import reason
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable as Library
@@ -52,6 +53,7 @@ class DeltaTable:
         self._uri = self.directory.path.rstrip("/")
         self._options = _options(path)
         self._table: Library | None = None
+        self._prefix = ""
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
         """See `append.Table`. Those that are in the commits which the log still has, and of the names."""
@@ -65,7 +67,7 @@ class DeltaTable:
             commits = [json.loads(commit["duemq"]) for commit in self._table.history() if "duemq" in commit]
             found = {name: self._mark(name) for name in {*names, *(commit["store"] for commit in commits)}}
         except (DeltaError, OSError) as error:
-            raise JobError(f"{self.directory.path}: {str(error).splitlines()[0]}") from None
+            raise JobError(f"{self.directory.path}: {reason(error)}") from None
         return {name: mark for name, mark in found.items() if mark is not None}
 
     def begin(self, name: str) -> Mark | None:
@@ -74,16 +76,27 @@ class DeltaTable:
         from deltalake.exceptions import DeltaError
 
         try:
-            if not Library.is_deltatable(self._uri, self._options):
-                if self.directory.names(""):
-                    raise JobError(f"{self.directory.path}: has files, and is no Delta table; give another directory")
-                Library.create(
-                    self._uri, COLUMNS, partition_by=_PARTITIONS, name="messages", storage_options=self._options
-                )
+            # Of two runs at once that begin a table one makes it.
+            with self.directory.alone():
+                if not Library.is_deltatable(self._uri, self._options):
+                    self._create()
             self._table = Library(self._uri, storage_options=self._options)
             return self._mark(name)
         except (DeltaError, OSError) as error:
-            raise JobError(f"{self.directory.path}: {str(error).splitlines()[0]}") from None
+            raise JobError(f"{self.directory.path}: {reason(error)}") from None
+
+    def _create(self) -> None:
+        from deltalake import DeltaTable as Library
+        from deltalake.exceptions import DeltaError
+
+        if self.directory.names(""):
+            raise JobError(f"{self.directory.path}: has files, and is no Delta table; give another directory")
+        try:
+            Library.create(self._uri, COLUMNS, partition_by=_PARTITIONS, name="messages", storage_options=self._options)
+        except DeltaError:
+            # Elsewhere than on this machine another run may have made it meanwhile.
+            if not Library.is_deltatable(self._uri, self._options):
+                raise
 
     def _mark(self, name: str) -> Mark | None:
         assert self._table is not None
@@ -92,7 +105,8 @@ class DeltaTable:
 
     def prefix(self, name: str) -> str:
         """See `append.Table`."""
-        return f"messages/{run_prefix()}"
+        self._prefix = f"messages/{run_prefix()}"
+        return self._prefix
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
         """See `append.Table`."""
@@ -119,7 +133,7 @@ class DeltaTable:
             )
         except (DeltaError, OSError) as error:
             raise JobError(
-                f"{self.directory.path}: nothing was appended: {str(error).splitlines()[0]}; "
+                f"{self.directory.path}: nothing was appended: {reason(error)}; "
                 "if another run appended to it meanwhile, try again"
             ) from None
         self._table.update_incremental()
@@ -128,6 +142,22 @@ class DeltaTable:
                 f"{self.directory.path}: has the rows of version {self._table.version()}, and does not say so in its "
                 "transaction ids: restore the version before, and do not append with this version of deltalake"
             )
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """See `append.Table`."""
+        from deltalake.exceptions import DeltaError
+
+        assert self._table is not None
+        try:
+            self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise JobError(f"{self.directory.path}: {reason(error)}") from None
+        # Another run may have committed; the library's list of files tells of ours.
+        if is_commit and any(f"/{self._prefix}-" in uri for uri in self._table.file_uris()):
+            return
+        for file in self.directory.names("messages"):
+            if file.startswith(self._prefix):
+                self.directory.remove(file)
 
     def close(self) -> None:
         """See `append.Table`."""

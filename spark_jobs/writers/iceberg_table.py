@@ -4,12 +4,13 @@
     namespace.table      with the name of a catalog that pyiceberg is configured for (~/.pyiceberg.yaml, PYICEBERG_...)
 
 A commit has the files of a run, and the table's property duemq.<name>: {"end": physical offset up to which the table
-has the store, "tail": see `append.tail_of`}. The snapshot's summary tells what was appended. Partitions: day, topic,
-store.
+has the store, "tail": see `known_again.tail_of`}. The snapshot's summary tells what was appended. Partitions: day,
+topic, store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -20,7 +21,7 @@ import pyarrow as pa
 from spark_jobs.append import COLUMNS, DataFile, Mark, run_prefix
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import local_path
+from spark_jobs.files import local_path, reason
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -49,18 +50,20 @@ class IcebergTable:
         self._path, self._catalog = path, catalog
         self.columns: Sequence[str] = COLUMNS.names
         self._table: Library | None = None
+        self._prefix = ""
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
         """See `append.Table`."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        catalog, identifier = self._open()
+        with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
+            catalog, identifier = self._open()
         try:
             self._table = catalog.load_table(identifier)
         except NoSuchTableError:
             return {}
         except Exception as error:  # of any catalog's own kind
-            raise JobError(f"{self._path}: {str(error).splitlines()[0]}") from error
+            raise JobError(f"{self._path}: {reason(error)}") from error
         found = {
             name: self._mark(name) for key in self._table.properties if (name := key.removeprefix("duemq.")) != key
         }
@@ -70,15 +73,16 @@ class IcebergTable:
         """See `append.Table`."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        catalog, identifier = self._open()
-        try:
+        # Of two runs at once that begin a table one makes it.
+        with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
+            catalog, identifier = self._open()
             try:
-                table = catalog.load_table(identifier)
-            except NoSuchTableError:
-                catalog.create_namespace_if_not_exists(identifier.rpartition(".")[0])
-                table = catalog.create_table(identifier, *_schema())
-        except Exception as error:  # of any catalog's own kind
-            raise JobError(f"{self._path}: {str(error).splitlines()[0]}") from error
+                try:
+                    table = catalog.load_table(identifier)
+                except NoSuchTableError:
+                    table = _create(catalog, identifier)
+            except Exception as error:  # of any catalog's own kind
+                raise JobError(f"{self._path}: {reason(error)}") from error
         missing = [name for name in COLUMNS.names if name not in table.schema().column_names]
         if missing:
             raise JobError(f"{self._path}: the table has no column {missing[0]}, so it is none of these; give another")
@@ -93,14 +97,16 @@ class IcebergTable:
             try:
                 return load_catalog(self._catalog), self._path
             except Exception as error:  # of any catalog's own kind
-                raise JobError(f"the catalog {self._catalog}: {str(error).splitlines()[0]}") from error
+                raise JobError(f"the catalog {self._catalog}: {reason(error)}") from error
         from pyiceberg.catalog.sql import SqlCatalog
 
         path = os.path.abspath(local_path(self._path))
-        os.makedirs(path, exist_ok=True)
         if os.listdir(path) and not os.path.exists(os.path.join(path, "catalog.db")):
             raise JobError(f"{path}: has files, and is no such warehouse; give another directory")
-        return SqlCatalog("duemq", uri=f"sqlite:///{path}/catalog.db", warehouse=f"file://{path}"), _IDENTIFIER
+        try:
+            return SqlCatalog("duemq", uri=f"sqlite:///{path}/catalog.db", warehouse=f"file://{path}"), _IDENTIFIER
+        except Exception as error:  # of SQLite, by way of a library
+            raise JobError(f"{path}: {reason(error)}") from error
 
     def _mark(self, name: str) -> Mark | None:
         assert self._table is not None
@@ -112,7 +118,8 @@ class IcebergTable:
 
     def prefix(self, name: str) -> str:
         """See `append.Table`."""
-        return run_prefix()
+        self._prefix = run_prefix()
+        return self._prefix
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
         """See `append.Table`."""
@@ -140,18 +147,49 @@ class IcebergTable:
                 if self._mark(name) != before or not tries_left:
                     raise JobError(
                         f"{self._path}: another run appended {name} meanwhile; nothing was appended by this one: "
-                        f"{str(error).splitlines()[0]}"
+                        f"{reason(error)}"
                     ) from None
             except Exception as error:  # of any catalog's own kind
-                why = (str(error).splitlines() or [type(error).__name__])[0]
+                if self._catalog is None and self._has_mark(name, before):
+                    raise JobError(f"{self._path}: nothing was appended: {reason(error)}; run it again") from error
                 raise JobError(
-                    f"{self._path}: the catalog did not say whether the rows are in the table: {why}; run it again, "
-                    "which goes on where the table is"
+                    f"{self._path}: the catalog did not say whether the rows are in the table: {reason(error)}; run it "
+                    "again, which goes on where the table is"
                 ) from error
+
+    def _has_mark(self, name: str, mark: Mark | None) -> bool:
+        """Whether the table says of a store what it said before; not where it cannot be asked."""
+        assert self._table is not None
+        try:
+            self._table.refresh()
+        except Exception:  # of any catalog's own kind
+            return False
+        return self._mark(name) == mark
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """See `append.Table`."""
+        # Another catalog than ours may still be about to commit.
+        if is_commit and (self._catalog is not None or not self._has_mark(name, before)):
+            return
+        for file in self.directory.names(""):
+            if file.startswith(self._prefix):
+                self.directory.remove(file)
 
     def close(self) -> None:
         """See `append.Table`."""
         self._table = None
+
+
+def _create(catalog: Catalog, identifier: str) -> Library:
+    """Make the table; or take it where another run has made it meanwhile."""
+    from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
+
+    with contextlib.suppress(NamespaceAlreadyExistsError):
+        catalog.create_namespace_if_not_exists(identifier.rpartition(".")[0])
+    try:
+        return catalog.create_table(identifier, *_schema())
+    except TableAlreadyExistsError:
+        return catalog.load_table(identifier)
 
 
 def _schema() -> tuple[Any, None, Any]:

@@ -23,15 +23,15 @@ from spark_jobs.append import COLUMNS, DataFile, Mark
 from spark_jobs.archive_rows import folder_name
 from spark_jobs.directories import Directory
 from spark_jobs.errors import JobError
-from spark_jobs.files import local_path
+from spark_jobs.files import local_path, reason
 
 VERSION: Final = 1
 _NOTES: Final = "_duemq"
 
 
 class Commit(msgspec.Struct):
-    """What a run has appended. `begin`, `end`: physical offsets; `tail`: see `append.tail_of`; `expired`: bytes that
-    were gone before they could be appended; `damaged`: offset, size and reason of what is no record."""
+    """What a run has appended. `begin`, `end`: physical offsets; `tail`: see `known_again.tail_of`; `expired`: bytes
+    that were gone before they could be appended; `damaged`: offset, size and reason of what is no record."""
 
     version: int
     store: str
@@ -74,17 +74,22 @@ class ParquetTable:
         self._hold(name)
         runs = self._runs(name)
         self._run = (runs[-1] if runs else 0) + 1
-        if self.directory.read(self._note(name, "begun")) is not None:
-            committed = {file for run in runs for file in self._commit(name, run).files}
-            mine = f"/{folder_name(name, 'store=')}/"
-            for file in self.directory.names():
-                if mine in file and file not in committed:
-                    self.directory.remove(file)
-            self.directory.remove(self._note(name, "begun"))
+        self._remove_left(name, runs)
         if not runs:
             return None
         last = self._commit(name, runs[-1])
         return Mark(last.end, last.tail)
+
+    def _remove_left(self, name: str, runs: list[int]) -> None:
+        """Remove what a run has left that was killed, or has failed."""
+        if self.directory.read(self._note(name, "begun")) is None:
+            return
+        committed = {file for run in runs for file in self._commit(name, run).files}
+        mine = f"/{folder_name(name, 'store=')}/"
+        for file in self.directory.names():
+            if mine in file and file not in committed:
+                self.directory.remove(file)
+        self.directory.remove(self._note(name, "begun"))
 
     def _runs(self, name: str) -> list[int]:
         found = [os.path.basename(file) for file in self.directory.names(f"{_NOTES}/{folder_name(name)}")]
@@ -114,7 +119,7 @@ class ParquetTable:
             self.close()
             raise JobError(f"{self.directory.path}: another run appends {name}; wait for it") from None
         except OSError as error:
-            raise JobError(f"{path}: {error.strerror}") from None
+            raise JobError(f"{path}: {reason(error)}") from None
 
     def prefix(self, name: str) -> str:
         """See `append.Table`."""
@@ -127,6 +132,10 @@ class ParquetTable:
         text = msgspec.json.format(msgspec.json.encode(commit), indent=1)
         self.directory.write(self._note(name, f"{self._run:06}.json"), text)
         self.directory.remove(self._note(name, "begun"))
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """See `append.Table`."""
+        self._remove_left(name, self._runs(name))
 
     def close(self) -> None:
         """See `append.Table`."""

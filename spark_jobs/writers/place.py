@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from spark_jobs.errors import JobError
-from spark_jobs.files import local_path, size_text
+from spark_jobs.files import local_path, reason, size_text
 
 _SYNC_THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20
@@ -142,4 +142,4 @@ def _told(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise JobError(f"{path}: {error.strerror or error}") from None
+        raise JobError(f"{path}: {reason(error)}") from None

@@ -3,16 +3,20 @@ same directory, and are asked whether they do. What went wrong in a task is told
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from spark_jobs.errors import JobError
+from spark_jobs.files import reason
+from spark_jobs.spark_errors import OUT_OF_MEMORY, in_one_line
 from spark_jobs.worker import settle
 from spark_jobs.writers.place import Place
+from spark_jobs.writers.processes import Worker
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -51,21 +55,37 @@ class Inline:
 
 
 class Processes:
-    """In processes, as many at a time as given."""
+    """In processes, as many at a time as given, each with a thread here that waits for it."""
 
     def __init__(self, workers: int) -> None:
-        # Not forked: whoever calls may have threads.
-        self._executor: Executor = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+        self._threads = ThreadPoolExecutor(workers)
+        self._mine = threading.local()
+        self._workers: list[Worker] = []
 
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
     ) -> list[Result]:
         """See Runner."""
-        return _collect([self._executor.submit(_guarded, function, item) for item in items], done)
+        task = partial(_guarded, function)
+        return _collect([self._threads.submit(self._run, task, item) for item in items], done, self._kill)
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+
+    def _run(self, task: Callable[[Any], tuple[bool, Any]], item: Any) -> tuple[bool, Any]:
+        worker: Worker | None = getattr(self._mine, "worker", None)
+        if worker is None:
+            worker = self._mine.worker = Worker()
+            self._workers.append(worker)
+        outcome: tuple[bool, Any] = worker.run(task, item)
+        return outcome
 
     def close(self) -> None:
         """See Runner."""
-        self._executor.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.close()
 
 
 class SparkTasks:
@@ -83,7 +103,8 @@ class SparkTasks:
         task = _Task(function, self._place.target, self._place.mark)
 
         def one(item: Item) -> Any:
-            return self._context.parallelize([item], 1).map(task).collect()[0]
+            with in_one_line():
+                return self._context.parallelize([item], 1).map(task).collect()[0]
 
         return _collect([self._threads.submit(one, item) for item in items], done)
 
@@ -130,8 +151,12 @@ class _Task:
 def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[bool, Any]:
     try:
         return True, function(item)
-    except (JobError, OSError) as error:
+    except JobError as error:
         return False, str(error)
+    except OSError as error:
+        return False, f"{error.filename}: {reason(error)}" if error.filename else reason(error)
+    except MemoryError:
+        return False, OUT_OF_MEMORY
 
 
 def _unwrapped(outcome: tuple[bool, Any]) -> Any:
@@ -141,13 +166,18 @@ def _unwrapped(outcome: tuple[bool, Any]) -> Any:
     return value
 
 
-def _collect(futures: Sequence[Future[tuple[bool, Any]]], done: Done | None) -> list[Any]:
+def _collect(
+    futures: Sequence[Future[tuple[bool, Any]]], done: Done | None, interrupt: Callable[[], None] | None = None
+) -> list[Any]:
+    """The results. `interrupt` ends what runs, where somebody wants the program to end."""
     try:
         for future in as_completed(futures):
             result = _unwrapped(future.result())
             if done is not None:
                 done(result)
-    except BaseException:
+    except BaseException as error:
+        if interrupt is not None and not isinstance(error, Exception):
+            interrupt()
         _cancel(futures)
         raise
     return [_unwrapped(future.result()) for future in futures]

@@ -12,13 +12,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import LongType, StructField, StructType
 
+from spark_jobs import audit as job
 from spark_jobs import source
 from spark_jobs.errors import JobError
 from spark_jobs.source import RangePart, RocketmqSource, StorePart, StoreReader
 from spark_jobs.tables import COLUMNS, NOT_BY_DEFAULT, STORE
+from spark_jobs.writers.tasks import Anywhere, SparkTasks
 from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import SEGMENT, WrittenStore
+from tests.unit.spark_jobs.test_processes import die
+from tests.unit.spark_jobs.test_spark_errors import unreadable
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -408,3 +412,26 @@ def test_a_missing_file_is_damage(spark: SparkSession, writable: WrittenStore) -
     assert (row["physical_offset"], row["size"], row["reason"]) == (SEGMENT, SEGMENT, "a file is missing")
     kept = [r.physical_offset for r in before.records if r.physical_offset // SEGMENT != 1]
     assert offsets(table(spark, writable.path)) == kept
+
+
+def test_what_a_task_cannot_read_is_told_shortly(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whatever asks, without a page of Java before."""
+    path = unreadable(tmp_path / "store")
+    monkeypatch.delenv("DUEMQ_TRACEBACK", raising=False)
+    frame = table(spark, tmp_path / "store")
+    with pytest.raises(PySparkException) as caught:
+        frame.collect()
+    lines = str(caught.value).strip().splitlines()
+    assert len(lines) <= 6, lines
+    assert f"spark_jobs.errors.JobError: {path}: Is a directory" in lines
+    with pytest.raises(JobError, match=f"^{path}: Is a directory$"):
+        job.audit(spark, str(tmp_path / "store"))
+    tasks = SparkTasks(spark, Anywhere("/"))
+    try:
+        with pytest.raises(JobError, match="its process was killed: let fewer tasks run"):
+            tasks.run(die, ["kill"])
+    finally:
+        tasks.close()
+    assert capfd.readouterr().err == ""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -401,8 +401,10 @@ def test_a_catalog_that_does_not_answer(
 
     with monkeypatch.context() as patch:
         patch.setattr(SqlCatalog, "commit_table", break_off)
-        with pytest.raises(JobError, match=r"did not say whether the rows are in the table: gone; run it again"):
+        told = "did not say whether the rows are in the table" if is_done else "nothing was appended"
+        with pytest.raises(JobError, match=f"{told}: gone; run it again"):
             world.append(tmp_path / "table", "iceberg")
+    assert len(list(tmp_path.glob("table/**/*.parquet"))) == (2 if is_done else 1)
     assert world.append(tmp_path / "table", "iceberg").records == (0 if is_done else 10)
     check(tmp_path / "table", "iceberg", world)
 
@@ -632,3 +634,114 @@ def test_any_order_of_nights(
     world.append(target, "parquet")
     assert Counter(keys(parquet(target)) if world.sent else []) == Counter(world.sent)
     shutil.rmtree(root)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int | None], Path]]:
+    """A disk of its own whose room, in pages beyond what is used, a test sets; None for plenty."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(*words: str) -> bool:
+        return subprocess.run(["mount", *words, str(disk)], check=False, capture_output=True).returncode == 0
+
+    def set_room(pages: int | None) -> Path:
+        used = os.statvfs(disk)
+        size = "64m" if pages is None else f"{max(1, used.f_blocks - used.f_bfree + pages) * used.f_frsize}"
+        assert mount("-o", f"remount,size={size}")
+        return disk
+
+    if shutil.which("mount") is None or not mount("-t", "tmpfs", "-o", "size=64m", "none"):
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        yield set_room
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@every_format
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_disk_that_is_full(
+    world: World, tmp_path: Path, form: str, small_disk: Callable[[int | None], Path], *, is_new: bool
+) -> None:
+    """At whatever write: one line, nothing left that takes room, and the next run appends what is missing."""
+    target, told = small_disk(None) / "table", set[str]()
+    world.grow(5)
+    for pages in (0, 2, 5, 9, 13, 18, 24, 31, None):
+        before: list[Key] = []
+        if target.exists():
+            shutil.rmtree(target)
+        if not is_new:
+            world.append(target, form)
+            before = list(world.sent)
+        world.grow(5, "x", size=400)
+        world.grow(5, "y", days=1)
+        small_disk(pages)
+        why = ""
+        try:
+            world.append(target, form)
+        except JobError as error:
+            why = str(error)
+        if why:
+            assert why.startswith(str(target))
+            assert "\n" not in why
+            told.add(why.partition("; ")[0].rpartition(": ")[2])
+            assert pages is not None
+            if not is_new:
+                assert keys(READERS[form](target)) == sorted(before)
+            else:
+                assert list(target.rglob("*.parquet")) == []
+        small_disk(None)
+        world.append(target, form)
+        check(target, form, world)
+    assert told - {"(sqlite3.OperationalError) database or disk is full"} == {"No space left on device"}
+
+
+@every_format
+@pytest.mark.parametrize("names", ["aa", "ab"])
+def test_two_runs_that_begin_a_table(tmp_path: Path, form: str, names: str) -> None:
+    """At the same time: one makes it. Of two stores both are in it, of one it is once, by the first or by the other."""
+    worlds = {name: World(tmp_path / name, name) for name in names}
+    for world in worlds.values():
+        world.grow(5)
+    code = (
+        "import os, sys\n"
+        "from spark_jobs.append import append, open_table\n"
+        "from spark_jobs.errors import JobError\n"
+        "store, target, form, name = sys.argv[1:]\n"
+        "table = open_table(target, form)\n"
+        "if form == 'delta': import deltalake\n"
+        "if form == 'iceberg': import pyiceberg.catalog.sql\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "try: append(store, table, name=name, workers=1)\n"
+        "except JobError as error: print(error)\n"
+    )
+    for attempt in range(2):
+        target = tmp_path / f"table-{attempt}"
+        runs = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(worlds[name].root), str(target), form, name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for name in names
+        ]
+        for run in runs:
+            assert run.stdout is not None
+            assert run.stdout.readline() == "ready\n"
+        for run in runs:
+            assert run.stdin is not None
+            run.stdin.write("\n")
+            run.stdin.flush()
+        told = [run.communicate()[0] for run in runs]
+        if names == "ab":
+            assert told == ["", ""]
+        else:
+            assert "" in told
+            refused = "".join(told)
+            assert refused.count("\n") <= 1
+            assert not refused or "another run append" in refused, refused
+        check(target, form, *worlds.values())

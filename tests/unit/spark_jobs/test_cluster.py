@@ -99,7 +99,8 @@ def material_of(events: Iterable[Event], messages: list[StoredMessage], step_ms:
     figures = Figures.of(cases_of(events), step_ms, 0)
     usage = Usage([RangeUsage.decode(observer.usage())])
     load = load_of(figures, 0, None)
-    return Material(cast(StoreFiles, Log(data)), figures, usage, step_ms, dict(TOPICS), delays_ms, load)
+    known = dict(enumerate(delays_ms, 1))
+    return Material(cast(StoreFiles, Log(data)), figures, usage, step_ms, dict(TOPICS), known, load)
 
 
 def percentiles_of(values: Sequence[int], percent: float) -> list[int]:

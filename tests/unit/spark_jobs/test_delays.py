@@ -1,4 +1,5 @@
-"""The table of levels that RocketMQ used, as its records tell it: found with a few reads, whoever wrote to it since."""
+"""The table of levels that RocketMQ used, as its records tell it: found with a few reads, whoever wrote to it since;
+and what a report may call a level."""
 
 from __future__ import annotations
 
@@ -7,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from scheduler.delay_levels import DelayLevels
 from spark_jobs import progress
+from spark_jobs.analyse import analyse
 from spark_jobs.ranges import at_offsets
 from spark_jobs.store_files import StoreFiles
 from storage.consume_queue import SCHEDULE_TOPIC
-from tests.unit.spark_jobs.compact_world import HOST, QUEUE_UNITS, Broker, new_broker
+from tests.unit.spark_jobs import compact_world
+from tests.unit.spark_jobs.compact_world import HOST, QUEUE_UNITS, Broker, as_apache, new_broker
 
 LEVEL = 2
 USUAL_MS = 5000
@@ -47,6 +51,10 @@ def told(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 
     monkeypatch.setattr(progress, "at_offsets", counted)
     return progress._delays(StoreFiles.open(str(broker.root)), None)[LEVEL - 1], asked
+
+
+def no_spark() -> Any:
+    raise AssertionError("so little is read without Spark")
 
 
 def destroy(broker: Broker, *offsets: int) -> None:
@@ -97,3 +105,69 @@ def test_a_level_whose_records_are_all_destroyed_has_the_usual_delay(
 ) -> None:
     destroy(broker, *[theirs(broker, 300) for _ in range(MESSAGES)])
     assert told(broker, monkeypatch)[0] == USUAL_MS
+
+
+def known(broker: Broker, delay_levels: str | None = None) -> dict[int, int]:
+    broker.close()
+    return progress.known_delays(StoreFiles.open(str(broker.root)), delay_levels)
+
+
+def test_levels_of_duemqs_are_called_by_the_table_of_the_store(broker: Broker) -> None:
+    """Its third level is not RocketMQ's, and of the one that was not used nobody knows."""
+    for level in (1, 2, 3):
+        broker.schedule(level, b"x")
+    assert known(broker) == {1: 1000, 2: 5000, 3: 30_000}
+
+
+def test_a_table_that_is_noted_is_known_without_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compact_world, "TABLE", DelayLevels())
+    broker = new_broker(tmp_path / "store")
+    broker.schedule(2, b"x")
+    assert known(broker) == dict(enumerate(DelayLevels().delays_ms, 1))
+    as_apache(broker.root)
+    assert progress.known_delays(StoreFiles.open(str(broker.root))) == {2: 5000}
+
+
+def test_a_table_that_is_given_stands_for_what_no_message_tells(broker: Broker) -> None:
+    broker.schedule(3, b"x")
+    assert known(broker, "9s 8s 7s 6s") == {1: 9000, 2: 8000, 3: 30_000, 4: 6000}
+
+
+@pytest.mark.parametrize("by_theirs", [True, False])
+def test_a_level_whose_delay_was_another_one_has_none(broker: Broker, by_theirs: bool) -> None:
+    for _ in range(20):
+        theirs(broker, 300)
+    assert progress.known_delays(StoreFiles.open(str(broker.root))) == {2: 300}
+    for _ in range(20):
+        theirs(broker, 500) if by_theirs else broker.schedule(LEVEL, b"x")
+    broker.schedule(1, b"x")
+    assert known(broker) == {1: 1000}
+    assert progress.known_delays(StoreFiles.open(str(broker.root)), "1s 5s") == {1: 1000}
+
+
+def test_a_report_calls_levels_by_what_is_known(broker: Broker, tmp_path: Path) -> None:
+    """Also one beyond any table, which is no timer."""
+    appender = broker.store.appender
+    for level in (1, 2, 3):
+        broker.schedule(level, b"x", f"k{level}")
+    for number, delay_ms in enumerate((300, 700)):  # the table was changed
+        broker.clock.advance(1)
+        now_ms = appender.begin(broker.clock.now_ms())
+        text = f"DELAY\x0119\x02UNIQ_KEY\x01b{number}\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+        queue = broker.store.ensure_queue(SCHEDULE_TOPIC, 18)
+        appender.add(queue, b"x", text.encode(), now_ms + delay_ms, 7, HOST, 8, 0, 0, now_ms + delay_ms)
+        appender.commit()
+        origin = appender.last_physical_offset
+        done = f"DELAY\x0119\x02UNIQ_KEY\x01b{number}\x02REAL_TOPIC\x01orders"
+        broker.send("orders", b"x", done, 3, prepared=origin)
+    broker.timer(broker.clock.now_ms() + 2000, b"x", "t")
+    broker.pass_time(60_000)
+    broker.close()
+    found = analyse(no_spark, str(broker.root), state=str(tmp_path / "state"))
+    assert {late.name: late.count for late in found.late_by_level} == {
+        "timer": 1,
+        "level 1 (1 s)": 1,
+        "level 2 (5 s)": 1,
+        "level 3 (30 s)": 1,
+        "level 19": 2,
+    }

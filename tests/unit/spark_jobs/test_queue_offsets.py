@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,30 @@ class Stream:
     def run(self, batches: int = 1, /, *, tells_start: object = True, **options: object) -> list[list[Place]]:
         """Micro-batches of a new query; the first one begins at the checkpoint, if there is one. Spark 4.1 does not
         tell where they start, but asks for an empty one where a query goes on."""
+        steps = self.steps(tells_start=tells_start, **options)
+        return [next(steps) for _ in range(batches)]
+
+    def reader(self, **options: object) -> StoreStreamReader:
+        """A new query's reader."""
         where = {"paths": json.dumps(self.paths)} if len(self.paths) > 1 else {"path": self.paths[0]}
         source = RocketmqSource({**where, **{name: str(value) for name, value in options.items()}})
         reader = source.streamReader(SCHEMA)
         assert isinstance(reader, StoreStreamReader)
+        return reader
+
+    def steps(self, *, tells_start: object = True, **options: object) -> Iterator[list[Place]]:
+        """As `run`, one after the other as they are asked for."""
+        reader = self.reader(**options)
         if self.at and not tells_start:
             assert reader.partitions(json.loads(self.at), json.loads(self.at)) == []
         self.at = self.at or json.dumps(reader.initialOffset())
-        found = []
-        for _ in range(batches):
+        while True:
             start = json.loads(self.at)
             end = reader.latestOffset(start) if tells_start else reader.latestOffset()
             end = json.loads(json.dumps(end))
-            found.append(places([row for part in reader.partitions(start, end) for row in rows(reader.read(part))]))
+            found = places([row for part in reader.partitions(start, end) for row in rows(reader.read(part))])
             self.at = json.dumps(end)
-        return found
+            yield found
 
 
 def stream(path: Path, **options: object) -> list[Place]:
@@ -394,3 +404,70 @@ def test_a_store_of_several_names_is_read_once(store: Path, monkeypatch: pytest.
         assert query.run() == [[]]
         query.at = json.dumps({"stores": {"link": at}})
         assert query.run() == [[]]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"startingOffsets": ""}, "startingOffsets= is no JSON of topics and queues"),
+        ({"startingOffsets": " "}, "startingOffsets=  is no JSON of topics and queues"),
+        ({"startingOffsets": "{}"}, "startingOffsets={} is no JSON of topics and queues"),
+        ({"endingOffsets": ""}, "endingOffsets= is no JSON of topics and queues"),
+        ({"startingOffsetsByTimestamp": ""}, "startingOffsetsByTimestamp= is no JSON of topics and queues"),
+        ({"endingOffsetsByTimestamp": "latest"}, "endingOffsetsByTimestamp=latest is no JSON of topics and queues"),
+        ({"startingOffsets": '{"orders":{}}'}, "startingOffsets has no queues for orders"),
+        ({"startingOffsets": '{"orders":{"0":1,"1":1,"0":9}}'}, 'startingOffsets says "0" twice'),
+        ({"startingOffsets": '{"mails":{"0":1},"orders":{"0":1,"1":1},"mails":{"0":9}}'}, 'says "mails" twice'),
+        ({"startingOffsets": '{"orders":{"0":1,"1":1,"00":9}}'}, "startingOffsets says queue 0 of orders twice"),
+        ({"startingOffsets": '{"orders":{"0":NaN,"1":1}}'}, "startingOffsets says NaN for queue 0 of orders"),
+        ({"startingOffsets": '{"orders":{"0":null,"1":1}}'}, "startingOffsets says null for queue 0 of orders"),
+        (
+            {"startingOffsets": '{"orders":{"0":99999999999999999999,"1":1}}'},
+            "startingOffsets says 99999999999999999999",
+        ),
+        (
+            {"endingOffsets": '{"orders":{"0":61,"1":1}}'},
+            "endingOffsets says 61 for queue 0 of orders, which ends at 60",
+        ),
+        (
+            {"startingOffsets": '{"orders":{"0":9,"1":30}}', "endingOffsets": '{"orders":{"0":9,"1":29}}'},
+            "startingOffsets says 30 for queue 1 of orders, which endingOffsets ends before, at 29",
+        ),
+        (
+            {
+                "startingOffsetsByTimestamp": '{"orders":{"0":9,"1":30}}',
+                "endingOffsetsByTimestamp": '{"orders":{"0":9,"1":29}}',
+            },
+            "says 30 for queue 1 of orders, which endingOffsetsByTimestamp ends before, at 29",
+        ),
+        ({"startingTimestamp": 30, "endingTimestamp": 29}, "startingTimestamp=30 is behind endingTimestamp=29"),
+        ({"startingOffset": 30, "endingOffset": 29}, "startingOffset=30 is behind endingOffset=29"),
+    ],
+)
+def test_what_says_nothing_or_two_things_is_refused(store: Path, options: dict[str, object], why: str) -> None:
+    with pytest.raises(JobError) as caught:
+        read(store, **options)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_start_may_be_the_end(store: Path) -> None:
+    at = '{"orders":{"0":30,"1":60}}'
+    assert read(store, startingOffsets=at, endingOffsets=at) == []
+    assert read(store, startingTimestamp=30, endingTimestamp=30) == []
+
+
+def test_stores_that_are_not_read_are_not_named(store: Path, tmp_path: Path) -> None:
+    fill(tmp_path / "other", [("orders", 0)] * 3)
+    mine = {"orders": {"0": 1, "1": 1}}
+    for asked, why in (
+        (
+            {str(store): mine, f"{tmp_path}/none": mine},
+            f"startingOffsets names the store {tmp_path}/none, which is not",
+        ),
+        ({str(store): mine, f"{store}/": mine}, f"startingOffsets names the store {store}/ twice"),
+    ):
+        for reading in (read, stream):
+            with pytest.raises(JobError) as caught:
+                reading(store, startingOffsets=json.dumps(asked))
+            assert why in str(caught.value)

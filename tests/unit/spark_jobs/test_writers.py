@@ -416,6 +416,7 @@ def test_superseded_messages(
         row["has_key"], row["hash1"], row["hash2"] = key is not None, key or 0, 7
         offsets[queue_id] += 1
     save(directory, "0.keys", rows)
+    save(directory, "deleted", np.empty(0, np.int64))
     kept = find_superseded(directory, range(1), expired_before=expired, units_per_file=4, holes=holes)
     found = set(load(directory, "superseded").tolist())
     superseded = {number for number, one in enumerate(drawn) if one[1] is not None and one in drawn[number + 1 :]}

@@ -1,0 +1,134 @@
+"""What goes wrong in Spark's processes, in one line. Spark wraps it in text of its own, pages of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
+
+from spark_jobs.errors import CannotRead, JobError, NoStore, NotKept
+from spark_jobs.files import reason
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TRACEBACK: Final = "DUEMQ_TRACEBACK"
+"""A variable of the environment: set, all that Spark says is shown."""
+OUT_OF_MEMORY: Final = (
+    "a task ran out of memory, or its process was killed: let fewer tasks run at a time (--master 'local[1]'), or give "
+    "the machine more memory"
+)
+_ENDED: Final = (
+    "Spark's Java has ended: something killed it, as the system does where memory runs out, or it crashed; let fewer "
+    "tasks run at a time (--master 'local[1]'), or give the machine more memory"
+)
+_JAVA_MEMORY: Final = "Spark's Java ran out of memory: give it more, such as --memory 3g"
+_OURS: Final = tuple(f"{error.__name__}: " for error in (JobError, NoStore, CannotRead, NotKept))
+_OF_SYSTEM: Final = re.compile(r"^\w+(?:Error|Exception): \[Errno \d+\] (.+?): '(.+)'$", re.MULTILINE)
+_TRACEBACK: Final = "Traceback (most recent call last):\n"
+
+
+def told(error: BaseException) -> str | None:
+    """What one can do something about, of what Spark raises; None of everything else."""
+    if _is_of_dead_java(error):
+        return _ENDED
+    if not _is_of_spark(error):
+        return None
+    text = str(error)
+    for line in reversed(text.splitlines()):
+        for name in _OURS:
+            if name in line:
+                return line.split(name, 1)[1].strip()
+    if "Python worker exited unexpectedly" in text or re.search(r"^MemoryError\b", text, re.MULTILINE):
+        return OUT_OF_MEMORY
+    if "java.lang.OutOfMemoryError" in text:
+        return _JAVA_MEMORY
+    _, separator, task = text.rpartition(_TRACEBACK)
+    found = _OF_SYSTEM.search(task) if separator else None
+    return f"{found[2]}: {found[1]}" if found is not None else None
+
+
+def summary(error: BaseException) -> str | None:
+    """As `told`, and of everything else that Spark raises what it says itself; None of what others raise, and where all
+    of it is to be shown."""
+    found = told(error)
+    if found is not None:
+        return found
+    if not _is_of_spark(error) or os.environ.get(TRACEBACK):
+        return None
+    # Of a task's exception what it says, which is behind its traceback.
+    _, _, task = str(error).rpartition(_TRACEBACK)
+    lines = [line for line in task.splitlines() if line.strip() and not line.startswith(" ")]
+    return f"Spark: {lines[0].strip() if lines else type(error).__name__} ({TRACEBACK}=1 shows all of it)"
+
+
+def _is_of_spark(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("pyspark", "py4j"))
+
+
+def _is_of_dead_java(error: BaseException) -> bool:
+    """Whether nobody answers at the other end: what is raised then, while py4j tries once more, is none of its own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__name__ == "Py4JNetworkError":
+            return True
+        seen = seen.__cause__ or seen.__context__
+    if not isinstance(error, ConnectionError):
+        return False
+    return any("/py4j/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Raise JobError with what is `told` of Spark's exceptions."""
+    try:
+        yield
+    except Exception as error:
+        found = told(error)
+        if found is None or os.environ.get(TRACEBACK):
+            raise
+        raise JobError(found) from None
+
+
+def shortly(function: Callable[P, T]) -> Callable[P, T]:
+    """For what Spark calls: of what a user can do something about its traceback has no more than this, since Spark
+    tells all of it to whoever asked for a table."""
+
+    @wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (JobError, OSError, MemoryError) as error:
+            short = _short(error)
+        raise short
+
+    return wrapper
+
+
+def shortly_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """As `shortly`, of a generator."""
+
+    @wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        try:
+            yield from function(*args, **kwargs)
+            return
+        except (JobError, OSError, MemoryError) as error:
+            short = _short(error)
+        raise short
+
+    return wrapper
+
+
+def _short(error: JobError | OSError | MemoryError) -> JobError:
+    if isinstance(error, NoStore):
+        return NoStore(error.path, error.why)
+    if isinstance(error, JobError):
+        return JobError(str(error))
+    if isinstance(error, MemoryError):
+        return JobError(OUT_OF_MEMORY)
+    return JobError(f"{error.filename}: {reason(error)}" if error.filename else reason(error))

@@ -1,0 +1,111 @@
+"""Python processes that run tasks for this one: started anew, with all that this one can import but its `__main__`.
+
+multiprocessing would import that in each process, and run a script once more that does not guard itself against it, and
+its workers live on where this process is killed: each has a copy of the pipe whose end it waits for. Here a worker has
+two pipes of its own, requests and answers, pickled one after the other, and ends with the first, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Any, Final, NoReturn
+
+from spark_jobs.errors import JobError
+
+_PROGRAM: Final = (
+    "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]\nfrom spark_jobs.writers.processes import serve\nserve()"
+)
+
+
+class Worker:
+    """A process that runs tasks, one at a time. Raises OSError where it cannot be started."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", _PROGRAM, *sys.path]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, function: Callable[[Any], Any], item: Any) -> Any:
+        """Run a function of a module with an item; raises what it raises, and JobError where the process ends."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = pickle.dumps((function, item))
+        try:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+            result, error = pickle.load(self._process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            raise JobError(_ended(self._process.wait())) from None
+        if error is not None:
+            raise error
+        return result
+
+    def close(self) -> None:
+        """End it, and wait until it has."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        self._process.wait()
+
+    def kill(self) -> None:
+        """End it in the middle of a task, which raises JobError then."""
+        self._process.kill()
+
+
+def _ended(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "a process that ran a task was killed, as the system does where memory runs out: give fewer workers"
+    return f"a process that ran a task ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
+
+
+def serve() -> NoReturn:
+    """What a worker does."""
+    # Of Ctrl-C the other process tells, by closing the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # Whatever tasks print is not taken for an answer.
+    os.dup2(2, 1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    waiting: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(requests, waiting), daemon=True).start()
+    while True:
+        answer = _answer(*waiting.get())
+        try:
+            answers.write(answer)
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(1)
+
+
+def _receive(requests: IO[bytes], waiting: queue.SimpleQueue[tuple[Any, Exception | None]]) -> None:
+    """Take requests as they come. A thread, since it has to see their end whatever the task does."""
+    while True:
+        try:
+            waiting.put((pickle.load(requests), None))
+        except EOFError:
+            os._exit(0)
+        except Exception as error:
+            waiting.put((None, error))
+
+
+def _answer(request: Any, error: Exception | None) -> bytes:
+    result = None
+    if error is None:
+        function, item = request
+        try:
+            result = function(item)
+        except Exception as raised:
+            error = raised
+    try:
+        return pickle.dumps((result, error))
+    except Exception as failed:
+        return pickle.dumps((None, RuntimeError(f"{type(error or failed).__name__}: {error or failed}")))
