@@ -108,12 +108,16 @@ def unowned(records: Records, owners: Owners, codes: NDArray[np.int32], names: S
     """Those of some messages that are of a deleted topic or may be, as UNOWNED with the numbers of `names`."""
     queues, offsets, physical = records.queue_id, records.queue_offset, records.physical_offset
     is_deleted, may_be = np.zeros(len(records), np.bool_), np.zeros(len(records), np.bool_)
+    if not len(records):
+        return np.zeros(0, UNOWNED)
+    begin = int(physical[0])
     for code, queue_id in np.unique(np.stack([codes, queues.astype(np.int64)]), axis=1).T.tolist():
         topic = names[code]
         first = owners.firsts.get((topic, queue_id))
         is_gone = (topic, queue_id) not in owners.firsts
         removed = owners.removed.get(topic, 0)
-        if first is None and not is_gone and not removed:
+        is_before_first = first is not None and first.physical_offset > begin
+        if not is_gone and not is_before_first and removed <= begin:
             continue
         mine = (codes == code) & (queues == queue_id)
         if first is not None:
