@@ -317,8 +317,12 @@ class TimerRecovery:
         """Put units into those slots of the wheel that are of some hours; gives the topic hashes of those that stand
         for messages of a second or later."""
         seconds = seconds_of(units)
-        # Past ones too: they tell what became of a message.
-        known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS // 2)
+        # Past ones too: they tell what became of a message. But not where the slot has one to come: after a long sleep
+        # the current second is far behind, and a slot may be of nearly a whole turn of the wheel ahead.
+        known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS)
+        past = np.flatnonzero(known & (seconds < second))
+        if len(past):
+            known[past[self._wheel.is_taken_later(seconds[past])]] = False
         known &= (units["magic"] != NORMAL | WITHDRAWN) | (units["due_ms"] > 0)
         known &= hours[seconds % SLOTS // HOUR]
         if known.any():

@@ -289,6 +289,13 @@ class TimerWheel:
         self._count.values[empty] = 0
         self._is_dirty[slots // HOUR] = True
 
+    def is_taken_later(self, seconds: Integers) -> NDArray[np.bool_]:
+        """Whether the slots of some seconds have units of later seconds. Raises OSError."""
+        slots = seconds % SLOTS
+        self._need(slots // HOUR)
+        taken: NDArray[np.bool_] = self._second.values[slots] > seconds
+        return taken
+
     def last(self, second: int) -> int:
         """Position of the last unit of a second, -1 without one."""
         slot = self._slot(second)

@@ -22,7 +22,7 @@ from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import SEGMENT, WrittenStore
 from tests.unit.spark_jobs.test_processes import die
-from tests.unit.spark_jobs.test_spark_errors import unreadable
+from tests.unit.spark_jobs.test_spark_errors import spoil, write
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -418,15 +418,16 @@ def test_what_a_task_cannot_read_is_told_shortly(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By whatever asks, without a page of Java before."""
-    path = unreadable(tmp_path / "store")
+    write(tmp_path / "store")
+    why = f"{spoil(tmp_path / 'store')}: is a directory, and a file belongs there"
     monkeypatch.delenv("DUEMQ_TRACEBACK", raising=False)
     frame = table(spark, tmp_path / "store")
     with pytest.raises(PySparkException) as caught:
         frame.collect()
     lines = str(caught.value).strip().splitlines()
     assert len(lines) <= 6, lines
-    assert f"spark_jobs.errors.JobError: {path}: Is a directory" in lines
-    with pytest.raises(JobError, match=f"^{path}: Is a directory$"):
+    assert [line for line in lines if f"spark_jobs.errors.JobError: {why}" in line]
+    with pytest.raises(JobError, match=f"^{why}"):
         job.audit(spark, str(tmp_path / "store"))
     tasks = SparkTasks(spark, Anywhere("/"))
     try:

@@ -976,6 +976,26 @@ def test_what_cannot_be_handed_over_is_delivered_all_the_same(world: TimerWorld)
     assert world.bodies() == [b"m1", b"m2", b"m3"]
 
 
+@pytest.mark.parametrize("starts", [1, 2, 3])
+@pytest.mark.parametrize("days", [6, 7, 8, 13, 40])
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_machine_that_slept_for_long(days: int, starts: int, end: str) -> None:
+    """The first that happens is a send, and then starts that have no time for anything."""
+    world = TimerWorld()
+    world.send(START_MS + 500)
+    world.pass_time(1000)
+    world.clock.advance(days * DAY_MS)
+    world.send(world.now_ms + 20_000, b"after it")
+    for _ in range(starts):
+        if end == "stop":
+            world.close()
+        else:
+            world.checkpoint()
+        world.open()
+    world.pass_time(20_001)
+    assert world.bodies() == [b"m1", b"after it"]
+
+
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_what_was_delivered_before_the_clock_was_set_back_is_handed_over_as_delivered(is_loaded: bool) -> None:
     """A kill, then a clock that goes back: the next start finds messages delivered that are due only to come."""

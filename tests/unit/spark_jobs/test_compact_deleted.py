@@ -137,7 +137,7 @@ def test_topics_that_no_table_tells_of_stay(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "old/consumequeue" / topic)
     assert run(tmp_path / "old", tmp_path / "new").removed == {}
     shutil.rmtree(tmp_path / "old/consumequeue/other")
-    (tmp_path / "old/config/topics.json").write_text("torn")
+    (tmp_path / "old/config/topics.json").unlink()
     assert run(tmp_path / "old", tmp_path / "newer").removed == {}
     shutil.rmtree(tmp_path / "old/consumequeue")
     (tmp_path / "old/config/topics.json").write_text('{"topicConfigTable":{}}')

@@ -79,12 +79,16 @@ def test_who_talked_to_java_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["something else"]
 
 
-def unreadable(root: Path) -> str:
-    """A store with a file that the system does not give; its path."""
+def write(root: Path) -> None:
+    """A store with several files."""
     broker = new_broker(root)
     for _ in range(100):
         broker.send("orders", b"x" * 2000)
     broker.close()
+
+
+def spoil(root: Path) -> str:
+    """Have no process read a file of the commitlog; gives its path."""
     path = sorted((root / "commitlog").iterdir())[1]
     path.unlink()
     path.mkdir()
@@ -93,12 +97,13 @@ def unreadable(root: Path) -> str:
 
 def test_programs_get_a_short_exception(tmp_path: Path) -> None:
     """Spark gives them all of the traceback that a task ended with."""
-    path = unreadable(tmp_path / "store")
+    write(tmp_path / "store")
     reader = StoreReader(Options({"path": str(tmp_path / "store")}), SCHEMA)
     parts = reader.partitions()
+    path = spoil(tmp_path / "store")
     with pytest.raises(JobError) as caught:
         [list(reader.read(part)) for part in parts]
-    assert str(caught.value) == f"{path}: Is a directory"
+    assert str(caught.value) == f"{path}: is a directory, and a file belongs there; move it away, or put the file back"
     told_by_spark = "".join(traceback.format_exception(caught.value))
     assert told_by_spark.count("  File ") == 3, "here, and in the wrapper"
     assert caught.value.__context__ is None
@@ -113,6 +118,7 @@ def read_first(path: str) -> bytes:
 
 
 def test_tasks_name_the_file(tmp_path: Path) -> None:
-    path = unreadable(tmp_path / "store")
-    with pytest.raises(JobError, match=f"^{path}: Is a directory$"):
+    write(tmp_path / "store")
+    path = spoil(tmp_path / "store")
+    with pytest.raises(JobError, match=f"^{path}: is a directory, and a file belongs there"):
         Inline().run(read_first, [str(tmp_path / "store")])
