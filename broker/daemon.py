@@ -19,67 +19,69 @@ from typing import Final
 
 import structlog
 
-from broker.admission import Admission
-from broker.clients import Clients
-from broker.cold_reads import ColdReads
-from broker.config import BrokerConfig, Origin, parse_addresses
-from broker.connection import Connection, InputBudget
-from broker.errors import ConfigError
-from broker.groups import Groups
-from broker.handlers.admin import AdminHandlers
-from broker.handlers.clients import ClientHandlers
-from broker.handlers.clock import ClockHandlers
-from broker.handlers.offsets import OffsetHandlers
-from broker.handlers.pending import PendingHandlers
-from broker.handlers.pull import PullHandlers
-from broker.handlers.reset_offset import ResetOffsetHandlers
-from broker.handlers.send import SendHandlers
-from broker.handlers.send_back import SendBackHandlers
-from broker.handlers.settings import SettingsHandlers
-from broker.handlers.slices import Slices
-from broker.handlers.staging import Staging
-from broker.handlers.timers import TimerHandlers
-from broker.held_answers import HeldAnswers
-from broker.housekeeping import Housekeeping
-from broker.limits import Limits
-from broker.live import durability_config, follow, retention_config
-from broker.locks import QueueLocks
-from broker.nameserver import NameServer
-from broker.offsets import ConsumerOffsets
-from broker.output_budget import OutputBudget
-from broker.persister import Persister
-from broker.registration import Registration
-from broker.request_turns import RequestBudget, RequestTime, RequestTurns
-from broker.router import Router
-from broker.runtime_info import Sources
-from broker.settings import LiveSettings
-from broker.stats import Stats
-from broker.topics import Topics
-from broker.turns import TimeBudget, Turns
-from broker.workers import Background, ThreadWorkers, Workers
-from protocol.headers import BrokerIdentity
-from scheduler import level_queues, timer_files, timer_inspection
-from scheduler import timers as timers_module
-from scheduler.delay_levels import DelayLevels, queue_id_of
-from scheduler.level_delivery import DeliveryConfig
-from scheduler.level_queues import LevelQueues
-from scheduler.pending import Pending
-from scheduler.timer_config import TimerConfig
-from scheduler.timer_policies import TimerPolicy
-from scheduler.timers import Timers
-from storage.budget import Budget
-from storage.clock import Clock, Moment, MovableClock, SystemClock, look
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.durability import Durability
-from storage.errors import StoreError
-from storage.files import Files, OsFiles
-from storage.health import Verdict
-from storage.jobs import Lane
-from storage.pull import ColdRead, ReadAhead
-from storage.recovery import Recovered
-from storage.retention import Retention
-from storage.store import MessageStore, StoreConfig
+from duemq.broker.admin.admin import AdminHandlers
+from duemq.broker.admin.clock import ClockHandlers
+from duemq.broker.admin.runtime_info import Sources
+from duemq.broker.admin.settings import SettingsHandlers
+from duemq.broker.admin.stats import Stats
+from duemq.broker.consume.members import ClientHandlers
+from duemq.broker.consume.offsets import OffsetHandlers
+from duemq.broker.consume.pull import PullHandlers
+from duemq.broker.consume.reset_offset import ResetOffsetHandlers
+from duemq.broker.errors import ConfigError
+from duemq.broker.housekeeping import Housekeeping
+from duemq.broker.limits import Limits
+from duemq.broker.names.nameserver import NameServer
+from duemq.broker.names.registration import Registration
+from duemq.broker.net.admission import Admission
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection, InputBudget
+from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.request_turns import RequestBudget, RequestTime, RequestTurns
+from duemq.broker.net.router import Router
+from duemq.broker.net.slices import Slices
+from duemq.broker.produce.send import SendHandlers
+from duemq.broker.produce.send_back import SendBackHandlers
+from duemq.broker.produce.staging import Staging
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.config import BrokerConfig, Origin, parse_addresses
+from duemq.broker.settings.live import durability_config, follow, retention_config
+from duemq.broker.tables.clients import Clients
+from duemq.broker.tables.groups import Groups
+from duemq.broker.tables.locks import QueueLocks
+from duemq.broker.tables.offsets import ConsumerOffsets
+from duemq.broker.tables.persister import Persister
+from duemq.broker.tables.topics import Topics
+from duemq.broker.turns import TimeBudget, Turns
+from duemq.broker.waiting.pending import PendingHandlers
+from duemq.broker.waiting.recall import TimerHandlers
+from duemq.broker.workers import Background, ThreadWorkers, Workers
+from duemq.protocol.requests.headers import BrokerIdentity
+from duemq.scheduler.levels import service
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.levels.table import DelayLevels, queue_id_of
+from duemq.scheduler.pending import Pending
+from duemq.scheduler.timers import inspection
+from duemq.scheduler.timers import service as timers_module
+from duemq.scheduler.timers.config import TimerConfig
+from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.budget import Budget
+from duemq.storage.clock import Clock, Moment, MovableClock, SystemClock, look
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability.health import Verdict
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.durability.owner import Durability
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.durability.retention import Retention
+from duemq.storage.errors import StoreError
+from duemq.storage.files import Files, OsFiles
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.storage.queues.pull import ColdRead, ReadAhead
+from duemq.storage.store import MessageStore, StoreConfig
 
 log = structlog.get_logger(__name__)
 
@@ -173,12 +175,12 @@ class Broker:
         )
         try:
             self.store.inspect()
-            since = timer_files.needed_from(self.store.checkpoint.notes)
+            since = formats.needed_from(self.store.checkpoint.notes)
             if since is not None:
                 self.store.need(since, "timers that are due, or were just delivered, are known from")
             checkpoint = self.store.checkpoint
-            log_end = timer_files.log_end_of(checkpoint.notes) if not checkpoint.is_foreign else None
-            timer_inspection.inspect(self._files, self.config.store_root, log_end)
+            log_end = formats.log_end_of(checkpoint.notes) if not checkpoint.is_foreign else None
+            inspection.inspect(self._files, self.config.store_root, log_end)
             self._read_tables()
             self._expect_queues()
             recovered = self.store.recover()
@@ -271,15 +273,15 @@ class Broker:
             loaded.load()
         self._delay_offsets = table("delayOffset.json")
         self._delay_offsets.require_files()
-        is_needed = store.checkpoint.is_foreign or level_queues.NAME not in store.checkpoint.notes
-        self._saved_levels = level_queues.read_saved(self._delay_offsets, is_needed=is_needed)
+        is_needed = store.checkpoint.is_foreign or service.NAME not in store.checkpoint.notes
+        self._saved_levels = service.read_saved(self._delay_offsets, is_needed=is_needed)
 
     def _expect_queues(self) -> None:
         """Tell the store how far levels and timers were with their queues."""
         store = self.store
-        for level, offset in level_queues.reached(store.checkpoint, self._saved_levels).items():
+        for level, offset in service.reached(store.checkpoint, self._saved_levels).items():
             store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
-        offset = timer_files.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
+        offset = formats.reached(store.checkpoint, self._files, os.path.join(store.config.root, "config"))
         store.expect(TIMER_TOPIC, 0, offset)
 
     def _assemble(self, recovered: Recovered) -> None:
@@ -311,7 +313,7 @@ class Broker:
         retention = Retention(retention_config(config), self._files, store.log)
         self.durability = durability = Durability(
             store,
-            {level_queues.NAME: levels, timers_module.NAME: timers},
+            {service.NAME: levels, timers_module.NAME: timers},
             retention,
             _Waking(self._workers, self._durability_work.wake),
             durability_config(config),
@@ -468,7 +470,7 @@ class Broker:
         self._levels_work.wake()
         self._timers_work.wake()
 
-    # --- see `storage.durability.Watcher`
+    # --- see `storage.durability.owner.Watcher`
 
     def released(self, position: int) -> None:
         """Answers and deliveries up to a position may go out, and count."""
@@ -629,7 +631,7 @@ class _Waking:
         self._wake = wake
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """See `storage.jobs.Workers`."""
+        """See `storage.durability.jobs.Workers`."""
 
         def finished(error: Exception | None) -> None:
             done(error)

@@ -8,16 +8,16 @@ from typing import Final
 
 import structlog
 
-from broker.clients import Clients
-from broker.config import BrokerConfig
-from broker.connection import Connection
-from broker.locks import QueueLocks
-from broker.nameserver import NameServer
-from broker.offsets import ConsumerOffsets
-from broker.stats import SAMPLE_SECONDS, Stats
-from scheduler.level_queues import LevelQueues
-from scheduler.timers import Timers
-from storage.clock import Clock, look
+from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
+from duemq.broker.names.nameserver import NameServer
+from duemq.broker.net.connection import Connection
+from duemq.broker.settings.config import BrokerConfig
+from duemq.broker.tables.clients import Clients
+from duemq.broker.tables.locks import QueueLocks
+from duemq.broker.tables.offsets import ConsumerOffsets
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.clock import Clock, look
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.config import BrokerConfig
-from broker.settings import LiveSettings
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.config import BrokerConfig
 
 MAX_NAME_LENGTH: Final = 255
 """Of a group, in characters."""

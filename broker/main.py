@@ -12,12 +12,12 @@ from typing import Any, Final
 import structlog
 import uvloop
 
-from broker import logs
-from broker.config import BrokerConfig, Origin, load
-from broker.daemon import Broker
-from broker.errors import ConfigError
-from broker.notify import notify
-from storage.errors import StoreError
+from duemq.broker import logs
+from duemq.broker.consume.notify import notify
+from duemq.broker.daemon import Broker
+from duemq.broker.errors import ConfigError
+from duemq.broker.settings.config import BrokerConfig, Origin, load
+from duemq.storage.errors import StoreError
 
 EXIT_CONFIG = 2
 EXIT_STORE = 3

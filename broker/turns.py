@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 
-from storage.budget import Budget
-from storage.clock import Clock, Moment, look
+from duemq.storage.budget import Budget
+from duemq.storage.clock import Clock, Moment, look
 
 log = structlog.get_logger(__name__)
 

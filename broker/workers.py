@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum, auto
 from typing import Final, Protocol, TypeVar
 
-from broker.errors import ConfigError
-from storage.jobs import Lane
+from duemq.broker.errors import ConfigError
+from duemq.storage.durability.jobs import Lane
 
 T = TypeVar("T")
 
 
 class Background(Enum):
-    """Lanes of the broker's own, beside those of `storage.jobs.Lane`."""
+    """Lanes of the broker's own, beside those of `storage.durability.jobs.Lane`."""
 
     PULLS = auto()
     """Messages that consumers want and that are not in memory."""
@@ -38,12 +38,12 @@ _THREADS: Final = {
 
 
 class Workers(Protocol):
-    """Runs what waits: `storage.jobs.Workers`, and for coroutines."""
+    """Runs what waits: `storage.durability.jobs.Workers`, and for coroutines."""
 
     def start(
         self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
     ) -> None:
-        """See `storage.jobs.Workers`."""
+        """See `storage.durability.jobs.Workers`."""
 
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run something in a lane; the future has what it gives, or why it could not be run."""
@@ -53,7 +53,7 @@ class Workers(Protocol):
 
 
 class ThreadWorkers:
-    """Implements `storage.jobs.Workers`, and runs what coroutines wait for. Belongs to an event loop.
+    """Implements `storage.durability.jobs.Workers`, and runs what coroutines wait for. Belongs to an event loop.
 
     All threads are started at once. The system may have none to give later (the pids limit of a container, `ulimit
     -u`), and work that somebody counts on must not fail for that."""
@@ -77,7 +77,7 @@ class ThreadWorkers:
     def start(
         self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
     ) -> None:
-        """See `storage.jobs.Workers`."""
+        """See `storage.durability.jobs.Workers`."""
 
         def finished(future: asyncio.Future[object]) -> None:
             error = future.exception()

@@ -20,22 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duemq._admin import Admin
-    from duemq._consumer import PushConsumer
-    from duemq._message import (
-        CancelResult,
-        ChangedMessage,
-        ChangeResult,
-        Changes,
-        DueCurve,
-        Message,
-        MessageQueue,
-        PendingMessage,
-        ReceivedMessage,
-        SendResult,
-        SendStatus,
-    )
-    from duemq._producer import Producer
+    from duemq.admin import Admin
+    from duemq.consumer import PushConsumer
     from duemq.errors import (
         ArgumentError,
         BodyError,
@@ -51,6 +37,20 @@ if TYPE_CHECKING:
         PeerError,
         RequestTimeoutError,
     )
+    from duemq.messages import (
+        CancelResult,
+        ChangedMessage,
+        ChangeResult,
+        Changes,
+        DueCurve,
+        Message,
+        MessageQueue,
+        PendingMessage,
+        ReceivedMessage,
+        SendResult,
+        SendStatus,
+    )
+    from duemq.producer import Producer
 
 __all__ = [
     "Admin",
@@ -83,9 +83,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "_admin": ("Admin",),
-    "_consumer": ("PushConsumer",),
-    "_message": (
+    "admin": ("Admin",),
+    "consumer": ("PushConsumer",),
+    "messages": (
         "CancelResult",
         "ChangedMessage",
         "ChangeResult",
@@ -98,7 +98,7 @@ _MODULES = {
         "SendResult",
         "SendStatus",
     ),
-    "_producer": ("Producer",),
+    "producer": ("Producer",),
     "errors": (
         "ArgumentError",
         "BodyError",

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from protocol.command import Command
+from duemq.protocol.frames.command import Command
 
 
 class DueMQError(Exception):

@@ -16,19 +16,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spark_jobs.analyse import analyse, forecast_of
-    from spark_jobs.analysis import Analysis
-    from spark_jobs.append import AppendResult, append, open_table
-    from spark_jobs.archive import ArchiveResult, RestoreResult, archive, restore
-    from spark_jobs.audit import Lateness, Offender, Summary, audit, verify
-    from spark_jobs.cluster import analyse_cluster
-    from spark_jobs.compact import CompactOptions, CompactResult, compact
-    from spark_jobs.errors import JobError, NoStore
-    from spark_jobs.forecast import Forecast
-    from spark_jobs.reading import load, stream
-    from spark_jobs.session import make_session
-    from spark_jobs.source import register
-    from spark_jobs.writers.parquet_table import committed_files
+    from duemq.spark_jobs.analyse.analyse import analyse, forecast_of
+    from duemq.spark_jobs.analyse.analysis import Analysis
+    from duemq.spark_jobs.analyse.cluster import analyse_cluster
+    from duemq.spark_jobs.analyse.forecast import Forecast
+    from duemq.spark_jobs.archive.append import AppendResult, append, open_table
+    from duemq.spark_jobs.archive.archive import ArchiveResult, RestoreResult, archive, restore
+    from duemq.spark_jobs.archive.parquet_table import committed_files
+    from duemq.spark_jobs.audit.audit import Lateness, Offender, Summary, audit, verify
+    from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
+    from duemq.spark_jobs.errors import JobError, NoStore
+    from duemq.spark_jobs.session import make_session
+    from duemq.spark_jobs.source.reading import load, stream
+    from duemq.spark_jobs.source.source import register
 
 __all__ = [
     "Analysis",
@@ -61,19 +61,19 @@ __all__ = [
 ]
 
 _MODULES = {
-    "analyse": ("analyse", "forecast_of"),
-    "analysis": ("Analysis",),
-    "append": ("AppendResult", "append", "open_table"),
-    "archive": ("ArchiveResult", "RestoreResult", "archive", "restore"),
-    "audit": ("Lateness", "Offender", "Summary", "audit", "verify"),
-    "cluster": ("analyse_cluster",),
-    "compact": ("CompactOptions", "CompactResult", "compact"),
+    "analyse.analyse": ("analyse", "forecast_of"),
+    "analyse.analysis": ("Analysis",),
+    "archive.append": ("AppendResult", "append", "open_table"),
+    "archive.archive": ("ArchiveResult", "RestoreResult", "archive", "restore"),
+    "audit.audit": ("Lateness", "Offender", "Summary", "audit", "verify"),
+    "analyse.cluster": ("analyse_cluster",),
+    "compact.compact": ("CompactOptions", "CompactResult", "compact"),
     "errors": ("JobError", "NoStore"),
-    "forecast": ("Forecast",),
-    "reading": ("load", "stream"),
+    "analyse.forecast": ("Forecast",),
+    "source.reading": ("load", "stream"),
     "session": ("make_session",),
-    "source": ("register",),
-    "writers.parquet_table": ("committed_files",),
+    "source.source": ("register",),
+    "archive.parquet_table": ("committed_files",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> object:
     """Import what is asked for when it is asked for: numpy, pyarrow and pyspark take seconds."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"spark_jobs.{_MODULE_OF[name]}"), name)
+    value: object = getattr(import_module(f"duemq.spark_jobs.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from duemq._client import typed_header
-from duemq._connection import Connection, connect
-from duemq._pool import Pool
-from duemq._routes import NameServers
-from duemq._times import span_ms
+from duemq._net.client import typed_header
+from duemq._net.connection import Connection, connect
+from duemq._net.pool import Pool
+from duemq._net.routes import NameServers
+from duemq._values.times import span_ms
 from duemq.errors import ArgumentError, error_of
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers import MoveClock, MoveClockResponse
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.requests.headers import MoveClock, MoveClockResponse
 
 __all__ = ["TestClock"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from storage.clock import Moment
+from duemq.storage.clock import Moment
 
 TOLERANCE_MS: Final = 500
 """Smaller differences are the clock being corrected."""

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from protocol import properties
-from protocol.record import StoredMessage
-from scheduler.level_queues import LevelQueues
-from scheduler.timer_config import Cancelled
-from scheduler.timers import Timers
-from scheduler.waits import is_behind
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.pull import ColdRead, Range, patiently
-from storage.store import MessageStore
+from duemq.protocol.records import properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.timers.config import Cancelled
+from duemq.scheduler.timers.service import Timers
+from duemq.scheduler.waiting import is_behind
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from duemq.storage.queues.pull import ColdRead, Range, patiently
+from duemq.storage.store import MessageStore
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -290,7 +290,7 @@ class Pending:
     ) -> Iterator[list[int] | ColdRead | None]:
         """How many messages are due in each of so many spans of `step_ms` from a time on; at its end the list, before
         it None, as of `count`. What is overdue counts as due now. Without a topic, in whole seconds, the wheel's
-        messages are not looked at but once: then they are counted by the second (`timer_census`)."""
+        messages are not looked at but once: then they are counted by the second (`timers.index.census`)."""
         counts = np.zeros(steps, np.int64)
         is_counted = topic is None and not begin_ms % 1000 and not step_ms % 1000
         if is_counted:

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from storage.errors import NotInMemory, StoreError
+from duemq.storage.errors import NotInMemory, StoreError
 
 log = structlog.get_logger(__name__)
 

@@ -1,5 +1,5 @@
 """The jobs for spark-submit: `spark-submit --py-files duemq-spark.zip spark_jobs/__main__.py audit STORE`."""
 
-from spark_jobs.cli import main
+from duemq.spark_jobs.cli.commands import main
 
 main(prog_name="duemq spark")

@@ -12,7 +12,7 @@ import sys
 
 from pyspark import daemon
 
-from spark_jobs.worker import hush
+from duemq.spark_jobs.worker import hush
 
 _PR_SET_PDEATHSIG = 1
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final
 
-from spark_jobs.errors import JobError
-from spark_jobs.quiet import without_noise
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.quiet import without_noise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,7 @@ def make_session(
         raise JobError("the Spark jobs need more packages: pip install 'duemq[spark]'") from None
     if not os.environ.get("SPARK_HOME") or "SPARK_ENV_LOADED" not in os.environ:
         check_java()
-    from spark_jobs.source import RocketmqSource
+    from duemq.spark_jobs.source.source import RocketmqSource
 
     # Workers have to be this Python: another one may have neither numpy nor pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -97,7 +97,7 @@ def make_session(
         options = f"-Dlog4j2.configurationFile=file:{log4j}" + (" -XX:TieredStopAtLevel=1" if for_jobs else "")
         options += " -Dduemq.tasks=error" if os.environ.get("DUEMQ_TRACEBACK") else ""
         builder = builder.config("spark.driver.extraJavaOptions", options)
-        builder = builder.config("spark.python.daemon.module", "spark_jobs.daemon")
+        builder = builder.config("spark.python.daemon.module", "duemq.spark_jobs.daemon")
         # By these rows come from Python a fifth sooner than by TCP, and with less work.
         builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")

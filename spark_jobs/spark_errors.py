@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
-from spark_jobs.errors import CannotRead, JobError, NoStore, NotKept
-from spark_jobs.files import reason
+from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, NotKept
+from duemq.spark_jobs.store.local_files import reason
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -27,10 +27,10 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from protocol import fastjson
-from protocol.errors import BodyError
-from storage.errors import StoreFormatError
-from storage.files import Files
+from duemq.protocol.errors import BodyError
+from duemq.protocol.frames import fastjson
+from duemq.storage.errors import StoreFormatError
+from duemq.storage.files import Files
 
 log = structlog.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
+from duemq.storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
 
 _ZEROS: Final = bytes(1 << 20)
 _DEFAULT_OPEN_FILES: Final = 512

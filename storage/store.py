@@ -6,7 +6,7 @@
     lock:  locked while the store is open (see `files.OsLock`).
 
 The store belongs to one thread, the broker's event loop. What waits for the disk is a job that a worker runs
-(`storage.jobs`, `pull.ColdRead`).
+(`storage.durability.jobs`, `pull.ColdRead`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,26 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from protocol import properties, record, timer_properties
-from protocol.command import Body
-from protocol.errors import RecordError
-from protocol.record import StoredMessage
-from storage import checkpoint, pull, queue_check
-from storage.append import Appender
-from storage.checkpoint import Checkpoint
-from storage.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
-from storage.commitlog import Commitlog
-from storage.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
-from storage.consume_queue import (
+from duemq.protocol.errors import RecordError
+from duemq.protocol.frames.command import Body
+from duemq.protocol.records import properties, record, timer_properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.storage.durability import checkpoint
+from duemq.storage.durability.checkpoint import Checkpoint
+from duemq.storage.durability.health import Health
+from duemq.storage.durability.jobs import has_no_room
+from duemq.storage.durability.recovery import Recovered, Recovery
+from duemq.storage.errors import StoreFileMissing, StoreFormatError
+from duemq.storage.files import Files, Lock
+from duemq.storage.log.append import Appender
+from duemq.storage.log.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
+from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.log.origins import Origins
+from duemq.storage.log.scan import read_record, whole_records
+from duemq.storage.queues import check, pull
+from duemq.storage.queues.check import Key, QueueCheck
+from duemq.storage.queues.consume_queue import DEFAULT_SEGMENT_SIZE as QUEUE_SEGMENT_SIZE
+from duemq.storage.queues.consume_queue import (
     FOLLOWING,
     PADDING_SIZE,
     SCHEDULE_TOPIC,
@@ -37,14 +46,6 @@ from storage.consume_queue import (
     ConsumeQueue,
     place_of,
 )
-from storage.errors import StoreFileMissing, StoreFormatError
-from storage.files import Files, Lock
-from storage.health import Health
-from storage.jobs import has_no_room
-from storage.origins import Origins
-from storage.queue_check import Key, QueueCheck
-from storage.recovery import Recovered, Recovery
-from storage.scan import read_record, whole_records
 
 _ZEROS: Final = bytes(1 << 20)
 _RECORD_END: Final = 16
@@ -142,7 +143,7 @@ class MessageStore:
         """From here on the commitlog was found readable."""
         self._queue_file_size = queue_file_size(config.queue_segment_size)
         self.queue_check = QueueCheck(
-            files, os.path.join(root, queue_check.FILE_NAME), self.queue_directory, self._queue_file_size
+            files, os.path.join(root, check.FILE_NAME), self.queue_directory, self._queue_file_size
         )
         """What is noted of consume queues and removed topics."""
 
@@ -164,7 +165,7 @@ class MessageStore:
         files, root = self.files, self.config.root
         if files.exists(os.path.join(root, REPAIR_DIRECTORY, "old")):
             raise StoreFormatError(root, "a repair of this store was not ended; run `duemq store repair` again")
-        for name in ("lock", "abort", "checkpoint", queue_check.FILE_NAME):
+        for name in ("lock", "abort", "checkpoint", check.FILE_NAME):
             files.require_file(os.path.join(root, name))
         self._lock = files.lock(os.path.join(root, "lock"))
         self._hold_commitlog()
@@ -172,7 +173,7 @@ class MessageStore:
         if self._lock.was_theirs:
             # RocketMQ writes the checkpoint only now and then: its timestamps alone would not tell.
             self.checkpoint = self.checkpoint.without_ours()
-        if not self.checkpoint.is_foreign and queue_check.NAME in self.checkpoint.notes:
+        if not self.checkpoint.is_foreign and check.NAME in self.checkpoint.notes:
             self.queue_check.load(self.checkpoint.recovery_offset or 0)
         self._recovery = Recovery(
             files, self.log, self.queue_directory, self.ensure_queue, self.tags_code, self.queue_check, self

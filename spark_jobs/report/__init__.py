@@ -16,6 +16,6 @@ What comes from the store is whatever producers sent. The template escapes all o
 JSON without a `<`, and a policy in the page (CSP) lets run the page's own scripts alone, and load nothing.
 """
 
-from spark_jobs.report.page import GENERATOR, render, render_index
+from duemq.spark_jobs.report.page import GENERATOR, render, render_index
 
 __all__ = ["GENERATOR", "render", "render_index"]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import jinja2
 
-from spark_jobs.report import formats, plots
-from spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_of
+from duemq.spark_jobs.report import formats, plots
+from duemq.spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_of
 
 if TYPE_CHECKING:
-    from spark_jobs.analysis import Analysis, Late
-    from spark_jobs.comparison import Comparison
-    from spark_jobs.nights import Listed
-    from spark_jobs.output import Run
+    from duemq.spark_jobs.analyse.analysis import Analysis, Late
+    from duemq.spark_jobs.analyse.comparison import Comparison
+    from duemq.spark_jobs.analyse.nights import Listed
+    from duemq.spark_jobs.analyse.output import Run
 
 T = TypeVar("T")
 OPEN: Final = 10
@@ -96,7 +96,7 @@ def _by_mood(found: Iterable[T], mood: Callable[[T], str | None], store: Callabl
 
 @cache
 def _text(name: str) -> str:
-    return resources.files("spark_jobs.report").joinpath("static", name).read_text("utf-8")
+    return resources.files("duemq.spark_jobs.report").joinpath("static", name).read_text("utf-8")
 
 
 @cache

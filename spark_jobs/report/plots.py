@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from spark_jobs.report import formats
-from spark_jobs.steps import BARS, step_of
+from duemq.spark_jobs.audit.steps import BARS, step_of
+from duemq.spark_jobs.report import formats
 
 if TYPE_CHECKING:
-    from spark_jobs.analysis import Ahead, Analysis, LatePoint, Traffic
-    from spark_jobs.output import Run
+    from duemq.spark_jobs.analyse.analysis import Ahead, Analysis, LatePoint, Traffic
+    from duemq.spark_jobs.analyse.output import Run
 
 T = TypeVar("T")
 Plot = dict[str, Any]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from spark_jobs.files import is_same
-from spark_jobs.report.formats import count, duration, name, share, size, whole
+from duemq.spark_jobs.report.formats import count, duration, name, share, size, whole
+from duemq.spark_jobs.store.local_files import is_same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spark_jobs.audit import Offender, Summary
-    from spark_jobs.comparison import Comparison
-    from spark_jobs.starts import Start
+    from duemq.spark_jobs.analyse.comparison import Comparison
+    from duemq.spark_jobs.audit.audit import Offender, Summary
+    from duemq.spark_jobs.audit.starts import Start
 
 OURS: Final = "duemq"
 GOOD: Final = "good"

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.directories import Directory
-from spark_jobs.errors import JobError
-from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.store.store_files import UNIT, QueueFile, StoreFiles
 
 
 class QueuesTask(NamedTuple):

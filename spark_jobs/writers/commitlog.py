@@ -4,7 +4,7 @@ rest is copied as slices of what was read. A task a range; the files are there a
 
     a record, bytes 28 to 35:   its physical offset
     76 to 83 (12 or 24 further behind with IPv6 hosts): prepared-transaction offset
-    its last 20, if the properties end so: its checksum (`protocol.record_checksum`)
+    its last 20, if the properties end so: its checksum (`protocol.records.checksum`)
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from protocol.record import FLAG_TRANSACTION, MAGIC_END, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from protocol.record_checksum import NAME_FIELD, checksum_field
-from protocol.record_checksum import SIZE as CHECKSUM_SIZE
-from spark_jobs.compact_scan import KEYED_MESSAGE, PLAIN, TIMER_AGAIN, TIMER_DELETE
-from spark_jobs.errors import JobError
-from spark_jobs.records import HEAD, PADDING, Records
-from spark_jobs.writers import layout
-from spark_jobs.writers.index import items_of
-from spark_jobs.writers.spill import OffsetMap, load, save
-from storage.copies import ORIGIN_ZERO
+from duemq.protocol.records.checksum import NAME_FIELD, checksum_field
+from duemq.protocol.records.checksum import SIZE as CHECKSUM_SIZE
+from duemq.protocol.records.record import FLAG_TRANSACTION, MAGIC_END, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from duemq.spark_jobs.columns.records import HEAD, PADDING, Records
+from duemq.spark_jobs.compact.scan import KEYED_MESSAGE, PLAIN, TIMER_AGAIN, TIMER_DELETE
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.writers import layout
+from duemq.spark_jobs.writers.index import items_of
+from duemq.spark_jobs.writers.spill import OffsetMap, load, save
+from duemq.storage.log.copies import ORIGIN_ZERO
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spark_jobs.store_files import StoreFiles
-    from spark_jobs.writers.layout import Piece
+    from duemq.spark_jobs.store.store_files import StoreFiles
+    from duemq.spark_jobs.writers.layout import Piece
 
     Integers = NDArray[np.int64]
 
@@ -96,7 +96,7 @@ def copy(task: CopyTask) -> int:
         finally:
             os.close(fd)
     if task.with_index:
-        from storage.index_file import ITEM
+        from duemq.storage.queues.index_file import ITEM
 
         save(scratch, f"{number}.items", np.concatenate([np.empty(0, ITEM), *items]))
     return written

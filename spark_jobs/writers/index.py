@@ -1,4 +1,4 @@
-"""Index files of a new commitlog, from the items that tasks left. The format is that of `storage.index_file`."""
+"""Index files of a new commitlog, from the items that tasks left. The format is that of `storage.queues.index_file`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from protocol.properties import KEYS, UNIQ_KEY
-from protocol.record import FLAG_TRANSACTION
-from spark_jobs.writers.spill import load
-from storage import index_file
-from storage.index_file import ITEM, MOST, java_hashes, key_hashes
+from duemq.protocol.records.properties import KEYS, UNIQ_KEY
+from duemq.protocol.records.record import FLAG_TRANSACTION
+from duemq.spark_jobs.writers.spill import load
+from duemq.storage.queues import index_file
+from duemq.storage.queues.index_file import ITEM, MOST, java_hashes, key_hashes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spark_jobs.records import Records
+    from duemq.spark_jobs.columns.records import Records
 
     Integers = NDArray[np.int64]
 
@@ -56,7 +56,7 @@ def items_of(records: Records, new: Integers, without: int) -> NDArray[np.void]:
 
 
 def _topic_hash(topic: str) -> int:
-    from protocol.properties import java_hash
+    from duemq.protocol.records.properties import java_hash
 
     return java_hash(f"{topic}#")
 

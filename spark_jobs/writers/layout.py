@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from spark_jobs.errors import JobError
+from duemq.spark_jobs.errors import JobError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from spark_jobs.errors import JobError
-from spark_jobs.files import local_path, reason, size_text
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.local_files import local_path, reason, size_text
 
 _SYNC_THREADS: Final = 4
 _SPARE_BYTES: Final = 64 << 20

@@ -18,10 +18,11 @@ import threading
 from collections.abc import Callable
 from typing import IO, Any, Final, NoReturn
 
-from spark_jobs.errors import JobError
+from duemq.spark_jobs.errors import JobError
 
 _PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]\nfrom spark_jobs.writers.processes import serve\nserve()"
+    "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]\n"
+    "from duemq.spark_jobs.writers.processes import serve\nserve()"
 )
 
 

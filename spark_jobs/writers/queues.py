@@ -1,7 +1,7 @@
 """Writing consume queues that go with a new commitlog. Queue offsets stay, so that every consumer group goes on at its
 own; a record that is gone leaves a unit that stands for nothing. A task some queues.
 
-    unit:  | physical offset: int64 | record size: int32 | tags code: int64 |   as in `storage.consume_queue`
+    unit:  | physical offset: int64 | record size: int32 | tags code: int64 |   as in `storage.queues.consume_queue`
 
     before the queue's first record   (0, 0x7fffffff, 0), as RocketMQ fills the first file of a queue that does not
                                       start at 0; files before that one are not made
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from spark_jobs.store_files import UNIT, QueueFile, StoreFiles
-from spark_jobs.writers.spill import OffsetMap
-from storage.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
+from duemq.spark_jobs.store.store_files import UNIT, QueueFile, StoreFiles
+from duemq.spark_jobs.writers.spill import OffsetMap
+from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

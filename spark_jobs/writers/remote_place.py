@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from spark_jobs.directories import Directory
-from spark_jobs.errors import JobError
-from spark_jobs.writers.place import SCRATCH
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.writers.place import SCRATCH
 
 _BEGUN: Final = f"{SCRATCH}/begun"
 

@@ -11,12 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from spark_jobs.errors import JobError
-from spark_jobs.files import reason
-from spark_jobs.spark_errors import OUT_OF_MEMORY, in_one_line
-from spark_jobs.worker import settle
-from spark_jobs.writers.place import Place
-from spark_jobs.writers.processes import Worker
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.spark_errors import OUT_OF_MEMORY, in_one_line
+from duemq.spark_jobs.store.local_files import reason
+from duemq.spark_jobs.worker import settle
+from duemq.spark_jobs.writers.place import Place
+from duemq.spark_jobs.writers.processes import Worker
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -1,6 +1,6 @@
 """Writing the timer log, the wheel and timercheck that go with a new commitlog: what waits, in the slots in which it
-waited, at the records' new places. The layouts are those of `scheduler.timer_log`, `timer_wheel` and `timer_files`,
-which write them.
+waited, at the records' new places. The layouts are those of `scheduler.timers.files.log`, `timers.files.wheel` and
+`timers.files.formats`, which write them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from scheduler import timer_files
-from scheduler.sorted_offsets import is_among, joined
-from scheduler.timer_files import Found
-from scheduler.timer_log import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
-from scheduler.timer_wheel import HOUR, TimerWheel
-from storage.files import OsFiles
+from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files.formats import Found
+from duemq.scheduler.timers.files.log import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
+from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.storage.files import OsFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spark_jobs.compact_state import Timers
-    from spark_jobs.writers.spill import OffsetMap
+    from duemq.spark_jobs.compact.state import Timers
+    from duemq.spark_jobs.writers.spill import OffsetMap
 
     Integers = NDArray[np.int64]
 
@@ -30,7 +30,7 @@ _AT_ONCE: Final = 1 << 16
 
 def write(
     root: str, timers: Timers, offsets: OffsetMap, newest: tuple[int, int], log_end: int, found: Found
-) -> timer_files.TimerNote | None:
+) -> formats.TimerNote | None:
     """Write the timers' files into a store. `newest`: new physical offset and size of the message that was put into the
     wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends; `found`: what is in
     it of messages that do not wait, by new physical offsets. Gives the checkpoint's note where the old
@@ -58,8 +58,8 @@ def write(
             waiting[int(key)] = waiting.get(int(key), 0) + int(count)
     _mark_newest(log, timers, newest)
     wheel.establish()
-    check = timers.check or timer_files.TimerCheck()
-    check = timer_files.TimerCheck(
+    check = timers.check or formats.TimerCheck()
+    check = formats.TimerCheck(
         check.read_ms or timers.second * 1000,
         log.end,
         timers.enqueued,
@@ -68,12 +68,12 @@ def write(
         check.version_ms,
         check.counter,
     )
-    timer_files.save_check(files, os.path.join(root, "config", "timercheck"), check)
+    formats.save_check(files, os.path.join(root, "config", "timercheck"), check)
     note = None
     if timers.note is not None:
         old = timers.note
-        sums = timer_files.Sums(log.sums.by_file, wheel.sums)
-        note = timer_files.TimerNote(
+        sums = formats.Sums(log.sums.by_file, wheel.sums)
+        note = formats.TimerNote(
             old.second, log_end, log.end, log.end, old.queue_offset, old.held_to, log_end, waiting, found, sums=sums
         )
     log.close()

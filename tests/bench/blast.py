@@ -14,10 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from protocol import codec
-from protocol.codes import RequestCode
-from protocol.command import Command
-from protocol.headers import SendMessageV2
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.headers import SendMessageV2
 
 _ANY, _GOOD = b'"code":', b'"code":0,'
 _BLOCK = 32

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.codes import RequestCode, ResponseCode
-from protocol.fastjson import loads
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.fastjson import loads
 from tests.bench.blast import Pipeline, TimedFrames, blast, blast_delayed
 from tests.bench.brokers import MakeBroker, apache, apache_with_timers, ours, running, start_timed
 from tests.bench.figures import Figure, Figures, figures_of, part

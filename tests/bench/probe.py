@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from protocol import codec
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import PULL_SUBSCRIPTION, PullMessage
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.headers import PULL_SUBSCRIPTION, PullMessage
 from tests.bench.blast import send_frame
 from tests.bench.remote import Remote
 

@@ -22,7 +22,7 @@ from unittest.mock import patch
 import structlog
 import uvloop
 
-from storage.clock import look
+from duemq.storage.clock import look
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import encode_all, pull, send
 

@@ -6,10 +6,10 @@ import socket
 from collections.abc import Iterable
 from types import TracebackType
 
-from protocol import codec
-from protocol.codes import RequestCode
-from protocol.command import Command
-from protocol.frame import FrameReader
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import FrameReader
 
 
 class Remote:

@@ -109,20 +109,20 @@ class Jobs:
         return self._query("role,real_topic,size", BY_ROLE)
 
     def audit(self) -> Any:
-        from spark_jobs.audit import audit
+        from duemq.spark_jobs.audit.audit import audit
 
         found = audit(self._session, str(self._store))
         return {name: getattr(found, name) for name in ("scheduled", "delivered", "pending", "lost", "twice")}
 
     def analyse(self) -> Any:
-        from spark_jobs.analyse import analyse
+        from duemq.spark_jobs.analyse.analyse import analyse
 
         found = analyse(self._session, str(self._store))
         return {"bytes": found.bytes, "delivered": found.audit.delivered}
 
     def grown(self) -> Any:
         """The analysis of a store that one has analysed that has grown by 1 % since."""
-        from spark_jobs.analyse import analyse
+        from duemq.spark_jobs.analyse.analyse import analyse
         from tests.bench.spark_stores import Cut
 
         before, state = self._store.parent / "before", self._store.parent / "state"
@@ -137,7 +137,7 @@ class Jobs:
         return {"bytes": found.bytes, "delivered": found.audit.delivered}
 
     def compact(self) -> Any:
-        from spark_jobs.compact import compact
+        from duemq.spark_jobs.compact.compact import compact
 
         new = self._store.parent / "compacted"
         try:
@@ -153,7 +153,7 @@ def _fail(text: str) -> None:
 
 def measure(store: Path, master: str, jobs: list[str], *, rounds: int) -> dict[str, Any]:
     """Run jobs; see the module."""
-    from spark_jobs.session import make_session
+    from duemq.spark_jobs.session import make_session
 
     session = make_session("duemq benchmark", master=master, for_jobs=not QUERIES & {*jobs})
     result: dict[str, Any] = {}

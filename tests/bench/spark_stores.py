@@ -396,8 +396,8 @@ class Cut:
 
     def __init__(self, store: Path, size: int) -> None:
         """`size`: about so many bytes."""
-        from spark_jobs.ranges import boundary
-        from spark_jobs.store_files import StoreFiles
+        from duemq.spark_jobs.store.ranges import boundary
+        from duemq.spark_jobs.store.store_files import StoreFiles
 
         files = StoreFiles.open(store)
         first = files.segment_of(files.readable_end - size) or files.segments[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol.record import HEAD_IPV4, MAGIC_END, MAGIC_V1
+from duemq.protocol.records.record import HEAD_IPV4, MAGIC_END, MAGIC_V1
 from tests.bench.blast import DUE_DIGITS, NUMBER_DIGITS
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from math import log10
 from pathlib import Path
 
-from protocol import timer_properties
-from scheduler.timer_config import TimerConfig
-from scheduler.timers import NAME, Timers
-from storage.budget import UNLIMITED
-from storage.clock import ManualClock, look
-from storage.files import OsFiles
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records import timer_properties
+from duemq.scheduler.timers.config import TimerConfig
+from duemq.scheduler.timers.service import NAME, Timers
+from duemq.storage.budget import UNLIMITED
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.files import OsFiles
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.support.store import OwnedStore
 
 PLOT = Path(__file__).parents[2] / "docs" / "timer-growth.svg"

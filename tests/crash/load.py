@@ -9,11 +9,11 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
-from protocol import codec
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import FrameReader
-from protocol.headers import SendMessageV2
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import FrameReader
+from duemq.protocol.requests.headers import SendMessageV2
 
 PLAIN, DELAYED = "plain", "delayed"
 LEVELS = 3

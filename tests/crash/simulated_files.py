@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from storage.errors import NotDurable, StoreFormatError, StoreLocked
-from storage.files import Ranges
+from duemq.storage.errors import NotDurable, StoreFormatError, StoreLocked
+from duemq.storage.files import Ranges
 
 SECTOR = 512
 

@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol import properties
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_delivery import DeliveryConfig
-from scheduler.level_queues import NAME, LevelQueues, read_saved
-from storage.budget import UNLIMITED, Pieces
-from storage.check import problems
-from storage.clock import ManualClock, look
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.copies import origin_of
-from storage.recovery import Recovered
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records import properties
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.service import NAME, LevelQueues, read_saved
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.budget import UNLIMITED, Pieces
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability.check import problems
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.log.copies import origin_of
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync, SyncDirectory
 from tests.support.store import OwnedStore
 

@@ -20,16 +20,16 @@ from pathlib import Path
 
 import pytest
 
-from protocol import codec
-from protocol.codes import RequestCode
-from protocol.command import Command
-from protocol.fastjson import loads
-from protocol.frame import Frame, FrameReader
-from scheduler.delay_levels import DelayLevels
-from storage.check import problems
-from storage.copies import origin_of
-from storage.files import OsFiles
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.fastjson import loads
+from duemq.protocol.frames.frame import Frame, FrameReader
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.durability.check import problems
+from duemq.storage.files import OsFiles
+from duemq.storage.log.copies import origin_of
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.load import DELAYED, PLAIN, Delay, by_level, by_time, load_until_lost
 from tests.peers.clients import make_client
 from tests.peers.duemq_broker import DuemqBroker

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol import timer_properties
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_keys import key_hash
-from scheduler.timer_policies import TimerPolicy
-from scheduler.timers import NAME, Timers
-from storage.budget import UNLIMITED, Pieces
-from storage.clock import ManualClock, look
-from storage.copies import origin_of
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records import timer_properties
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.index.keys import key_hash
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.scheduler.timers.service import NAME, Timers
+from duemq.storage.budget import UNLIMITED, Pieces
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.log.copies import origin_of
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync
 from tests.support.store import OwnedStore
 

@@ -7,9 +7,9 @@ import socket
 import struct
 from typing import Self
 
-from protocol import codec
-from protocol.command import Command
-from protocol.frame import JSON, FrameReader
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.fuzz.live import HOST, PATIENCE_SECONDS
 
 

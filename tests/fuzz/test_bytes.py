@@ -1,6 +1,6 @@
 """Bytes that are no stream of frames: each connection that sends them is closed with one log line, and nobody else
-notices. What is to be refused is known from the same reader that clients use (protocol/frame.py), whose own tests
-say that it is right."""
+notices. What is to be refused is known from the same reader that clients use (protocol/frames/frame.py), whose own
+tests say that it is right."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections import Counter
 
 import pytest
 
-from protocol import codec
-from protocol.errors import FrameError
-from protocol.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, FrameReader, join_frame
-from protocol.headers import QueueOfTopic
+from duemq.protocol.errors import FrameError
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.frame import BINARY, JSON, MAX_FRAME_BYTES, MSGPACK, FrameReader, join_frame
+from duemq.protocol.requests.headers import QueueOfTopic
 from tests.fuzz.client import RawClient
 from tests.fuzz.live import Line, LiveBroker
 from tests.fuzz.witness import Witness

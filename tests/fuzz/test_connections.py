@@ -12,13 +12,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from protocol import batch, bodies, codec, record
-from protocol.bodies import ConsumerData, HeartbeatData
-from protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.fastjson import dumps
-from protocol.frame import BINARY, JSON, MAX_FRAME_BYTES, join_frame
-from protocol.headers import QueueOfTopic, RelayToConsumer
+from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.fastjson import dumps
+from duemq.protocol.frames.frame import BINARY, JSON, MAX_FRAME_BYTES, join_frame
+from duemq.protocol.records import batch, record
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData
+from duemq.protocol.requests.headers import QueueOfTopic, RelayToConsumer
 from tests.fuzz.client import RawClient
 from tests.fuzz.live import Line, LiveBroker
 from tests.fuzz.test_bytes import port_of, valid

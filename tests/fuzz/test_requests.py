@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from msgspec.inspect import BoolType, IntType, StructType, UnionType, type_info
 
-from protocol import batch, codec, headers
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.errors import LocalProtocolError
-from protocol.frame import BINARY, CODECS, JSON, join_frame
-from protocol.headers import Header
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from duemq.protocol.errors import LocalProtocolError
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, CODECS, JSON, join_frame
+from duemq.protocol.records import batch
+from duemq.protocol.requests import headers
+from duemq.protocol.requests.headers import Header
 from tests.fuzz.client import RawClient
 from tests.fuzz.live import LiveBroker
 from tests.fuzz.witness import Witness

@@ -7,9 +7,10 @@ import random
 import threading
 from typing import Self
 
-from protocol import codec, record
-from protocol.codes import ResponseCode
-from protocol.headers import PullMessageResponse, SendMessageResponse, decode_ext
+from duemq.protocol.codes import ResponseCode
+from duemq.protocol.frames import codec
+from duemq.protocol.records import record
+from duemq.protocol.requests.headers import PullMessageResponse, SendMessageResponse, decode_ext
 from tests.fuzz.client import RawClient
 from tests.fuzz.live import LiveBroker
 from tests.support.wire import pull, send

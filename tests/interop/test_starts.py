@@ -1,4 +1,5 @@
-"""What the audit says of a start (`spark_jobs.starts`) is what Apache's brokers do that are started on the files.
+"""What the audit says of a start (`spark_jobs.audit.starts`) is what Apache's brokers do that are started on the
+files.
 
 The stores are those of the tests of `duemq store repair`; here they are not repaired."""
 
@@ -13,13 +14,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from spark_jobs.cases import match
-from spark_jobs.events import RangeEvents
-from spark_jobs.figures import Figures
-from spark_jobs.progress import read_progress
-from spark_jobs.ranges import plan
-from spark_jobs.starts import Start, starts
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.audit.cases import match
+from duemq.spark_jobs.audit.events import RangeEvents
+from duemq.spark_jobs.audit.figures import Figures
+from duemq.spark_jobs.audit.starts import Start, starts
+from duemq.spark_jobs.store.progress import read_progress
+from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.interop.environment import ClientPool, SharedBroker, make_broker
 from tests.interop.support import eventually
 from tests.interop.test_repair import PROPERTIES, SCHEDULE, SHORTENED, TOPIC, ZEROED, Stores, bodies, damage, stored

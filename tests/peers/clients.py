@@ -3,8 +3,8 @@
     client = make_client("go", directory)
     await client.start()
     async with (
-        await client.producer(broker.nameserver) as producer,
-        await client.consumer(broker.nameserver, "group", "topic") as consumer,
+        await client.producer(broker.names.nameserver) as producer,
+        await client.consumer(broker.names.nameserver, "group", "topic") as consumer,
     ):
         await producer.send("topic", [Outgoing(b"hello")])
         await consumer.receive(1)

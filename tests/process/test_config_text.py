@@ -9,8 +9,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from broker import config_text
-from broker.errors import ConfigError
+from duemq.broker.errors import ConfigError
+from duemq.broker.settings import config_text
 
 PROGRAM = """
 import java.io.*; import java.util.*; import java.nio.charset.StandardCharsets;

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from duemq import Producer, PushConsumer
-from duemq._connection import connect
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers import ResetOffset
+from duemq._net.connection import connect
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.requests.headers import ResetOffset
 from tests.peers.duemq_broker import DuemqBroker
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from duemq import Admin, Producer, PushConsumer, ReceivedMessage
-from duemq._durations import parse_duration
-from duemq._times import now_ms
+from duemq._values.durations import parse_duration
+from duemq._values.times import now_ms
 from duemq.errors import NoPermissionError
 from duemq.testing import TestClock
 from tests.peers.duemq_broker import DuemqBroker

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from duemq import DelayError, Producer, PushConsumer, ReceivedMessage
-from duemq._connection import connect
-from duemq._settings import Rhythm
+from duemq._net.connection import connect
+from duemq._values.settings import Rhythm
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.requests.headers import CreateTopic
 from duemq.testing import TestClock
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers import CreateTopic
 from tests.peers.duemq_broker import DuemqBroker
 
 DUEMQ = str(Path(sys.executable).with_name("duemq"))

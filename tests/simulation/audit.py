@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from broker.daemon import timer_config
-from protocol import properties
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import LevelQueues, read_saved
-from scheduler.pending import Pending, Selection, Waiting
-from scheduler.timers import Timers
-from spark_jobs import events, progress
-from spark_jobs.cases import match
-from spark_jobs.figures import STATUSES
-from spark_jobs.ranges import plan, walks
-from spark_jobs.store_files import Segment, StoreFiles
-from storage.check import problems
-from storage.clock import Moment, look
-from storage.config_file import ConfigFile
-from storage.store import MessageStore, StoreConfig
+from duemq.broker.daemon import timer_config
+from duemq.protocol.records import properties
+from duemq.scheduler.levels.service import LevelQueues, read_saved
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.pending import Pending, Selection, Waiting
+from duemq.scheduler.timers.service import Timers
+from duemq.spark_jobs.audit import events
+from duemq.spark_jobs.audit.cases import match
+from duemq.spark_jobs.audit.figures import STATUSES
+from duemq.spark_jobs.store import progress
+from duemq.spark_jobs.store.ranges import plan, walks
+from duemq.spark_jobs.store.store_files import Segment, StoreFiles
+from duemq.storage.clock import Moment, look
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability.check import problems
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.simulation.disk import PAGE, Disk
 from tests.simulation.world import ROOT
 
 if TYPE_CHECKING:
-    from broker.config import BrokerConfig
+    from duemq.broker.settings.config import BrokerConfig
     from tests.simulation.clients import Attempt
     from tests.simulation.life import Life
 
@@ -168,7 +169,7 @@ def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[i
 
 
 def _cases(files: StoreFiles) -> Any:
-    """As `spark_jobs.cases.find`, without Spark."""
+    """As `spark_jobs.audit.cases.find`, without Spark."""
     how_far = progress.read_progress(files)
     waits, done = [np.empty(0, events.WAITS)], [np.empty(0, events.DONE)]
     for part in plan(files):

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol import codec, record
-from protocol.codes import FLAG_RESPONSE
-from protocol.command import Command
-from protocol.frame import JSON, FrameReader
+from duemq.protocol.codes import FLAG_RESPONSE
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, FrameReader
+from duemq.protocol.records import record
 from tests.simulation.network import Link
 from tests.simulation.world import World
 from tests.support.wire import pull

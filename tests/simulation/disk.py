@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
-from storage.files import Ranges
+from duemq.storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
+from duemq.storage.files import Ranges
 from tests.simulation.loop import Killed, Process, SimulatedLoop
 
 SECTOR = 512

@@ -8,12 +8,12 @@ import asyncio
 import re
 from dataclasses import dataclass
 
-from protocol import record
-from protocol.bodies import DataVersion, TopicConfig
-from protocol.codes import RequestCode
-from protocol.command import Command
-from protocol.headers import GetRouteInfo, QueryConsumerOffset, RegisterBroker, UpdateConsumerOffset
-from protocol.registration import encode_registration
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records import record
+from duemq.protocol.requests.bodies import DataVersion, TopicConfig
+from duemq.protocol.requests.headers import GetRouteInfo, QueryConsumerOffset, RegisterBroker, UpdateConsumerOffset
+from duemq.protocol.requests.registration import encode_registration
 from tests.simulation.clients import Client
 from tests.simulation.script import TOPIC_QUEUES
 from tests.simulation.world import World

@@ -12,13 +12,20 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.daemon import Broker
-from protocol.codes import RequestCode
-from protocol.command import Command
-from protocol.headers import ChangePending, CreateTopic, DueCurve, ListPending, RecallMessage, ResetOffset
-from protocol.headers import Topic as TopicHeader
-from scheduler.delay_levels import DelayLevels
-from storage.clock import look
+from duemq.broker.daemon import Broker
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.headers import (
+    ChangePending,
+    CreateTopic,
+    DueCurve,
+    ListPending,
+    RecallMessage,
+    ResetOffset,
+)
+from duemq.protocol.requests.headers import Topic as TopicHeader
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.clock import look
 from tests.simulation.audit import Left
 from tests.simulation.clients import Attempt, Change, Client, Consumer, properties_of
 from tests.simulation.groups import OtherBroker, PushConsumer

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from broker.connection import Connection
+from duemq.broker.net.connection import Connection
 from tests.simulation.loop import WORLD, Process, SimulatedLoop
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from protocol import properties
-from scheduler.delay_levels import DelayLevels
-from storage.check import problems
-from storage.config_file import decode_table
-from storage.scan import Scanner
-from storage.store import MessageStore
+from duemq.protocol.records import properties
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.config_file import decode_table
+from duemq.storage.durability.check import problems
+from duemq.storage.log.scan import Scanner
+from duemq.storage.store import MessageStore
 from tests.simulation import audit
 from tests.simulation.clients import Attempt
 from tests.simulation.groups import PushConsumer

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from broker.config import BrokerConfig, load
-from broker.connection import Connection
-from broker.daemon import Broker
-from broker.errors import ConfigError
-from broker.workers import Background
-from storage.errors import StoreError
-from storage.jobs import Lane
+from duemq.broker.daemon import Broker
+from duemq.broker.errors import ConfigError
+from duemq.broker.net.connection import Connection
+from duemq.broker.settings.config import BrokerConfig, load
+from duemq.broker.workers import Background
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.errors import StoreError
 from tests.simulation.disk import Disk
 from tests.simulation.loop import WORLD, Killed, Process, SimulatedLoop
 from tests.simulation.network import Link, Receiver

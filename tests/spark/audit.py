@@ -238,7 +238,8 @@ def _progress(store: Path) -> _Progress:
     notes = oracle.checkpoint(store).notes
     second = read_ms // 1000
     if notes.get("timers"):
-        # | version 1 | second | since | log since | log end | log crc | queue offset | ... (scheduler/timer_files.py)
+        # See scheduler/timers/files/formats.py:
+        # | version 1 | second | since | log since | log end | log crc | queue offset | ...
         _, second, _, _, _, _, timer_queue = struct.unpack_from(">BqqqqIq", notes["timers"])
     runs = _runs(notes["levels"]) if notes.get("levels") else None
     units = [
@@ -251,7 +252,7 @@ def _progress(store: Path) -> _Progress:
 
 
 def _runs(note: bytes) -> dict[int, list[tuple[int, int]]]:
-    """The note of the levels: start and cursor of each run (its layout is in scheduler/runs.py)."""
+    """The note of the levels: start and cursor of each run (its layout is in scheduler/levels/runs.py)."""
     _, count = struct.unpack_from(">IH", note)
     at, result = 6, {}
     for _ in range(count):

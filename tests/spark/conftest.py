@@ -87,7 +87,7 @@ def writable(written: WrittenStore, tmp_path: Path) -> WrittenStore:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from spark_jobs.session import make_session
+    from duemq.spark_jobs.session import make_session
 
     scratch = str(tmp_path_factory.mktemp("spark"))
     settings = {"spark.sql.shuffle.partitions": "2", "spark.local.dir": scratch, "spark.sql.warehouse.dir": scratch}

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from duemq import Admin, ChangeResult
-from protocol import codec
-from protocol.command import Command
-from protocol.frame import JSON, FrameReader
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, FrameReader
 from tests.interop.support import eventually
 from tests.peers.broker import HOST, Broker
 from tests.peers.clients import JavaClient, Outcome, unique

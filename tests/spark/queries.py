@@ -134,7 +134,7 @@ def main() -> None:
     given = parser.parse_args()
     import pyspark
 
-    from spark_jobs.session import make_session
+    from duemq.spark_jobs.session import make_session
 
     settings = {
         "spark.sql.python.filterPushdown.enabled": str(given.pushdown).lower(),

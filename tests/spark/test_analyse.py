@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import output
-from spark_jobs.analyse import analyse, analyse_for_cluster, forecast_of
-from spark_jobs.analysis import TABLES, Analysis, figures
-from spark_jobs.cluster import StoreRun, finish, join
-from spark_jobs.comparison import Comparison
-from spark_jobs.nights import Place
-from spark_jobs.usage import KEYS_KEPT
+from duemq.spark_jobs.analyse import output
+from duemq.spark_jobs.analyse.analyse import analyse, analyse_for_cluster, forecast_of
+from duemq.spark_jobs.analyse.analysis import TABLES, Analysis, figures
+from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join
+from duemq.spark_jobs.analyse.comparison import Comparison
+from duemq.spark_jobs.analyse.nights import Place
+from duemq.spark_jobs.analyse.usage import KEYS_KEPT
 from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import WrittenStore

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.append import FORMATS, append, open_table
-from spark_jobs.writers.parquet_table import committed_files
+from duemq.spark_jobs.archive.append import FORMATS, append, open_table
+from duemq.spark_jobs.archive.parquet_table import committed_files
 from tests.spark import oracle
 from tests.spark.stores import WrittenStore
 from tests.spark.test_cli import SMALL, duemq

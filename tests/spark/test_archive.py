@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.archive import archive, restore
-from spark_jobs.compact import CompactOptions, compact
-from spark_jobs.errors import JobError
-from spark_jobs.writers.place import Place
+from duemq.spark_jobs.archive.archive import archive, restore
+from duemq.spark_jobs.compact.compact import CompactOptions, compact
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.writers.place import Place
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.spark import oracle

@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import audit as job
-from spark_jobs.audit import Audit, Summary
-from spark_jobs.cases import match
-from spark_jobs.errors import JobError
-from spark_jobs.events import RangeEvents
-from spark_jobs.figures import STATUSES, UNCLAIMED
-from spark_jobs.progress import read_progress
-from spark_jobs.ranges import plan
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.audit import audit as job
+from duemq.spark_jobs.audit.audit import Audit, Summary
+from duemq.spark_jobs.audit.cases import match
+from duemq.spark_jobs.audit.events import RangeEvents
+from duemq.spark_jobs.audit.figures import STATUSES, UNCLAIMED
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.progress import read_progress
+from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.spark import audit, faults, oracle
 from tests.spark.audit import Audit as Judged
 from tests.spark.audit import Scheduled

@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from spark_jobs import session
-from spark_jobs.cli import main
+from duemq.spark_jobs import session
+from duemq.spark_jobs.cli.commands import main
 from tests.spark import audit, faults, oracle
 from tests.spark.stores import WrittenStore
 from tests.unit.spark_jobs.test_nights import night, run
@@ -161,7 +161,7 @@ def test_on_a_cluster(duemq_store: WrittenStore, tmp_path: Path) -> None:
     base = str(Path(sys.base_prefix) / "bin" / "python3")
     environment = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "LANG") if name in os.environ}
     environment |= {"PYTHONPATH": str(libraries), "PYSPARK_PYTHON": base, "SPARK_LOCAL_IP": "127.0.0.1"}
-    found = subprocess.run([base, "-c", "import spark_jobs"], env=environment, cwd=tmp_path, check=False)
+    found = subprocess.run([base, "-c", "import duemq"], env=environment, cwd=tmp_path, check=False)
     assert found.returncode != 0, "the project is importable here: this would prove nothing"
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     command = [submit, "--master", "local[1]", "--driver-memory", "512m", "--conf", "spark.ui.enabled=false"]

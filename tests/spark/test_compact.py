@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.compact import CompactOptions, CompactResult, compact
+from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.peers.broker import Broker

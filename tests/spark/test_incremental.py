@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from spark_jobs import kept
-from spark_jobs.analyse import analyse
-from spark_jobs.audit import audit
-from spark_jobs.incremental import Kept
+from duemq.spark_jobs.analyse.analyse import analyse
+from duemq.spark_jobs.audit import kept
+from duemq.spark_jobs.audit.audit import audit
+from duemq.spark_jobs.audit.incremental import Kept
 from tests.bench import spark_stores
 
 if TYPE_CHECKING:
@@ -66,6 +66,6 @@ def test_where_tasks_cannot_write_nothing_is_kept(
     expected = audit(spark, str(store), made_ms=MADE_MS)
     assert audit(spark, str(store), state=str(state), tell=told.append, made_ms=MADE_MS) == expected
     assert told == []
-    monkeypatch.setattr("spark_jobs.shuffle.BySpark.sees", lambda *_: False)
+    monkeypatch.setattr("duemq.spark_jobs.audit.shuffle.BySpark.sees", lambda *_: False)
     assert audit(spark, str(store), state=str(state), tell=told.append, made_ms=MADE_MS, anew=True) == expected
     assert ["do not see it" in line for line in told] == [True]

@@ -11,11 +11,11 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs import audit as job
-from spark_jobs.errors import JobError, NoStore
-from spark_jobs.files import expand
-from spark_jobs.store_files import StoreFiles
-from spark_jobs.tables import COLUMNS
+from duemq.spark_jobs.audit import audit as job
+from duemq.spark_jobs.errors import JobError, NoStore
+from duemq.spark_jobs.source.tables import COLUMNS
+from duemq.spark_jobs.store.local_files import expand
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.spark import faults, oracle
 from tests.spark.object_store import ObjectStore, serving
 from tests.spark.stores import SEGMENT, WrittenStore

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from spark_jobs import directories
-from spark_jobs.append import append, open_table
-from spark_jobs.archive import archive, restore
-from spark_jobs.directories import Directory
-from spark_jobs.errors import JobError
-from spark_jobs.published import published
-from spark_jobs.writers.parquet_table import committed_files
+from duemq.spark_jobs.archive.append import append, open_table
+from duemq.spark_jobs.archive.archive import archive, restore
+from duemq.spark_jobs.archive.parquet_table import committed_files
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store import directories
+from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.store.published import published
 from tests.spark.object_store import ObjectStore, serving, serving_apart
 from tests.spark.test_cli import SMALL, duemq
 from tests.unit.spark_jobs.test_append import READERS, World, keys

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.analysis import Ahead, HeatCell
-from spark_jobs.report import render, render_index
+from duemq.spark_jobs.analyse.analysis import Ahead, HeatCell
+from duemq.spark_jobs.report import render, render_index
 from tests.spark.browser import Page, chromium
 from tests.unit.spark_jobs import report_analyses as given_by
 from tests.unit.spark_jobs.report_analyses import many_nights

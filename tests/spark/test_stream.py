@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs import audit as job
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.audit import audit as job
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.peers.clients import java_client, unique
@@ -178,7 +178,7 @@ def test_what_is_there_now_is_read_in_batches_and_then_it_ends(
 def test_a_stream_with_the_oldest_spark(growing: Growing, tmp_path: Path) -> None:
     """Which gives no start of a batch."""
     code = (
-        "import sys; from pathlib import Path; from spark_jobs.session import make_session\n"
+        "import sys; from pathlib import Path; from duemq.spark_jobs.session import make_session\n"
         "from tests.spark.test_stream import Stream\n"
         "options = {'maxBytesPerTrigger': '100000', 'columns': 'physical_offset'}\n"
         "stream = Stream(make_session('old'), Path(sys.argv[1]), Path(sys.argv[2]), **options)\n"

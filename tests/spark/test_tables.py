@@ -12,12 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark_jobs import audit as job
-from spark_jobs import source
-from spark_jobs.errors import JobError
-from spark_jobs.source import RangePart, RocketmqSource, StorePart, StoreReader
-from spark_jobs.tables import COLUMNS, NOT_BY_DEFAULT, STORE
-from spark_jobs.writers.tasks import Anywhere, SparkTasks
+from duemq.spark_jobs.audit import audit as job
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.source import source
+from duemq.spark_jobs.source.source import RangePart, RocketmqSource, StorePart, StoreReader
+from duemq.spark_jobs.source.tables import COLUMNS, NOT_BY_DEFAULT, STORE
+from duemq.spark_jobs.writers.tasks import Anywhere, SparkTasks
 from tests.spark import audit, faults, oracle
 from tests.spark.oracle import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, Record
 from tests.spark.stores import SEGMENT, WrittenStore
@@ -426,7 +426,7 @@ def test_what_a_task_cannot_read_is_told_shortly(
         frame.collect()
     lines = str(caught.value).strip().splitlines()
     assert len(lines) <= 6, lines
-    assert [line for line in lines if f"spark_jobs.errors.JobError: {why}" in line]
+    assert [line for line in lines if f"duemq.spark_jobs.errors.JobError: {why}" in line]
     with pytest.raises(JobError, match=f"^{why}"):
         job.audit(spark, str(tmp_path / "store"))
     tasks = SparkTasks(spark, Anywhere("/"))

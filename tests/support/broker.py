@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from broker.config import BrokerConfig, Origin, load
-from broker.connection import Connection
-from broker.daemon import Broker
-from broker.request_turns import RequestBudget
-from broker.workers import Background, ThreadWorkers
-from protocol import codec
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
-from protocol.command import Command
-from protocol.frame import JSON, FrameReader
-from storage.clock import ManualClock
-from storage.files import Files
-from storage.jobs import Lane
+from duemq.broker.daemon import Broker
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.request_turns import RequestBudget
+from duemq.broker.settings.config import BrokerConfig, Origin, load
+from duemq.broker.workers import Background, ThreadWorkers
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, FrameReader
+from duemq.storage.clock import ManualClock
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.files import Files
 from tests.support.loop import CountBudget
 
 SEGMENT = 8 * 1024 * 1024

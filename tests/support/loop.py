@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.request_turns import RequestBudget, RequestTurns
-from broker.turns import Turns
-from storage.clock import ManualClock
+from duemq.broker.net.request_turns import RequestBudget, RequestTurns
+from duemq.broker.turns import Turns
+from duemq.storage.clock import ManualClock
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
-from storage.budget import UNLIMITED, Budget, Pieces
-from storage.clock import ManualClock, Moment, look
-from storage.durability import EXPIRE_SECONDS, Durability, DurabilityConfig, Part
-from storage.jobs import Lane
-from storage.retention import Retention, RetentionConfig
-from storage.store import MessageStore
+from duemq.storage.budget import UNLIMITED, Budget, Pieces
+from duemq.storage.clock import ManualClock, Moment, look
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.durability.owner import EXPIRE_SECONDS, Durability, DurabilityConfig, Part
+from duemq.storage.durability.retention import Retention, RetentionConfig
+from duemq.storage.store import MessageStore
 
 Job = tuple[Lane, Callable[[], None], Callable[[Exception | None], None]]
 
@@ -22,7 +22,7 @@ _NOTES = count()
 
 
 class HeldWorkers:
-    """Implements storage.jobs.Workers: jobs wait until the test has them run."""
+    """Implements storage.durability.jobs.Workers: jobs wait until the test has them run."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -57,7 +57,7 @@ class HeldWorkers:
 
 
 class Urgent:
-    """Implements storage.durability.Part: has nothing but the wish for a checkpoint, if the test has it."""
+    """Implements storage.durability.owner.Part: has nothing but the wish for a checkpoint, if the test has it."""
 
     def __init__(self) -> None:
         self.wants_checkpoint = False
@@ -125,7 +125,7 @@ class OwnedStore:
             look(self.clock),
         )
 
-    # --- storage.durability.Watcher
+    # --- storage.durability.owner.Watcher
 
     def released(self, position: int) -> None:
         self.releases.append(position)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from protocol import codec
-from protocol.codes import FLAG_ONEWAY, RequestCode
-from protocol.command import Command
-from protocol.frame import JSON, FrameReader
-from protocol.headers import PULL_SUBSCRIPTION, PULL_SUSPEND, Header, PullMessage, SendMessage, SendMessageV2
+from duemq.protocol.codes import FLAG_ONEWAY, RequestCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, FrameReader
+from duemq.protocol.requests.headers import (
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    Header,
+    PullMessage,
+    SendMessage,
+    SendMessageV2,
+)
 
 _opaques = itertools.count(1)
 

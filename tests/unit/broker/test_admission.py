@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from broker.admission import CONNECTION_BYTES, OWN_BYTES, Admission
-from broker.errors import NotNow
-from protocol import codec
-from protocol.codes import RequestCode
-from protocol.headers import QueueOfTopic, Topic
-from storage.config_file import ConfigFile
-from storage.pull import ColdRead
+from duemq.broker.errors import NotNow
+from duemq.broker.net.admission import CONNECTION_BYTES, OWN_BYTES, Admission
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import codec
+from duemq.protocol.requests.headers import QueueOfTopic, Topic
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.queues.pull import ColdRead
 from tests.support.broker import UnboundBroker, running
 from tests.support.loop import turns
 from tests.support.wire import pull, request, send

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from broker.clients import EXPIRE_MS, tags_codes
-from protocol import fastjson
-from protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import BINARY, JSON
-from protocol.headers import (
+from duemq.broker.tables.clients import EXPIRE_MS, tags_codes
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, JSON
+from duemq.protocol.records.properties import java_hash
+from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from duemq.protocol.requests.headers import (
     ConsumerGroup,
     DeleteSubscriptionGroup,
     ProducerGroup,
@@ -21,7 +22,6 @@ from protocol.headers import (
     UnregisterClient,
     decode_ext,
 )
-from protocol.properties import java_hash
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import request

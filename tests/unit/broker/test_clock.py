@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.clients import EXPIRE_MS
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import BINARY, JSON
-from protocol.headers import MoveClock, MoveClockResponse, decode_ext
-from storage.clock import MAX_AHEAD_MS
+from duemq.broker.tables.clients import EXPIRE_MS
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, JSON
+from duemq.protocol.requests.headers import MoveClock, MoveClockResponse, decode_ext
+from duemq.storage.clock import MAX_AHEAD_MS
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send

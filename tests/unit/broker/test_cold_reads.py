@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from broker.cold_reads import TRIES, ColdReads
-from broker.handlers.slices import Slices
-from broker.workers import ThreadWorkers
-from protocol import fastjson
-from protocol.codes import RequestCode
-from protocol.command import Command
-from protocol.headers import (
+from duemq.broker.net.cold_reads import TRIES, ColdReads
+from duemq.broker.net.slices import Slices
+from duemq.broker.workers import ThreadWorkers
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.headers import (
     CancelMessage,
     ChangePending,
     ConsumerSendMsgBack,
@@ -38,12 +38,12 @@ from protocol.headers import (
     Topic,
     ViewMessage,
 )
-from scheduler.timer_files import TimerCheck
-from storage.budget import UNLIMITED, Budget
-from storage.clock import ManualClock, Moment
-from storage.errors import NotInMemory
-from storage.files import OsFile, OsFiles, Ranges
-from storage.pull import ColdRead, patiently
+from duemq.scheduler.timers.files.formats import TimerCheck
+from duemq.storage.budget import UNLIMITED, Budget
+from duemq.storage.clock import ManualClock, Moment
+from duemq.storage.errors import NotInMemory
+from duemq.storage.files import OsFile, OsFiles, Ranges
+from duemq.storage.queues.pull import ColdRead, patiently
 from tests.support.broker import UnboundBroker, running
 from tests.support.wire import pull, request, send
 from tests.unit.broker.test_clients import heartbeat

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.config import FIELDS, BrokerConfig, load, parse_addresses
-from broker.errors import ConfigError
-from broker.rocketmq_properties import UNUSED
+from duemq.broker.errors import ConfigError
+from duemq.broker.settings.config import FIELDS, BrokerConfig, load, parse_addresses
+from duemq.broker.settings.rocketmq_properties import UNUSED
 
 OTHER_VALUES: dict[str, str] = {
     "brokerId": "0",

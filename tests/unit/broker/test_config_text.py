@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import config_text
-from broker.errors import ConfigError
+from duemq.broker.errors import ConfigError
+from duemq.broker.settings import config_text
 
 FILE = """# the broker of the tests
 brokerName=a

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.connection import (
+from duemq.broker.net.connection import (
     LARGE_RESPONSE_BYTES,
     MAX_REQUESTS,
     READ_BYTES,
@@ -21,14 +21,14 @@ from broker.connection import (
     Connection,
     InputBudget,
 )
-from broker.output_budget import OutputBudget
-from broker.request_turns import IsOver, RequestTurns
-from protocol import codec
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
-from protocol.command import Command
-from protocol.frame import BINARY, JSON, Frame, join_frame
-from protocol.headers import QueueOfTopic
-from protocol.message_id import pack_host
+from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.request_turns import IsOver, RequestTurns
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, JSON, Frame, join_frame
+from duemq.protocol.records.message_id import pack_host
+from duemq.protocol.requests.headers import QueueOfTopic
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, request_turns, turns
 from tests.support.wire import pull, request, send

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.fastjson import loads
-from protocol.headers import ConsumerSendMsgBack, CreateTopic
-from protocol.record import StoredMessage
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.copies import origin_of
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.fastjson import loads
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic
+from duemq.storage.log.copies import origin_of
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import SteppedLoop
 from tests.support.wire import request, send

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.groups import is_group_name
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers import ConsumerSendMsgBack, Group
+from duemq.broker.tables.groups import is_group_name
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.requests.headers import ConsumerSendMsgBack, Group
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import pull, request, send
 

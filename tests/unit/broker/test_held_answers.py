@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from broker.connection import Connection
-from broker.held_answers import HeldAnswers
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers import QueueOfTopic
-from storage.health import Verdict
-from storage.jobs import Lane
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.held_answers import HeldAnswers
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.requests.headers import QueueOfTopic
+from duemq.storage.durability.health import Verdict
+from duemq.storage.durability.jobs import Lane
 from tests.support.broker import running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import request, send

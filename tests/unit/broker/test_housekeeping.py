@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from storage.jobs import Lane
-from storage.retention import Retention
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.durability.retention import Retention
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import send

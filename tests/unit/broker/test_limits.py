@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from broker import clients as clients_module
-from broker.config import BrokerConfig, load
-from broker.errors import ConfigError
-from broker.limits import _PROPERTIES, MAX_EXPRESSION_LENGTH
-from protocol import batch, fastjson
-from protocol.bodies import MAX_REQUEST_BYTES, ConsumerData, HeartbeatData, ProducerData, TopicConfig
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import (
+from duemq.broker.errors import ConfigError
+from duemq.broker.limits import _PROPERTIES, MAX_EXPRESSION_LENGTH
+from duemq.broker.settings.config import BrokerConfig, load
+from duemq.broker.tables import clients as clients_module
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records import batch
+from duemq.protocol.records.properties import java_hash
+from duemq.protocol.requests.bodies import MAX_REQUEST_BYTES, ConsumerData, HeartbeatData, ProducerData, TopicConfig
+from duemq.protocol.requests.headers import (
     ConsumerGroup,
     ConsumerSendMsgBack,
     CreateTopic,
@@ -28,7 +30,6 @@ from protocol.headers import (
     UnregisterClient,
     UpdateConsumerOffset,
 )
-from protocol.properties import java_hash
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -455,7 +456,7 @@ async def test_so_many_brokers_register(broker: UnboundBroker, peer: Peer) -> No
 async def test_attributes_that_are_far_too_many_are_not_looked_at(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """800,000 of them took a second."""
     text = ",".join(f"+a{number}=b" for number in range(100_000))
-    monkeypatch.setattr("broker.handlers.admin.policy_of", None)
+    monkeypatch.setattr("duemq.broker.admin.admin.policy_of", None)
     header = CreateTopic("T", "TBW102", 4, 4, 6, "SINGLE_TAG", 0, False, text)
     many = request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
     await refused(peer, many, ResponseCode.SYSTEM_ERROR, f"attributes of {len(text)} characters")

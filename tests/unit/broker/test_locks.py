@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from broker.config import load
-from broker.errors import Refused
-from broker.limits import Limits
-from broker.locks import QueueLocks
-from broker.settings import LiveSettings
-from protocol import fastjson
-from protocol.bodies import LockBatch, MessageQueue
-from protocol.codes import RequestCode
-from storage.clock import ManualClock
+from duemq.broker.errors import Refused
+from duemq.broker.limits import Limits
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.config import load
+from duemq.broker.tables.locks import QueueLocks
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests.bodies import LockBatch, MessageQueue
+from duemq.storage.clock import ManualClock
 from tests.support.broker import Peer
 from tests.support.wire import request
 

@@ -10,15 +10,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from broker.connection import Connection
-from broker.long_poll import HeldPull, LongPolls
-from broker.topics import PERM_READ, PERM_WRITE
-from protocol import record
-from protocol.bodies import SubscriptionGroupConfig
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import CreateTopic, NoFields, PullMessage, Request, Topic
-from storage.errors import NotInMemory
+from duemq.broker.consume.long_poll import HeldPull, LongPolls
+from duemq.broker.net.connection import Connection
+from duemq.broker.tables.topics import PERM_READ, PERM_WRITE
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records import record
+from duemq.protocol.requests.bodies import SubscriptionGroupConfig
+from duemq.protocol.requests.headers import CreateTopic, NoFields, PullMessage, Request, Topic
+from duemq.storage.errors import NotInMemory
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, SteppedLoop, request_turns, turns
 from tests.support.wire import pull, request, send

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import logs, main
-from broker.config import BrokerConfig, Origin
+from duemq.broker import logs, main
+from duemq.broker.settings.config import BrokerConfig, Origin
 
 
 @pytest.mark.parametrize(

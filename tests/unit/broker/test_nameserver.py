@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from broker.nameserver import EXPIRE_MS
-from protocol import bodies, fastjson
-from protocol.bodies import DataVersion, TopicConfig, TopicRoute
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import (
+from duemq.broker.names.nameserver import EXPIRE_MS
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import DataVersion, TopicConfig, TopicRoute
+from duemq.protocol.requests.headers import (
     BrokerIdentity,
     Cluster,
     GetRouteInfo,
@@ -25,7 +26,7 @@ from protocol.headers import (
     RegisterBroker,
     Topic,
 )
-from protocol.registration import encode_registration
+from duemq.protocol.requests.registration import encode_registration
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import request, send

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from broker.handlers import pending
-from protocol import properties, record
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import CODECS, JSON
-from protocol.headers import CancelMessage, ChangePending, DueCurve, ListPending
-from protocol.message_id import offset_message_id, pack_host
-from scheduler.pending import Pending
-from scheduler.timer_config import Cancelled
-from storage.consume_queue import TIMER_TOPIC
-from storage.errors import StoreFull
-from storage.jobs import Lane
-from storage.pull import ColdRead
+from duemq.broker.waiting import pending
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import CODECS, JSON
+from duemq.protocol.records import properties, record
+from duemq.protocol.records.message_id import offset_message_id, pack_host
+from duemq.protocol.requests.headers import CancelMessage, ChangePending, DueCurve, ListPending
+from duemq.scheduler.pending import Pending
+from duemq.scheduler.timers.config import Cancelled
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.errors import StoreFull
+from duemq.storage.queues.consume_queue import TIMER_TOPIC
+from duemq.storage.queues.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import BORN_MS, pull, request, send

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from broker.persister import Outcome, Persister, SavedTable
-from broker.workers import ThreadWorkers
-from storage.config_file import ConfigFile
-from storage.files import OsFiles
+from duemq.broker.tables.persister import Outcome, Persister, SavedTable
+from duemq.broker.workers import ThreadWorkers
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.files import OsFiles
 from tests.support.broker import running
 from tests.support.wire import pull
 
@@ -149,7 +149,7 @@ async def test_a_table_that_could_not_be_written_is_written_later(
     table: Table, logged: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who was told of the error sees the change all the same: a restart must not undo it."""
-    monkeypatch.setattr("broker.persister.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("duemq.broker.tables.persister.RETRY_SECONDS", 0.0)
     table.file.error = OSError(28, "full")
     table.file.gate.release(3)
     assert await table.save(1) is not None

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from broker import clients
-from protocol import record
-from protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.fastjson import dumps
-from protocol.frame import CODECS
-from protocol.headers import (
+from duemq.broker.tables import clients
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.fastjson import dumps
+from duemq.protocol.frames.frame import CODECS
+from duemq.protocol.records import record
+from duemq.protocol.requests.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from duemq.protocol.requests.headers import (
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
     ConsumerGroup,
@@ -29,7 +29,7 @@ from protocol.headers import (
     ViewMessage,
     decode_ext,
 )
-from storage.errors import StoreFormatError
+from duemq.storage.errors import StoreFormatError
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import pull, request, send
 

@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-from broker.connection import Connection, FrameHandler, InputBudget
-from broker.output_budget import OutputBudget
-from broker.registration import ANSWER_SECONDS, CONNECT_SECONDS, Address, Registration
-from broker.request_turns import IsOver
-from broker.topics import Topics
-from protocol import codec
-from protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import Frame
-from protocol.headers import BrokerIdentity
-from protocol.registration import decode_registration
+from duemq.broker.names.registration import ANSWER_SECONDS, CONNECT_SECONDS, Address, Registration
+from duemq.broker.net.connection import Connection, FrameHandler, InputBudget
+from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.request_turns import IsOver
+from duemq.broker.tables.topics import Topics
+from duemq.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import Frame
+from duemq.protocol.requests.headers import BrokerIdentity
+from duemq.protocol.requests.registration import decode_registration
 from tests.support.broker import Peer
 from tests.support.loop import SteppedLoop, request_turns, turns
 

@@ -21,22 +21,22 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import repair as module
-from broker import repair_index as module_index
-from broker.errors import RepairError
-from broker.repair import Report, repair
-from broker.store_cli import main
-from scheduler import level_queues, runs
-from scheduler.delay_levels import DelayLevels
-from scheduler.pending import Pending, Selection, Waiting
-from spark_jobs.store_files import StoreFiles
-from storage import checkpoint
-from storage.clock import ManualClock, look
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.errors import StoreFormatError
-from storage.files import OsFiles
-from storage.jobs import Lane
-from storage.store import REPAIR_DIRECTORY
+from duemq.broker.errors import RepairError
+from duemq.broker.repair import index as module_index
+from duemq.broker.repair import repair as module
+from duemq.broker.repair.cli import main
+from duemq.broker.repair.repair import Report, repair
+from duemq.scheduler.levels import runs, service
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.pending import Pending, Selection, Waiting
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.durability import checkpoint
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.errors import StoreFormatError
+from duemq.storage.files import OsFiles
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.storage.store import REPAIR_DIRECTORY
 from tests.unit.spark_jobs import compact_world
 from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, SEGMENT, START_MS, TABLE, Broker, new_broker
 
@@ -477,7 +477,7 @@ def test_what_was_delivered_behind_others_is_marked_for_rocketmq(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
     """Its broker knows one offset of each level. Ours knows it of the checkpoint: of many only those."""
-    monkeypatch.setattr(level_queues, "_SETTLE_UNITS", few)
+    monkeypatch.setattr(service, "_SETTLE_UNITS", few)
     broker = new_broker(tmp_path / "old")
     for number in range(10):
         broker.schedule(3, b"%d" % number, f"k{number}")
@@ -499,7 +499,7 @@ def test_what_was_delivered_behind_others_is_marked_for_rocketmq(
     sizes = [struct.unpack_from(">i", units, 20 * number + 8)[0] for number in range(10)]
     assert [number for number, size in enumerate(sizes) if size == 2] == [4, 5, 7]
     assert '"3":0' in (root / "config/delayOffset.json").read_text().replace(" ", "")
-    known = checkpoint.load(OsFiles(), str(root / "checkpoint")).notes[level_queues.NAME]
+    known = checkpoint.load(OsFiles(), str(root / "checkpoint")).notes[service.NAME]
     note = runs.decode(known)
     assert note is not None
     assert len(note.delivered) == (3 if few == 2 else 13)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.handlers import replace
-from protocol import record
-from protocol.codes import RequestCode, ResponseCode
-from protocol.frame import CODECS
-from protocol.record import StoredMessage
-from storage.consume_queue import TIMER_TOPIC
-from storage.pull import ColdRead
+from duemq.broker.produce import replace
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.frame import CODECS
+from duemq.protocol.records import record
+from duemq.protocol.records.record import StoredMessage
+from duemq.storage.queues.consume_queue import TIMER_TOPIC
+from duemq.storage.queues.pull import ColdRead
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, send

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.request_turns import IsOver, RequestTime
-from protocol.codes import RequestCode
-from protocol.headers import QueueOfTopic
+from duemq.broker.net.request_turns import IsOver, RequestTime
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.requests.headers import QueueOfTopic
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import CountBudget, request_turns, turns
 from tests.support.wire import encode_all, pull, request, send

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from protocol import fastjson
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import ResetOffset, UpdateConsumerOffset, decode_ext
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.headers import ResetOffset, UpdateConsumerOffset, decode_ext
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.wire import request, send
 from tests.unit.broker.test_clients import beat, heartbeat

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from broker.workers import Background
-from protocol import record
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import ConsumerSendMsgBack, CreateTopic, Topic
-from protocol.message_id import pack_host
-from protocol.record import FLAG_STORE_IPV6, StoredMessage
-from storage.consume_queue import SCHEDULE_TOPIC
+from duemq.broker.workers import Background
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records import record
+from duemq.protocol.records.message_id import pack_host
+from duemq.protocol.records.record import FLAG_STORE_IPV6, StoredMessage
+from duemq.protocol.requests.headers import ConsumerSendMsgBack, CreateTopic, Topic
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.loop import turns
 from tests.support.wire import pull, request, send

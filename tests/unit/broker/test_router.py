@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from broker.errors import Refused
-from broker.router import Handler
-from protocol import codec
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import BINARY, CODECS, JSON, MSGPACK, join_frame
-from protocol.headers import NoFields, QueueOfTopic, Request, SendMessageResponse, Topic, decode_ext
-from storage.errors import StoreBroken, StoreError, StoreFull
+from duemq.broker.errors import Refused
+from duemq.broker.net.router import Handler
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, CODECS, JSON, MSGPACK, join_frame
+from duemq.protocol.requests.headers import NoFields, QueueOfTopic, Request, SendMessageResponse, Topic, decode_ext
+from duemq.storage.errors import StoreBroken, StoreError, StoreFull
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import turns
 from tests.support.wire import pull, request, send

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from protocol import batch, record
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import CODECS
-from protocol.headers import SendMessageResponse, decode_ext
-from protocol.message_id import pack_host, parse_offset_message_id
-from protocol.properties import MAX_BYTES, java_hash
-from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
-from storage.clock import ManualClock
-from storage.consume_queue import SCHEDULE_TOPIC
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import CODECS
+from duemq.protocol.records import batch, record
+from duemq.protocol.records.message_id import pack_host, parse_offset_message_id
+from duemq.protocol.records.properties import MAX_BYTES, java_hash
+from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
+from duemq.protocol.requests.headers import SendMessageResponse, decode_ext
+from duemq.storage.clock import ManualClock
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.support import wire
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import BORN_MS, pull, request, send

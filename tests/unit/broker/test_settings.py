@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from broker.config import FIELDS, LIVE, BrokerConfig, Origin, load
-from broker.errors import ConfigError
-from broker.live import READ_WHERE_USED
-from broker.settings import LiveSettings
-from protocol import fastjson
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import ConsumerSendMsgBack, GetRouteInfo, Topic
-from protocol.registration import encode_registration
+from duemq.broker.errors import ConfigError
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.settings.config import FIELDS, LIVE, BrokerConfig, Origin, load
+from duemq.broker.settings.live import READ_WHERE_USED
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.headers import ConsumerSendMsgBack, GetRouteInfo, Topic
+from duemq.protocol.requests.registration import encode_registration
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send

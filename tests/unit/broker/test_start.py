@@ -19,16 +19,17 @@ from unittest.mock import patch
 
 import pytest
 
-from broker.daemon import Broker
-from broker.errors import ConfigError
-from protocol import codec, record
-from scheduler import timer_files
-from scheduler.timers import Timers
-from storage.clock import ManualClock
-from storage.errors import StoreError
-from storage.files import OsFile
-from storage.jobs import FlushJob, Lane
-from storage.recovery import Recovery
+from duemq.broker.daemon import Broker
+from duemq.broker.errors import ConfigError
+from duemq.protocol.frames import codec
+from duemq.protocol.records import record
+from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.clock import ManualClock
+from duemq.storage.durability.jobs import FlushJob, Lane
+from duemq.storage.durability.recovery import Recovery
+from duemq.storage.errors import StoreError
+from duemq.storage.files import OsFile
 from tests.support.broker import SEGMENT, UnboundBroker, config
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, send
@@ -369,7 +370,7 @@ async def test_a_commitlog_that_begins_behind_what_timers_need_is_told(
     await life.write(cleanly=False)
     found = life.tree()
     with monkeypatch.context() as patched:
-        patched.setattr(timer_files, "needed_from", lambda notes: SEGMENT + 1)
+        patched.setattr(formats, "needed_from", lambda notes: SEGMENT + 1)
         told = await life.refused()
     assert f"{SEGMENT:020}: is missing" in told
     assert life.tree() == found

@@ -21,9 +21,9 @@ from unittest.mock import patch
 
 import pytest
 
-import storage.files
-from storage.errors import StoreError
-from storage.files import OsFile, OsFiles
+from duemq.storage import files
+from duemq.storage.errors import StoreError
+from duemq.storage.files import OsFile, OsFiles
 from tests.support.broker import UnboundBroker
 from tests.support.loop import SteppedLoop
 from tests.unit.broker.test_start import FILE_SIZE, SENDS, Life
@@ -42,7 +42,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def life(tmp_path: Path, loop: SteppedLoop, written: Path, monkeypatch: pytest.MonkeyPatch) -> Life:
     """A life whose store is to be a copy of the one that was written."""
-    monkeypatch.setattr(storage.files, "_sync", lambda *_: None)  # no power cut: it would be most of the time
+    monkeypatch.setattr(files, "_sync", lambda *_: None)  # no power cut: it would be most of the time
     if not written.exists():
         await Life(written, loop, SETTINGS, BODY_SIZE).write(cleanly=False)
     return Life(tmp_path / "store", loop, SETTINGS, BODY_SIZE)

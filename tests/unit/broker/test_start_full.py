@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
-from storage.files import OsFile, OsFiles
+from duemq.storage.files import OsFile, OsFiles
 from tests.support.loop import SteppedLoop
 from tests.support.wire import send
 from tests.unit.broker.test_start import SENDS, Life

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from broker.config import FIELDS
-from broker.stats import PUT_TIME_LIMITS_MS, Stats
-from protocol.codes import RequestCode
-from protocol.headers import PullMessage
-from storage.clock import ManualClock
-from storage.pull import Pulled, PullStatus
+from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, Stats
+from duemq.broker.settings.config import FIELDS
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.requests.headers import PullMessage
+from duemq.storage.clock import ManualClock
+from duemq.storage.queues.pull import Pulled, PullStatus
 from tests.support.broker import Peer, UnboundBroker
 from tests.support.wire import pull, request, send
 

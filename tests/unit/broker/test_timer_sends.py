@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from protocol import batch, recall_handle
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import CODECS
-from protocol.properties import MAX_BYTES
-from protocol.recall_handle import RecallHandle
-from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
-from protocol.timer_properties import AGAIN_ROOM, due_of
-from scheduler.timer_config import Refusal
-from storage.budget import Unlimited
-from storage.clock import Moment
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import CODECS
+from duemq.protocol.records import batch
+from duemq.protocol.records.properties import MAX_BYTES
+from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6, StoredMessage
+from duemq.protocol.records.timer_properties import AGAIN_ROOM, due_of
+from duemq.protocol.requests import recall_handle
+from duemq.protocol.requests.recall_handle import RecallHandle
+from duemq.scheduler.timers.config import Refusal
+from duemq.storage.budget import Unlimited
+from duemq.storage.clock import Moment
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import request, send
 from tests.unit.broker.test_retry import back, last

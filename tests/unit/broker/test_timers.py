@@ -15,23 +15,24 @@ from typing import Any
 import pytest
 import uvloop
 
-from broker.config import load
-from broker.daemon import MAX_ROLL_WINDOW, timer_config
-from broker.turns import Turns
-from duemq._delay import read_delays
-from protocol import recall_handle, record
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import CODECS, JSON
-from protocol.headers import CancelMessage, RecallMessage
-from protocol.message_id import offset_message_id, pack_host
-from protocol.record import StoredMessage
-from scheduler.timer_config import Cancelled
-from scheduler.timers import Timers, TimerState
-from storage.budget import Budget
-from storage.clock import Moment, SystemClock
-from storage.errors import StoreError
-from storage.jobs import Lane
+from duemq._producing.delay import read_delays
+from duemq.broker.daemon import MAX_ROLL_WINDOW, timer_config
+from duemq.broker.settings.config import load
+from duemq.broker.turns import Turns
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import CODECS, JSON
+from duemq.protocol.records import record
+from duemq.protocol.records.message_id import offset_message_id, pack_host
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.requests import recall_handle
+from duemq.protocol.requests.headers import CancelMessage, RecallMessage
+from duemq.scheduler.timers.config import Cancelled
+from duemq.scheduler.timers.service import Timers, TimerState
+from duemq.storage.budget import Budget
+from duemq.storage.clock import Moment, SystemClock
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.errors import StoreError
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send

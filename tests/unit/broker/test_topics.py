@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.errors import Refused
-from broker.topics import check_name
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import CreateTopic, DeleteSubscriptionGroup, Topic
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.errors import StoreFormatError
+from duemq.broker.errors import Refused
+from duemq.broker.tables.topics import check_name
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.headers import CreateTopic, DeleteSubscriptionGroup, Topic
+from duemq.storage.errors import StoreFormatError
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.wire import pull, request, send
 

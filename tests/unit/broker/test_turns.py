@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.turns import Turns
-from storage.budget import Budget
-from storage.clock import ManualClock, Moment
+from duemq.broker.turns import Turns
+from duemq.storage.budget import Budget
+from duemq.storage.clock import ManualClock, Moment
 from tests.support.loop import turns
 
 

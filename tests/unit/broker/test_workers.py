@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from broker.errors import ConfigError
-from broker.workers import _THREADS, Background, ThreadWorkers
-from storage.jobs import Lane
+from duemq.broker.errors import ConfigError
+from duemq.broker.workers import _THREADS, Background, ThreadWorkers
+from duemq.storage.durability.jobs import Lane
 from tests.support.broker import UnboundBroker, config
 
 

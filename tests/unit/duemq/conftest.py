@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from duemq._settings import Rhythm
+from duemq._values.settings import Rhythm
 from tests.unit.duemq.fake import FakeBroker
 
 # Nothing in these tests waits for time to pass: what happens now and then in the client either happens at once here,

@@ -11,14 +11,22 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from protocol import batch, codec, fastjson, properties, record
-from protocol.bodies import BrokerData, HeartbeatData, QueueData, TopicConfig, TopicRoute, decode
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import JSON, FrameReader
-from protocol.headers import Header, OffsetResponse, PullMessageResponse, SendMessageResponse, SendMessageV2, decode_ext
-from protocol.message_id import pack_host
-from protocol.record import StoredMessage
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from duemq.protocol.frames import codec, fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, FrameReader
+from duemq.protocol.records import batch, properties, record
+from duemq.protocol.records.message_id import pack_host
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.requests.bodies import BrokerData, HeartbeatData, QueueData, TopicConfig, TopicRoute, decode
+from duemq.protocol.requests.headers import (
+    Header,
+    OffsetResponse,
+    PullMessageResponse,
+    SendMessageResponse,
+    SendMessageV2,
+    decode_ext,
+)
 
 LEVELS = "messageDelayLevel=1s 5s 10s 30s 1m 2m\n"
 NOW_MS = 1_800_000_000_000

@@ -22,9 +22,10 @@ from duemq import (
     PendingMessage,
     RequestTimeoutError,
 )
-from protocol import bodies, fastjson
-from protocol.bodies import BrokerData
-from protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import BrokerData
 from tests.unit.duemq.conftest import RHYTHM
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, success
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import MessageQueue
-from duemq._allocation import allocate_averagely, java_order
+from duemq._consuming.allocation import allocate_averagely, java_order
 
 
 def queues(count: int) -> list[MessageQueue]:

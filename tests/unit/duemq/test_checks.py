@@ -5,32 +5,33 @@ from typing import Any
 
 import pytest
 
-from duemq import ArgumentError, _checks
-from duemq._outgoing import compressed, prepare
-from protocol import bodies
-from protocol.properties import parse
+from duemq import ArgumentError
+from duemq._producing.outgoing import compressed, prepare
+from duemq._values import checks
+from duemq.protocol.records.properties import parse
+from duemq.protocol.requests import bodies
 
 
 @pytest.mark.parametrize("name", ["demo", "%RETRY%g", "a|b", "A-b_1", "x" * 127])
 def test_rocketmq_names_are_topics(name: str) -> None:
-    _checks.check_topic(name)
+    checks.check_topic(name)
 
 
 @pytest.mark.parametrize("name", ["", "de mo", "ä", "a.b", "x" * 128, "a/b", "topic\n", None])
 def test_other_names_are_not(name: Any) -> None:
     with pytest.raises(ArgumentError):
-        _checks.check_topic(name)
+        checks.check_topic(name)
 
 
 def test_nothing_is_sent_to_the_schedule_itself() -> None:
     with pytest.raises(ArgumentError, match="belongs to the broker"):
-        _checks.check_topic_to_send("SCHEDULE_TOPIC_XXXX")
+        checks.check_topic_to_send("SCHEDULE_TOPIC_XXXX")
 
 
 def test_a_group_may_be_longer_than_a_topic() -> None:
-    _checks.check_group("g" * 255)
+    checks.check_group("g" * 255)
     with pytest.raises(ArgumentError):
-        _checks.check_group("g" * 256)
+        checks.check_group("g" * 256)
 
 
 def prepared(**arguments: Any) -> Any:

@@ -21,9 +21,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from duemq import cli
-from protocol import bodies, fastjson
-from protocol.bodies import BrokerData
-from protocol.codes import RequestCode
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import BrokerData
 from tests.unit.duemq.fake import FakeBroker, success
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -506,14 +507,14 @@ def test_a_closed_pipe_ends_quietly_and_what_was_not_read_stays(threaded: Thread
 
 def test_serve_hands_its_options_to_the_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     calls: list[dict[str, Any]] = []
-    main = ModuleType("broker.main")
+    main = ModuleType("duemq.broker.main")
 
     def serve(**options: Any) -> int:
         calls.append(options)
         return 3
 
     main.serve = serve  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "broker.main", main)
+    monkeypatch.setitem(sys.modules, "duemq.broker.main", main)
     config = tmp_path / "broker.conf"
     config.touch()
     result = CliRunner().invoke(
@@ -536,7 +537,7 @@ def test_serve_hands_its_options_to_the_broker(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_serve_without_the_brokers_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "broker.main", raising=False)
+    monkeypatch.delitem(sys.modules, "duemq.broker.main", raising=False)
     monkeypatch.setitem(sys.modules, "structlog", None)
     for name in [name for name in sys.modules if name.partition(".")[0] == "broker"]:
         monkeypatch.delitem(sys.modules, name)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from duemq import BrokerError, ClosedError, PeerError
-from duemq._client import Client, Tasks, typed_body, typed_header
-from duemq._pool import Pool
-from duemq._settings import Rhythm
-from protocol.bodies import HeartbeatData, TopicRoute
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.headers import OffsetResponse
+from duemq._net.client import Client, Tasks, typed_body, typed_header
+from duemq._net.pool import Pool
+from duemq._values.settings import Rhythm
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.bodies import HeartbeatData, TopicRoute
+from duemq.protocol.requests.headers import OffsetResponse
 from tests.unit.duemq.conftest import RHYTHM
 from tests.unit.duemq.fake import FakeBroker, failure, success
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from duemq._complaints import Complaints
+from duemq._net.complaints import Complaints
 
 
 def test_what_hinders_many_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:

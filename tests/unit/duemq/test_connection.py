@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from duemq import ArgumentError, ConnectError, ConnectionLostError, PeerError, RequestTimeoutError
-from duemq._connection import Codec, Connection, check_codec, connect, split_address
-from protocol.codes import RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import JSON, MSGPACK
-from protocol.headers import ConsumerGroup
+from duemq._net.connection import Codec, Connection, check_codec, connect, split_address
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, MSGPACK
+from duemq.protocol.requests.headers import ConsumerGroup
 from tests.unit.duemq.fake import FakeBroker, Request, success
 
 ASKED = RequestCode.GET_BROKER_CONFIG

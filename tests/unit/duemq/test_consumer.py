@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from duemq import ArgumentError, ClosedError, ConnectError, MessageQueue, PushConsumer, ReceivedMessage
-from protocol import fastjson
-from protocol.bodies import MessageQueue as Queue
-from protocol.bodies import reset_offset_body
-from protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import JSON
-from protocol.headers import OffsetResponse, ResetOffset
+from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON
+from duemq.protocol.requests.bodies import MessageQueue as Queue
+from duemq.protocol.requests.bodies import reset_offset_body
+from duemq.protocol.requests.headers import OffsetResponse, ResetOffset
 from tests.unit.duemq.conftest import RHYTHM
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, pulled, success
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import ArgumentError, DelayError
-from duemq._delay import Delays, TopicLevels, Wish, make_plan, read_delays, read_topic_levels, read_wish
-from protocol.bodies import TopicConfig
-from protocol.command import Command
-from scheduler.delay_levels import DelayLevels
+from duemq._producing.delay import Delays, TopicLevels, Wish, make_plan, read_delays, read_topic_levels, read_wish
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests.bodies import TopicConfig
+from duemq.scheduler.levels.table import DelayLevels
 
 NOW = 1_800_000_000_000
 OLD = Delays((1_000, 5_000, 60_000))

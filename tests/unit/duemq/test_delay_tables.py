@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from duemq._connection import connect
-from duemq._delay_tables import Answers
+from duemq._net.connection import connect
+from duemq._producing.delay_tables import Answers
 from tests.unit.duemq.fake import FakeBroker
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import ArgumentError
-from duemq._durations import format_duration, parse_duration
+from duemq._values.durations import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from duemq import errors
 from duemq.errors import BrokerError, error_of
-from protocol.command import Command
+from duemq.protocol.frames.command import Command
 
 KINDS = {
     1: errors.BrokerFailureError,

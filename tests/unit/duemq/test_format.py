@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from duemq import MessageQueue, SendResult, SendStatus, _format
+from duemq import MessageQueue, SendResult, SendStatus
+from duemq.cli import formatting
 from tests.unit.duemq.test_message import received
 
 
@@ -20,11 +21,11 @@ def result(due_time_ms: int | None = None) -> SendResult:
 
 
 def test_a_sent_message() -> None:
-    assert _format.result_as_text(result(), 0) == "sent ID to demo@broker-a:3 offset 7"
+    assert formatting.result_as_text(result(), 0) == "sent ID to demo@broker-a:3 offset 7"
 
 
 def test_a_delay_is_told_as_it_was_asked_for() -> None:
-    assert _format.result_as_text(result(5_400_000), 10, 7_250).endswith("(in 7s250ms)")
+    assert formatting.result_as_text(result(5_400_000), 10, 7_250).endswith("(in 7s250ms)")
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,13 @@ def test_a_delay_is_told_as_it_was_asked_for() -> None:
 )
 def test_a_delayed_message_says_when_it_is_due(now_ms: int, rest: str) -> None:
     assert (
-        _format.result_as_text(result(5_400_000), now_ms)
+        formatting.result_as_text(result(5_400_000), now_ms)
         == f"sent ID to demo@broker-a:3 schedule offset 7, due 1970-01-01 01:30:00.000 ({rest})"
     )
 
 
 def test_a_result_for_programs() -> None:
-    assert json.loads(_format.result_as_json(result(5))) == {
+    assert json.loads(formatting.result_as_json(result(5))) == {
         "message_id": "ID",
         "offset_message_id": "OFFSET",
         "status": "SEND_OK",
@@ -53,10 +54,10 @@ def test_a_result_for_programs() -> None:
 
 
 def test_a_message_on_one_line() -> None:
-    assert _format.message_as_text(received(b"hello")) == "1970-01-01 00:00:09.000  hello"
+    assert formatting.message_as_text(received(b"hello")) == "1970-01-01 00:00:09.000  hello"
     message = received(b"hello", TAGS="a", KEYS="k1 k2", DUE_MS="8993")
-    assert _format.message_as_text(message) == "1970-01-01 00:00:09.000  +7ms  [a]  (k1 k2)  hello"
-    assert "  -1ms  " in _format.message_as_text(received(b"hello", DUE_MS="9001"))
+    assert formatting.message_as_text(message) == "1970-01-01 00:00:09.000  +7ms  [a]  (k1 k2)  hello"
+    assert "  -1ms  " in formatting.message_as_text(received(b"hello", DUE_MS="9001"))
 
 
 @pytest.mark.parametrize(
@@ -69,11 +70,11 @@ def test_a_message_on_one_line() -> None:
     ],
 )
 def test_a_body_stays_on_its_line_and_leaves_the_terminal_alone(body: bytes, text: str) -> None:
-    assert _format.message_as_text(received(body)).endswith("  " + text)
+    assert formatting.message_as_text(received(body)).endswith("  " + text)
 
 
 def test_a_message_for_programs() -> None:
-    fields = json.loads(_format.message_as_json(received(b"hallo\n", TAGS="a", KEYS="k1 k2", UNIQ_KEY="ID")))
+    fields = json.loads(formatting.message_as_json(received(b"hallo\n", TAGS="a", KEYS="k1 k2", UNIQ_KEY="ID")))
     assert fields == {
         "topic": "demo",
         "body": "hallo\n",
@@ -96,6 +97,6 @@ def test_a_message_for_programs() -> None:
 
 
 def test_a_body_that_is_no_text_is_base64() -> None:
-    fields = json.loads(_format.message_as_json(received(b"\xff\x00")))
+    fields = json.loads(formatting.message_as_json(received(b"\xff\x00")))
     assert fields["body_base64"] == "/wA="
     assert "body" not in fields

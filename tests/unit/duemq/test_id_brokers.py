@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from duemq._id_brokers import broker_of, is_of_none
-from protocol.message_id import offset_message_id, pack_host
+from duemq._net.id_brokers import broker_of, is_of_none
+from duemq.protocol.records.message_id import offset_message_id, pack_host
 
 
 def made(host: str, port: int) -> str:

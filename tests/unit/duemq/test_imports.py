@@ -47,15 +47,17 @@ def test_other_names_are_not() -> None:
 def test_all_names_come_with_an_asterisk() -> None:
     program = "from duemq import *; print(Producer.__module__, DueMQError.__module__)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["duemq._producer", "duemq.errors"]
+    assert result.stdout.split() == ["duemq.producer", "duemq.errors"]
 
 
 def test_the_broker_is_served_without_the_client() -> None:
     program = """
 import sys
 import duemq.cli
-import broker.main
-print(*[name for name in sys.modules if name.startswith(("duemq", "spark_jobs"))])
+import duemq.broker.main
+print(*[name for name in sys.modules if name.startswith("duemq")])
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert set(result.stdout.split()) == {"duemq", "duemq.cli"}
+    packages = {".".join(name.split(".")[:2]) for name in result.stdout.split()}
+    served = {f"duemq.{part}" for part in ("broker", "protocol", "scheduler", "storage")}
+    assert packages == {"duemq", "duemq.cli", *served}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from duemq import ReceivedMessage
-from duemq._inbox import Inbox
+from duemq._consuming.inbox import Inbox
 from tests.unit.duemq.test_message import QUEUE, Settled
 from tests.unit.duemq.test_message import received as make_message
 

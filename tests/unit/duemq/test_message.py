@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from duemq import BodyError, MessageQueue, ReceivedMessage, _compression
-from protocol.message_id import pack_host
-from protocol.properties import format_properties
-from protocol.record import StoredMessage
+from duemq import BodyError, MessageQueue, ReceivedMessage
+from duemq._net import compression
+from duemq.protocol.records.message_id import pack_host
+from duemq.protocol.records.properties import format_properties
+from duemq.protocol.records.record import StoredMessage
 
 QUEUE = MessageQueue("demo", "broker-a", 3)
 
@@ -103,7 +104,7 @@ def test_a_broken_body_is_told_when_it_is_read(body: bytes) -> None:
 
 
 def test_a_body_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_compression, "MAX_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(compression, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(BodyError, match="more than 1000 bytes"):
         _ = received(zlib.compress(bytes(1001)), 1).body
 
@@ -115,7 +116,7 @@ def test_a_format_without_its_package_names_the_package(
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(_compression, "import_module", missing)
+    monkeypatch.setattr(compression, "import_module", missing)
     with pytest.raises(BodyError, match=f"install the package {package}"):
         _ = received(b"x", 1 | kind << 8).body
 
@@ -129,7 +130,7 @@ def test_lz4_and_zstandard_are_unpacked_where_their_packages_are(
     assert received(packed, 1 | kind << 8).body == b"hello" * 100
     with pytest.raises(BodyError):
         _ = received(b"nonsense", 1 | kind << 8).body
-    monkeypatch.setattr(_compression, "MAX_UNPACKED_BYTES", 499)
+    monkeypatch.setattr(compression, "MAX_UNPACKED_BYTES", 499)
     with pytest.raises(BodyError, match="more than 499 bytes"):
         _ = received(packed, 1 | kind << 8).body
 

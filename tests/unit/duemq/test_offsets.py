@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import ArgumentError, MessageQueue
-from duemq._offsets import LocalOffsets, OffsetTracker
+from duemq._consuming.offsets import LocalOffsets, OffsetTracker
 
 QUEUE = MessageQueue("demo", "broker-a", 3)
 

@@ -26,12 +26,13 @@ from duemq import (
     RequestTimeoutError,
     SendStatus,
 )
-from protocol import bodies, fastjson, recall_handle
-from protocol.bodies import BrokerData
-from protocol.codes import RequestCode, ResponseCode
-from protocol.frame import JSON, MSGPACK
-from protocol.headers import RecallMessageResponse, SendMessageResponse
-from protocol.properties import java_hash
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.frame import JSON, MSGPACK
+from duemq.protocol.records.properties import java_hash
+from duemq.protocol.requests import bodies, recall_handle
+from duemq.protocol.requests.bodies import BrokerData
+from duemq.protocol.requests.headers import RecallMessageResponse, SendMessageResponse
 from tests.unit.duemq.conftest import RHYTHM
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, sent, success
 

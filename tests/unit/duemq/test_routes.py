@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from duemq import ArgumentError, BrokerError, ConnectError, MessageQueue, NoRouteError, PeerError, RequestTimeoutError
-from duemq._connection import Connection, connect
-from duemq._pool import Pool
-from duemq._routes import NameServers, RoundRobin, Route, Routes, build_route, parse_nameservers
-from protocol.bodies import BrokerData, QueueData, TopicRoute
-from protocol.codes import RequestCode, ResponseCode
+from duemq._net.connection import Connection, connect
+from duemq._net.pool import Pool
+from duemq._net.routes import NameServers, RoundRobin, Route, Routes, build_route, parse_nameservers
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.requests.bodies import BrokerData, QueueData, TopicRoute
 from tests.unit.duemq.fake import FakeBroker, failure, success
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from duemq import ArgumentError
-from duemq._subscription import make_subscription
-from protocol import fastjson
+from duemq._consuming.subscription import make_subscription
+from duemq.protocol.frames import fastjson
 
 
 def test_a_star_wants_everything() -> None:

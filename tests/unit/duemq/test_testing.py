@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from duemq import cli
 from duemq.errors import ArgumentError, ConnectError, NoPermissionError, NotSupportedError
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import BrokerData
+from duemq.protocol.requests.headers import MoveClockResponse, response
 from duemq.testing import TestClock
-from protocol import bodies
-from protocol.bodies import BrokerData
-from protocol.codes import RequestCode, ResponseCode
-from protocol.headers import MoveClockResponse, response
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request
 from tests.unit.duemq.test_cli import Threaded
 

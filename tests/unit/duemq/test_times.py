@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import ArgumentError
-from duemq._times import now_ms, span_ms, time_ms
+from duemq._values.times import now_ms, span_ms, time_ms
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duemq._unique_keys import UniqueKeys
+from duemq._producing.unique_keys import UniqueKeys
 
 
 def test_unique_keys_are_unique_and_have_32_digits() -> None:

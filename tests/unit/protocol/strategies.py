@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from protocol.codes import LANGUAGES
-from protocol.command import Command
-from protocol.record import StoredMessage
+from duemq.protocol.codes import LANGUAGES
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records.record import StoredMessage
 
 INT16 = st.integers(-(2**15), 2**15 - 1)
 INT32 = st.integers(-(2**31), 2**31 - 1)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import batch
-from protocol.batch import Part
-from protocol.errors import BodyError
+from duemq.protocol.errors import BodyError
+from duemq.protocol.records import batch
+from duemq.protocol.records.batch import Part
 from tests.unit.protocol.strategies import INT32, TEXT
 
 PARTS = st.lists(st.tuples(INT32, st.binary(max_size=30), TEXT), max_size=4)

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import bodies, fastjson
-from protocol.bodies import (
+from duemq.protocol.errors import BodyError
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import (
     BrokerData,
     DataVersion,
     HeartbeatData,
@@ -24,7 +26,6 @@ from protocol.bodies import (
     TopicConfig,
     TopicRoute,
 )
-from protocol.errors import BodyError
 from tests.unit.protocol.strategies import TEXT
 
 BODY_TYPES: list[type[msgspec.Struct]] = sorted(

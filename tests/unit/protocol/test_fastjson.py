@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import fastjson
-from protocol.errors import BodyError
+from duemq.protocol.errors import BodyError
+from duemq.protocol.frames import fastjson
 from tests.unit.protocol.strategies import TEXT
 
 VALUES = st.recursive(

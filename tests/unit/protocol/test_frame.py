@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import FrameError
-from protocol.frame import BINARY, CODECS, JSON, MAX_FRAME_BYTES, MSGPACK, FrameReader, join_frame
+from duemq.protocol.errors import FrameError
+from duemq.protocol.frames.frame import BINARY, CODECS, JSON, MAX_FRAME_BYTES, MSGPACK, FrameReader, join_frame
 
 Cut = list[tuple[int, bytes, bytes]]
 

@@ -8,12 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protocol import batch, bodies, codec, fastjson, properties, record
-from protocol.bodies import DataVersion, HeartbeatData, TopicConfig, TopicRoute
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
-from protocol.command import Command
-from protocol.frame import BINARY, JSON
-from protocol.headers import (
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from duemq.protocol.frames import codec, fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, JSON
+from duemq.protocol.records import batch, properties, record
+from duemq.protocol.records.message_id import unpack_host
+from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, MAGIC_V1, MAGIC_V2
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import DataVersion, HeartbeatData, TopicConfig, TopicRoute
+from duemq.protocol.requests.headers import (
     ConsumerSendMsgBack,
     PullMessage,
     PullMessageResponse,
@@ -22,9 +26,7 @@ from protocol.headers import (
     UpdateConsumerOffset,
     decode_ext,
 )
-from protocol.message_id import unpack_host
-from protocol.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, MAGIC_V1, MAGIC_V2
-from protocol.registration import decode_registration, encode_registration
+from duemq.protocol.requests.registration import decode_registration, encode_registration
 from tests.support import wire
 
 GOLDEN = Path(__file__).parent / "golden"

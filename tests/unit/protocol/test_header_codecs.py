@@ -11,17 +11,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import codec, header_binary, header_json, header_msgpack
-from protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
-from protocol.command import Command
-from protocol.errors import FrameError, LocalProtocolError
-from protocol.frame import BINARY, CODECS, JSON, MSGPACK, FrameReader, join_frame
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
+from duemq.protocol.errors import FrameError, LocalProtocolError
+from duemq.protocol.frames import binary_header, codec, json_header, msgpack_header
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, CODECS, JSON, MSGPACK, FrameReader, join_frame
 from tests.unit.protocol.strategies import COMMANDS, TEXT, WIDE_COMMANDS
 
 DECODERS: dict[int, Callable[[bytes], Command]] = {
-    JSON: header_json.decode,
-    BINARY: header_binary.decode,
-    MSGPACK: header_msgpack.decode,
+    JSON: json_header.decode,
+    BINARY: binary_header.decode,
+    MSGPACK: msgpack_header.decode,
 }
 
 
@@ -86,39 +86,39 @@ def test_the_binary_header_knows_languages_by_number_only() -> None:
     assert over_the_wire(Command(code=1, language="PYTHON"), BINARY).language == "PYTHON"
     assert over_the_wire(Command(code=1, language="BASIC"), BINARY).language == "OTHER"
     assert over_the_wire(Command(code=1, language=None), BINARY).language == "OTHER"
-    unknown = bytearray(header_binary.encode(Command(code=1)))
+    unknown = bytearray(binary_header.encode(Command(code=1)))
     for number in (14, 127, 255):
         unknown[2] = number
-        assert header_binary.decode(bytes(unknown)).language is None
+        assert binary_header.decode(bytes(unknown)).language is None
 
 
 @pytest.mark.parametrize("code", [2**15, -(2**15) - 1, 200_050, 2**31])
 def test_a_code_beyond_16_bits_does_not_fit_the_binary_header(code: int) -> None:
     with pytest.raises(LocalProtocolError, match=str(code)):
-        header_binary.encode(Command(code=code))
+        binary_header.encode(Command(code=code))
 
 
 def test_a_key_beyond_16_bits_does_not_fit_the_binary_header() -> None:
     with pytest.raises(LocalProtocolError):
-        header_binary.encode(Command(code=1, ext={"k" * 2**15: "v"}))
+        binary_header.encode(Command(code=1, ext={"k" * 2**15: "v"}))
     assert over_the_wire(Command(code=1, ext={"k" * (2**15 - 1): "v"}), BINARY).ext == {"k" * (2**15 - 1): "v"}
 
 
 @given(COMMANDS, st.data())
 def test_a_binary_header_cut_short_is_a_frame_error(command: Command, data: st.DataObject) -> None:
-    header = header_binary.encode(command)
+    header = binary_header.encode(command)
     size = data.draw(st.integers(0, len(header) - 1))
     with pytest.raises(FrameError):
-        header_binary.decode(header[:size])
+        binary_header.decode(header[:size])
 
 
 @pytest.mark.parametrize("length", [b"\xff\xff\xff\xff", b"\x80\x00\x00\x00", b"\x7f\xff\xff\xff", b"\x00\x00\x00\x7f"])
 @pytest.mark.parametrize("at", [13, 17, 23], ids=["remark", "extension fields", "value"])
 def test_lengths_in_a_binary_header_are_checked(at: int, length: bytes) -> None:
-    header = bytearray(header_binary.encode(Command(code=1, ext={"ab": "c"})))
+    header = bytearray(binary_header.encode(Command(code=1, ext={"ab": "c"})))
     header[at + (2 if at == 23 else 0) : at + (6 if at == 23 else 4)] = length
     with pytest.raises(FrameError):
-        header_binary.decode(bytes(header))
+        binary_header.decode(bytes(header))
 
 
 # --- too large, or no text
@@ -214,7 +214,7 @@ def test_deep_nesting_is_a_frame_error(frame_codec: int, header: bytes) -> None:
         (JSON, b'{"code":1,"remark":"\\ud800"}'),
         (JSON, b'{"code":1,"extFields":{"\\udfff":"x"}}'),
         (JSON, b'{"code":1,"remark":"\xed\xa0\x80"}'),
-        (BINARY, header_binary.encode(Command(code=1, remark="abc")).replace(b"abc", b"\xed\xa0\x80")),
+        (BINARY, binary_header.encode(Command(code=1, remark="abc")).replace(b"abc", b"\xed\xa0\x80")),
         (MSGPACK, msgpack.packb([1, "JAVA", 1, 1, 0, "abc", {}]).replace(b"abc", b"\xed\xa0\x80")),
     ],
 )
@@ -235,17 +235,17 @@ def test_numbers_beyond_32_bits_are_a_frame_error(field: str, value: int) -> Non
     head = {"code": "1", field: digits}
     text = "{" + ",".join(f'"{name}":{number}' for name, number in head.items()) + "}"
     with pytest.raises(FrameError):
-        header_json.decode(text.encode())
+        json_header.decode(text.encode())
     if -(2**63) <= value < 2**64:
         numbers = {"code": 1, "version": 0, "opaque": 0, "flag": 0, field: value}
         code, version, opaque, flag = numbers.values()
         with pytest.raises(FrameError):
-            header_msgpack.decode(msgpack.packb([code, "JAVA", version, opaque, flag, None, {}]))
+            msgpack_header.decode(msgpack.packb([code, "JAVA", version, opaque, flag, None, {}]))
 
 
 def test_of_json_keys_that_come_twice_the_last_counts() -> None:
     header = b'{"code":1,"code":2,"extFields":{"a":"x","a":"y"},"extFields":{"a":"z","a":"w"}}'
-    command = header_json.decode(header)
+    command = json_header.decode(header)
     assert command.code == 2
     assert command.ext == {"a": "w"}
 
@@ -259,33 +259,33 @@ def test_of_json_keys_that_come_twice_the_last_counts() -> None:
      ('{"a":1}', '{"a":1}'), (str(10**30), str(10**30))],
 )  # fmt: skip
 def test_an_extension_field_that_is_no_text_is_read_as_its_text(value: str, text: str) -> None:
-    command = header_json.decode(b'{"code":1,"extFields":{"f":%b,"g":"y"}}' % value.encode())
+    command = json_header.decode(b'{"code":1,"extFields":{"f":%b,"g":"y"}}' % value.encode())
     assert command.ext == {"f": text, "g": "y"}
 
 
 def test_null_extension_fields_are_left_out() -> None:
-    assert header_json.decode(b'{"code":1,"extFields":{"f":null,"g":"y"}}').ext == {"g": "y"}
-    assert header_json.decode(b'{"code":1,"extFields":null}').ext == {}
+    assert json_header.decode(b'{"code":1,"extFields":{"f":null,"g":"y"}}').ext == {"g": "y"}
+    assert json_header.decode(b'{"code":1,"extFields":null}').ext == {}
 
 
 def test_missing_json_fields_have_javas_defaults() -> None:
-    command = header_json.decode(b'{"code":105}')
+    command = json_header.decode(b'{"code":105}')
     assert command == Command(code=105, language=None, version=0, opaque=0, flag=0, remark=None, ext={})
 
 
 def test_a_json_header_without_a_code_is_a_frame_error() -> None:
     with pytest.raises(FrameError, match="code"):
-        header_json.decode(b'{"opaque":1}')
+        json_header.decode(b'{"opaque":1}')
 
 
 def test_json_is_written_as_fastjson_writes_it() -> None:
     command = Command(code=105, language="JAVA", ext={"topic": "grün"}, version=407)
-    assert header_json.encode(command).decode() == (
+    assert json_header.encode(command).decode() == (
         '{"code":105,"extFields":{"topic":"grün"},"flag":0,"language":"JAVA","opaque":0,'
         '"serializeTypeCurrentRPC":"JSON","version":407}'
     )
     command.remark = 'a "b"'
-    assert b'"opaque":0,"remark":"a \\"b\\"","serial' in header_json.encode(command)
+    assert b'"opaque":0,"remark":"a \\"b\\"","serial' in json_header.encode(command)
 
 
 def test_the_body_of_a_decoded_command_is_the_frames_view() -> None:

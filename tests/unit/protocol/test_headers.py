@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.inspect import BoolType, Field, IntType, StrType, StructType, UnionType, type_info
 
-from protocol import codec, header_json, headers
-from protocol.command import Command
-from protocol.errors import FieldError, FrameError
-from protocol.frame import BINARY, FrameReader
-from protocol.headers import Header, RequestDecoder, decode_ext
+from duemq.protocol.errors import FieldError, FrameError
+from duemq.protocol.frames import codec, json_header
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import BINARY, FrameReader
+from duemq.protocol.requests import headers
+from duemq.protocol.requests.headers import Header, RequestDecoder, decode_ext
 from tests.unit.protocol.strategies import TEXT
 
 HEADER_TYPES: list[type[Header]] = sorted(
@@ -67,7 +68,7 @@ def both_ways(header_type: type[Header], ext: dict[str, Any]) -> tuple[Header | 
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         quick = decoder.decode_json(text)
     with contextlib.suppress(FieldError, FrameError):
-        slow = decoder.from_command(header_json.decode(text), 0)
+        slow = decoder.from_command(json_header.decode(text), 0)
     for request in (quick, slow):
         if request is not None:
             envelope = (request.code, request.opaque, request.flag, request.version, request.language, request.codec)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import RemoteProtocolError
-from protocol.message_id import offset_message_id, pack_host, parse_offset_message_id, unpack_host
+from duemq.protocol.errors import RemoteProtocolError
+from duemq.protocol.records.message_id import offset_message_id, pack_host, parse_offset_message_id, unpack_host
 from tests.unit.protocol.strategies import INT32
 
 ADDRESSES = st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map(str).filter(lambda ip: "ffff:" not in ip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.pending import PendingRequests
+from duemq.protocol.requests.pending import PendingRequests
 
 
 def test_a_response_finds_its_request_once() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import properties
-from protocol.properties import (
+from duemq.protocol.records import properties
+from duemq.protocol.records.properties import (
     NAME_END,
     PROPERTY_END,
     get,

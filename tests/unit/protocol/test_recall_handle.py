@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import recall_handle
-from protocol.errors import RemoteProtocolError
-from protocol.recall_handle import RecallHandle
+from duemq.protocol.errors import RemoteProtocolError
+from duemq.protocol.requests import recall_handle
+from duemq.protocol.requests.recall_handle import RecallHandle
 
 WORDS = st.text(st.characters(blacklist_characters=" ", blacklist_categories=["Cs"]), min_size=1, max_size=40)
 NUMBERS = st.integers(0, 2**53)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import record
-from protocol.errors import RecordError
-from protocol.message_id import pack_host
-from protocol.record import (
+from duemq.protocol.errors import RecordError
+from duemq.protocol.records import record
+from duemq.protocol.records.message_id import pack_host
+from duemq.protocol.records.record import (
     FLAG_BORN_IPV6,
     FLAG_STORE_IPV6,
     MAGIC_END,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.bodies import DataVersion, TopicConfig
-from protocol.errors import BodyError
-from protocol.registration import decode_registration, encode_registration
+from duemq.protocol.errors import BodyError
+from duemq.protocol.requests.bodies import DataVersion, TopicConfig
+from duemq.protocol.requests.registration import decode_registration, encode_registration
 from tests.unit.protocol.strategies import INT32, TEXT
 
 NAMES = st.text("abcXYZ_%-0189", min_size=1, max_size=10)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.delay_levels import DelayLevels, queue_id_of
+from duemq.scheduler.levels.table import DelayLevels, queue_id_of
 
 
 def test_rocketmqs_default_table() -> None:

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED
-from scheduler import deliveries as module
-from scheduler.deliveries import Deliveries
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.scan import Scanner
-from storage.store import MessageStore
+from duemq.protocol.records.record import TRANSACTION_COMMIT, TRANSACTION_PREPARED
+from duemq.scheduler.delivery import deliveries as module
+from duemq.scheduler.delivery.deliveries import Deliveries
+from duemq.storage.log.scan import Scanner
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import make_store
 

@@ -16,13 +16,13 @@ from unittest.mock import patch
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.errors import RecordError
-from protocol.record import decode
-from scheduler import level_queues
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_delivery import DeliveryConfig
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.errors import NotDurable, StoreFull
+from duemq.protocol.errors import RecordError
+from duemq.protocol.records.record import decode
+from duemq.scheduler.levels import service
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.errors import NotDurable, StoreFull
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.crash.simulated_files import Call
 from tests.unit.scheduler.test_times import delivery_times
 from tests.unit.scheduler.world import World
@@ -99,7 +99,7 @@ def test_it_is_known_to_have_been_delivered_and_not_withdrawn() -> None:
 
 
 def test_too_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level_queues, "MAX_HANDED_OVER", 2)
+    monkeypatch.setattr(service, "MAX_HANDED_OVER", 2)
     world = World()
     overtaken(world)
     with capture_logs() as logs:
@@ -158,7 +158,7 @@ def test_messages_keep_their_times_where_nobody_noted_how_the_table_changed(
     loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their queue is not in the order of their times."""
-    monkeypatch.setattr(level_queues, "_SETTLE_UNITS", 3)
+    monkeypatch.setattr(service, "_SETTLE_UNITS", 3)
     world = World()
     for seconds in (15, 60, 20, 50, 5, 60):
         table = world.set_table(f"1s 5s {seconds}s")
@@ -177,7 +177,7 @@ def test_messages_keep_their_times_where_nobody_noted_how_the_table_changed(
 
 
 def test_a_level_of_many_runs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level_queues, "_MOST_RUNS", 3)
+    monkeypatch.setattr(service, "_MOST_RUNS", 3)
     world = World()
     for seconds in (30, 25, 20, 15):
         world.set_table(f"1s 5s {seconds}s")

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from protocol import properties
-from scheduler.batches import Batches
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_delivery import DeliveryConfig
-from scheduler.level_queues import read_saved
-from storage.budget import Pieces
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.copies import ORIGIN_ZERO
-from storage.errors import StoreFormatError
+from duemq.protocol.records import properties
+from duemq.scheduler.delivery.batches import Batches
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.service import read_saved
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.budget import Pieces
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.errors import StoreFormatError
+from duemq.storage.log.copies import ORIGIN_ZERO
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.scheduler.world import HOST, World
 

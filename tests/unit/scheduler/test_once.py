@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler import runs
-from scheduler.level_delivery import DeliveryConfig
-from scheduler.level_queues import NAME
-from scheduler.runs import Run, Seen
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.pull import ColdRead
+from duemq.scheduler.levels import runs
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.runs import Run, Seen
+from duemq.scheduler.levels.service import NAME
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from duemq.storage.queues.pull import ColdRead
 from tests.unit.scheduler.world import World
 
 OFFSETS = st.integers(0, 2**62)

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from protocol import properties
-from protocol.record import StoredMessage
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_delivery import DeliveryConfig
-from scheduler.pending import Place, Selection, Waiting
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_ids import first_place
-from scheduler.timer_policies import policy_of
-from storage.budget import Pieces
-from storage.clock import look
-from storage.errors import StoreFull
-from storage.pull import ColdRead
+from duemq.protocol.records import properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.pending import Place, Selection, Waiting
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.index.ids import first_place
+from duemq.scheduler.timers.policy.policies import policy_of
+from duemq.storage.budget import Pieces
+from duemq.storage.clock import look
+from duemq.storage.errors import StoreFull
+from duemq.storage.queues.pull import ColdRead
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 DAY_MS = 86_400_000
@@ -268,8 +268,8 @@ def test_a_search_beside_which_everything_changes_tells_each_once(world: Pending
 @pytest.mark.parametrize("chance", range(5))
 def test_what_is_moved_beside_a_search_is_told_once(how: str, chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the search has come to its old unit or not."""
-    monkeypatch.setattr("scheduler.timer_log._SCAN_UNITS", 8)
-    monkeypatch.setattr("scheduler.timer_slots._ROLL_UNITS", 16)
+    monkeypatch.setattr("duemq.scheduler.timers.files.log._SCAN_UNITS", 8)
+    monkeypatch.setattr("duemq.scheduler.timers.slots._ROLL_UNITS", 16)
     random = Random(chance)
     world = PendingWorld(TimerConfig(log_segment_size=5200, roll_window=10 if how == "rolled" else 1000))
     if how != "rolled":
@@ -340,7 +340,7 @@ def beside_moves(
 @pytest.mark.parametrize("chance", range(10))
 def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As its file is about to go, or because somebody gives it another time."""
-    monkeypatch.setattr("scheduler.timer_log._SCAN_UNITS", 8)
+    monkeypatch.setattr("duemq.scheduler.timers.files.log._SCAN_UNITS", 8)
     random = Random(chance)
     world = filled(random)
     for _ in range(3):
@@ -361,7 +361,7 @@ def test_what_is_appended_once_more_beside_a_search_is_told_once(chance: int, mo
 def test_what_is_appended_once_more_beside_a_count_counts_once(
     chance: int, topic: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.timer_log._SCAN_UNITS", 8)
+    monkeypatch.setattr("duemq.scheduler.timers.files.log._SCAN_UNITS", 8)
     random = Random(chance)
     world = filled(random)
     for step_ms in (0, 1000, 1500):
@@ -383,9 +383,9 @@ def test_a_list_of_many_pages_tells_each_once(chance: int, monkeypatch: pytest.M
     of lives and of the files of the timer log, in the wheel or not yet."""
     random = Random(chance)
     if chance % 2:
-        monkeypatch.setattr("scheduler.timer_places.BLOCK_UNITS", 8)
-        monkeypatch.setattr("scheduler.timer_places._BLOCK", 8 * 52)
-        monkeypatch.setattr("scheduler.timer_places._PART_BLOCKS", 2)
+        monkeypatch.setattr("duemq.scheduler.timers.index.places.BLOCK_UNITS", 8)
+        monkeypatch.setattr("duemq.scheduler.timers.index.places._BLOCK", 8 * 52)
+        monkeypatch.setattr("duemq.scheduler.timers.index.places._PART_BLOCKS", 2)
     world = PendingWorld(TimerConfig(log_segment_size=52 * 24, roll_window=random.choice((7, 1000))))
     policy = {"timer.paused": "true"}
     world.timers.set_policy("orders", policy_of(policy))

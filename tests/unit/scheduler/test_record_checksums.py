@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from protocol import properties
+from duemq.protocol.records import properties
 from tests.unit.scheduler.world import World
 
 

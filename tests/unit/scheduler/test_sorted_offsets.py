@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.sorted_offsets import distinct_of, joined
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, joined
 
 OFFSETS = st.lists(st.integers(-5, 5) | st.integers(-(2**62), 2**62), max_size=30)
 
@@ -33,7 +33,7 @@ def test_no_module_is_imported_for_it(call: str) -> None:
     program = f"""
 import sys
 import numpy as np
-from scheduler.sorted_offsets import distinct_of, joined
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, joined
 before = set(sys.modules)
 {call}
 print(*set(sys.modules) - before)

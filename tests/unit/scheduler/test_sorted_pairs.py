@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from scheduler import sorted_pairs
-from scheduler.sorted_pairs import SortedPairs
+from duemq.scheduler.timers.index import sorted_pairs
+from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import properties, record
-from scheduler.targets import HALF_TOPIC, Targets, TopicHashes
-from scheduler.timer_keys import key_of
-from storage.copies import Records
-from storage.store import MessageStore
+from duemq.protocol.records import properties, record
+from duemq.scheduler.delivery.targets import HALF_TOPIC, Targets, TopicHashes
+from duemq.scheduler.timers.index.keys import key_of
+from duemq.storage.log.copies import Records
+from duemq.storage.store import MessageStore
 from tests.unit.scheduler.world import HOST, World
 
 PIECES = st.sampled_from(

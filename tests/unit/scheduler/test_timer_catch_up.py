@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from scheduler import timer_catch_up
-from scheduler.timer_catch_up import Offsets
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_policies import TimerPolicy
-from storage.budget import Pieces
-from storage.clock import look
-from storage.pull import ColdRead
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.policy import catch_up
+from duemq.scheduler.timers.policy.catch_up import Offsets
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.storage.budget import Pieces
+from duemq.storage.clock import look
+from duemq.storage.queues.pull import ColdRead
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 NEWEST = TimerPolicy(newest=True)
@@ -101,7 +101,7 @@ def test_a_second_outage_is_looked_at_as_the_first(world: TimerWorld) -> None:
 def test_what_comes_meanwhile_waits_for_the_search_and_no_longer(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_catch_up, "_LOOK_UNITS", 1)
+    monkeypatch.setattr(catch_up, "_LOOK_UNITS", 1)
     for number in range(300):
         send(world, 1000 + number, "ab"[number % 2])
     send(world, 100_500, "a")
@@ -116,9 +116,9 @@ def test_what_comes_meanwhile_waits_for_the_search_and_no_longer(
 @pytest.mark.parametrize("seed", range(25))
 def test_a_kill_in_the_middle_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(timer_catch_up, "_LOOK_UNITS", 2)
-    monkeypatch.setattr(timer_catch_up, "_SCAN_UNITS", 7)
-    monkeypatch.setattr("scheduler.timers._DROP_UNITS", 3)
+    monkeypatch.setattr(catch_up, "_LOOK_UNITS", 2)
+    monkeypatch.setattr(catch_up, "_SCAN_UNITS", 7)
+    monkeypatch.setattr("duemq.scheduler.timers.service._DROP_UNITS", 3)
     world = TimerWorld(TimerConfig(log_segment_size=52 * 40, roll_window=40))
     world.budget = lambda: Pieces(1)
     expected, newest = set(), dict[str, tuple[int, int]]()
@@ -151,7 +151,7 @@ def test_a_kill_in_the_middle_changes_nothing(seed: int, monkeypatch: pytest.Mon
 
 
 def test_what_is_put_off_can_be_cancelled(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_catch_up, "_LOOK_UNITS", 1)
+    monkeypatch.setattr(catch_up, "_LOOK_UNITS", 1)
     for number in range(50):
         send(world, 1000 + number, "a")
     other = send(world, 1000, "b")
@@ -174,8 +174,8 @@ def test_where_the_policy_goes_all_are_delivered(world: TimerWorld) -> None:
 def test_beyond_the_memory_there_is_for_it_messages_are_delivered(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_catch_up, "MAX_KEYS", 2)
-    monkeypatch.setattr(timer_catch_up, "MAX_OLDER", 1)
+    monkeypatch.setattr(catch_up, "MAX_KEYS", 2)
+    monkeypatch.setattr(catch_up, "MAX_OLDER", 1)
     for number, key in enumerate("abcabcab"):
         send(world, 1000 * number + 1, key)
     go_down(world)

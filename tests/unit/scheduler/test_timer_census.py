@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scheduler.timer_census import DueCounts
+from duemq.scheduler.timers.index.census import DueCounts
 
 START = 1_700_000_000
 

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given, settings
 from structlog.testing import capture_logs
 
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_log import TimerLog
-from scheduler.timer_policies import TimerPolicy
-from scheduler.timer_wheel import FILE_SIZE
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.wheel import FILE_SIZE
+from duemq.scheduler.timers.policy.policies import TimerPolicy
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 if TYPE_CHECKING:
-    from scheduler.timer_log import Units
+    from duemq.scheduler.timers.files.log import Units
 
 Damage = Callable[[TimerWorld], None]
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import pytest
 
-from protocol import properties
-from protocol.record import StoredMessage
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_policies import TimerPolicy
-from storage.consume_queue import TIMER_TOPIC
+from duemq.protocol.records import properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 LOG_SIZE = 52 * 20_000

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol import properties
-from protocol.message_id import offset_message_id
-from scheduler.pending import Selection, Waiting
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_ids import given_id
-from scheduler.timer_log import NORMAL
-from scheduler.timer_policies import policy_of
-from storage.retention import RetentionConfig
+from duemq.protocol.records import properties
+from duemq.protocol.records.message_id import offset_message_id
+from duemq.scheduler.pending import Selection, Waiting
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.files.log import NORMAL
+from duemq.scheduler.timers.index.ids import given_id
+from duemq.scheduler.timers.policy.policies import policy_of
+from duemq.storage.durability.retention import RetentionConfig
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))

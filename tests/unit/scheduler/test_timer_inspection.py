@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler.timer_inspection import inspect
-from scheduler.timer_log import UNIT, TimerLog
-from storage import files as files_module
-from storage.files import OsFile, OsFiles
+from duemq.scheduler.timers.files.log import UNIT, TimerLog
+from duemq.scheduler.timers.inspection import inspect
+from duemq.storage import files as files_module
+from duemq.storage.files import OsFile, OsFiles
 
 MIB = 1 << 20
 FILE = 16 * MIB

@@ -12,8 +12,8 @@ import hypothesis.strategies as st
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler.timer_config import Cancelled, TimerConfig
-from storage.budget import Pieces
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.storage.budget import Pieces
 from tests.unit.scheduler.timer_world import TimerWorld
 
 NEAR = st.integers(-2_000, 15_000)

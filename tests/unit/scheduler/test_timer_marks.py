@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_policies import policy_of
-from storage.health import Verdict
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.policy.policies import policy_of
+from duemq.storage.durability.health import Verdict
 from tests.crash.simulated_files import SimulatedFile
 from tests.unit.scheduler.test_pending import PendingWorld
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld

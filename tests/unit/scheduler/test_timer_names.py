@@ -7,15 +7,15 @@ from collections.abc import Hashable
 import numpy as np
 import pytest
 
-from scheduler import timer_names
-from scheduler.timer_names import RealTopics
-from storage.errors import NotInMemory
+from duemq.scheduler.timers.index import names
+from duemq.scheduler.timers.index.names import RealTopics
+from duemq.storage.errors import NotInMemory
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 
 @pytest.mark.parametrize("at_once", [1, 1500, 1 << 20])
 def test_what_is_wanted_next_is_read_with_what_is_missing(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_names, "_AT_ONCE_BYTES", at_once)
+    monkeypatch.setattr(names, "_AT_ONCE_BYTES", at_once)
     world = TimerWorld()
     places = [world.send(START_MS + 60_000, bytes(100), topic=f"topic{number % 3}") for number in range(20)]
     waits = np.zeros(20, [("physical", np.int64), ("size", np.int32)])

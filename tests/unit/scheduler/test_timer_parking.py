@@ -8,17 +8,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from protocol.record import StoredMessage
-from scheduler import timer_parking, timers
-from scheduler.pending import Selection
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_log import DELETE, UNIT_SIZE, seconds_of
-from scheduler.timer_policies import TimerPolicy
-from scheduler.timer_superseded import Superseded
-from scheduler.timer_wheel import SLOTS
-from storage.budget import SPENT
-from storage.clock import look
-from storage.pull import ColdRead
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.pending import Selection
+from duemq.scheduler.timers import parking, service
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.files.log import DELETE, UNIT_SIZE, seconds_of
+from duemq.scheduler.timers.files.superseded import Superseded
+from duemq.scheduler.timers.files.wheel import SLOTS
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.storage.budget import SPENT
+from duemq.storage.clock import look
+from duemq.storage.queues.pull import ColdRead
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 PAUSED = TimerPolicy(is_paused=True)
@@ -33,9 +33,9 @@ def world() -> TimerWorld:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few messages are done in one step, so that much can happen in between."""
-    monkeypatch.setattr(timers, "_DELIVER_UNITS", 7)
-    monkeypatch.setattr(timers, "_BACK_UNITS", 3)
-    monkeypatch.setattr(timer_parking, "SLOT_UNITS", 20)
+    monkeypatch.setattr(service, "_DELIVER_UNITS", 7)
+    monkeypatch.setattr(service, "_BACK_UNITS", 3)
+    monkeypatch.setattr(parking, "SLOT_UNITS", 20)
 
 
 def parked(world: TimerWorld, count: int = 60, seconds: int = 6) -> list[int]:

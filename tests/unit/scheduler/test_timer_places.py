@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler import timer_places
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_loading import Loading
-from scheduler.timer_log import APPLIED, UNIT, UNIT_SIZE, TimerLog
-from scheduler.timer_places import UnitPlaces
-from scheduler.timer_policies import policy_of
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.files.log import APPLIED, UNIT, UNIT_SIZE, TimerLog
+from duemq.scheduler.timers.index import places as timer_places
+from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.loading import Loading
+from duemq.scheduler.timers.policy.policies import policy_of
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protocol.properties import java_hash
-from scheduler.pending import Selection
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
-from storage.budget import Pieces
-from storage.errors import NotInMemory
+from duemq.protocol.records.properties import java_hash
+from duemq.scheduler.pending import Selection
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.policy.policies import CATCH_UP, PAUSED, RATE, SPREAD, TimerPolicy, policy_of
+from duemq.storage.budget import Pieces
+from duemq.storage.errors import NotInMemory
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
 
 if TYPE_CHECKING:
-    from scheduler.timer_second import Waits
+    from duemq.scheduler.timers.second import Waits
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from typing import TypeVar
 import pytest
 from structlog.testing import capture_logs
 
-from protocol import properties
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_policies import TimerPolicy
-from storage.budget import Budget
-from storage.clock import look
-from storage.errors import NotInMemory
+from duemq.protocol.records import properties
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.storage.budget import Budget
+from duemq.storage.clock import look
+from duemq.storage.errors import NotInMemory
 from tests.crash.simulated_files import Call
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
@@ -334,8 +334,8 @@ def test_one_second_is_handed_on_whatever_has_to_be_read_first(monkeypatch: pyte
                 world.send(START_MS + HOUR_MS + n)
             world.run()
             world.checkpoint()
-            patch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 100)
-            patch.setattr("scheduler.timer_checkpoint._MAX_TURN_SECONDS", -1)
+            patch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 100)
+            patch.setattr("duemq.scheduler.timers.checkpoint._MAX_TURN_SECONDS", -1)
             before = world.timers._slots.second
             with NothingInMemory(world, number) as reads:
                 world.timers.begin_write()

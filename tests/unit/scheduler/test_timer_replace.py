@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from protocol import properties
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_keys import KEY_BITS, KeyIndex, key_hash, tag_of
-from scheduler.timer_log import WITHDRAWN
-from storage.consume_queue import TIMER_TOPIC
-from storage.errors import StoreFull
+from duemq.protocol.records import properties
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.files.log import WITHDRAWN
+from duemq.scheduler.timers.index.keys import KEY_BITS, KeyIndex, key_hash, tag_of
+from duemq.storage.errors import StoreFull
+from duemq.storage.queues.consume_queue import TIMER_TOPIC
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 

@@ -17,25 +17,25 @@ import pytest
 from numpy.typing import NDArray
 from structlog.testing import capture_logs
 
-from protocol import properties, timer_properties
-from protocol.record import StoredMessage
-from scheduler import timer_files
-from scheduler.timer_config import Cancelled, Refusal, TimerConfig
-from scheduler.timer_files import Found, Sums, TimerNote
-from scheduler.timer_log import UNIT, UNIT_SIZE
-from scheduler.timer_policies import TimerPolicy
-from scheduler.timer_search import LOOK_UNITS
-from scheduler.timer_sums import FileSum
-from scheduler.timer_superseded import RUN
-from scheduler.timer_wheel import TimerWheel
-from storage.budget import Pieces
-from storage.clock import look
-from storage.commitlog import Commitlog
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.copies import origin_of
-from storage.origins import Origins
-from storage.pull import ColdRead, ReadAhead
-from storage.retention import RetentionConfig
+from duemq.protocol.records import properties, timer_properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.timers.config import Cancelled, Refusal, TimerConfig
+from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files.formats import Found, Sums, TimerNote
+from duemq.scheduler.timers.files.log import UNIT, UNIT_SIZE
+from duemq.scheduler.timers.files.sums import FileSum
+from duemq.scheduler.timers.files.superseded import RUN
+from duemq.scheduler.timers.files.wheel import TimerWheel
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.scheduler.timers.search import LOOK_UNITS
+from duemq.storage.budget import Pieces
+from duemq.storage.clock import look
+from duemq.storage.durability.retention import RetentionConfig
+from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.log.copies import origin_of
+from duemq.storage.log.origins import Origins
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from duemq.storage.queues.pull import ColdRead, ReadAhead
 from tests.unit.scheduler.test_timer_policies import TWINS
 from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
 
@@ -421,16 +421,16 @@ def test_a_note_is_read_as_it_was_written() -> None:
         TimerNote(1, 2, 3, 4, 6, 7, 8, {}, found, runs, Sums({520: FileSum(7, 2**63), 1040: FileSum()}, hours)),
     ):
         data = note.encode()
-        again = timer_files.decode_note(data)
+        again = formats.decode_note(data)
         assert again is not None
         assert again.encode() == data
         assert [each.tolist() for each in again.found[1:]] == [each.tolist() for each in note.found[1:]]
         assert (again.second, again.waiting, again.found.recovered_to) == (1, note.waiting, note.found.recovered_to)
-        assert timer_files.decode_note(data[:-1]) is None
-        assert timer_files.decode_note(data + b"\0") is None
-        assert timer_files.decode_note(b"\x05" + data[1:]) is None
+        assert formats.decode_note(data[:-1]) is None
+        assert formats.decode_note(data + b"\0") is None
+        assert formats.decode_note(b"\x05" + data[1:]) is None
         assert again.superseded == note.superseded
-    assert timer_files.decode_note(b"") is None
+    assert formats.decode_note(b"") is None
 
 
 def test_a_note_without_runs_is_read() -> None:
@@ -438,10 +438,10 @@ def test_a_note_without_runs_is_read() -> None:
     note = TimerNote(1, 2, 3, 4, 6, 7, 8, {-9: 10}, Found(77), b"", Sums({520: FileSum(7, 2**63)}))
     data = note.encode()
     without = b"\x03" + data[1 : -len(note.sums.encode()) - 4] + note.sums.encode()  # type: ignore[union-attr]
-    again = timer_files.decode_note(without)
+    again = formats.decode_note(without)
     assert again is not None
     assert again.encode() == data
-    assert timer_files.decode_note(without[:-1]) is None
+    assert formats.decode_note(without[:-1]) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -669,7 +669,7 @@ def test_what_the_timer_log_has_behind_timercheck_is_not_put_there_again(style: 
     units[was_due:39] = units[was_due + 1 : 40]
     units[39] = np.zeros(1, UNIT)[0]
     units["previous"][was_due:39] = np.maximum(units["previous"][was_due:39] - UNIT_SIZE, -1)
-    check = timer_files.TimerCheck(START_MS, 32 * UNIT_SIZE, 32, 32)
+    check = formats.TimerCheck(START_MS, 32 * UNIT_SIZE, 32, 32)
     for name, data in (path, units.tobytes()), ("/s/config/timercheck", check.encode()), ("/s/lock", b"lock"):
         world.files.write_whole(name, data)
     world.files.remove("/s/timerwheel")
@@ -825,7 +825,7 @@ def test_nothing_is_lost_when_weeks_are_missed(days: int, is_down: bool) -> None
 def test_recovery_need_not_read_all_since_the_clock_was_set_back(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 1000)
+    monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 1000)
     for number in range(20):
         world.send(START_MS + 2000 + number)
     world.pass_time(2010)
@@ -846,7 +846,7 @@ def test_a_turn_is_not_longer_for_the_time_in_which_nothing_happened(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a checkpoint would put all that is left of a large second into the next one, for nothing."""
-    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 1000)
+    monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 1000)
     for number in range(20):
         world.send(START_MS + 60_200 + number * 20)
     for _ in range(60):
@@ -867,8 +867,8 @@ def test_a_turn_is_not_longer_for_the_time_in_which_nothing_happened(
 def test_a_second_that_takes_long_is_handed_on_bit_by_bit(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch, steps: int, is_killed: bool
 ) -> None:
-    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 500)
-    monkeypatch.setattr("scheduler.timer_slots._ROLL_UNITS", 3)
+    monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 500)
+    monkeypatch.setattr("duemq.scheduler.timers.slots._ROLL_UNITS", 3)
     places = [world.send(START_MS + 100 + number // 2 * 100) for number in range(16)]
     world.pass_time(250)
     world.checkpoint()
@@ -912,8 +912,8 @@ def test_a_second_that_takes_long_is_handed_on_bit_by_bit(
 
 def test_what_is_handed_on_was_deleted_before(world: TimerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a record as Apache's broker writes it, by unique key, which is looked at when its second has its turn."""
-    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 100)
-    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_TURN_SECONDS", -1)
+    monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 100)
+    monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_TURN_SECONDS", -1)
     world.send(START_MS + 5500)
     world.send(START_MS + 5600)
     out_ms = timer_properties.out_ms(START_MS + 5500)
@@ -935,8 +935,8 @@ def test_what_is_handed_on_was_deleted_before(world: TimerWorld, monkeypatch: py
 def test_what_is_handed_on_again_and_again_is_found(
     world: TimerWorld, monkeypatch: pytest.MonkeyPatch, is_moved: bool
 ) -> None:
-    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_SINCE_BYTES", 100)
-    monkeypatch.setattr("scheduler.timer_checkpoint._MAX_TURN_SECONDS", -1)
+    monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_SINCE_BYTES", 100)
+    monkeypatch.setattr("duemq.scheduler.timers.checkpoint._MAX_TURN_SECONDS", -1)
     place = world.send(START_MS + 500)
     world.pass_time(100)
     slots = world.timers._slots

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from scheduler import waits
-from scheduler.runs import Run
-from scheduler.sorted_offsets import has, is_among, joined, places_of
-from scheduler.timer_files import Found, TimerCheck, TimerNote
-from scheduler.timer_log import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
-from storage.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
-from storage.copies import UNITS
+from duemq.scheduler import waiting as waits
+from duemq.scheduler.levels.runs import Run
+from duemq.scheduler.timers.files.formats import Found, TimerCheck, TimerNote
+from duemq.scheduler.timers.files.log import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
+from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined, places_of
+from duemq.storage.log.copies import UNITS
+from duemq.storage.queues.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE
 
 RECORD = 100
 START_MS = 50_000
@@ -39,7 +39,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Note:
-    """What the checkpoint has of a history, see `timer_files`."""
+    """What the checkpoint has of a history, see `timers.files.formats`."""
 
     end: int = 0
     second: int = START_MS // 1000 - 1

@@ -6,23 +6,24 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-from protocol import properties, timer_properties
-from protocol.record import StoredMessage
-from scheduler import level_queues, timers
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import LevelQueues
-from scheduler.pending import Pending
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timer_keys import key_hash
-from scheduler.timers import Timers, TimerState
-from storage.budget import UNLIMITED, Budget
-from storage.clock import ManualClock, look
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.durability import Part
-from storage.pull import ColdRead
-from storage.retention import RetentionConfig
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records import properties, timer_properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.levels import service
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.pending import Pending
+from duemq.scheduler.timers import service as timers
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.index.keys import key_hash
+from duemq.scheduler.timers.service import Timers, TimerState
+from duemq.storage.budget import UNLIMITED, Budget
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability.owner import Part
+from duemq.storage.durability.retention import RetentionConfig
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from duemq.storage.queues.pull import ColdRead
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.store import NOTHING_GOES, OwnedStore
 
@@ -67,7 +68,7 @@ class TimerWorld:
         self.levels = LevelQueues(self.store, file, {}, self.table, recovered, now)
         self.timers = Timers(self.store, self.config, recovered, now, levels=self.levels, wake=self.wake)
         self.pending = Pending(self.store, self.timers, self.levels)
-        parts: dict[str, Part] = {level_queues.NAME: self.levels, timers.NAME: self.timers}
+        parts: dict[str, Part] = {service.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, self.clock, parts, retention=self.retention)
         if recovered.is_foreign:
             self.owned.durability.take_over(look(self.clock))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from protocol.record import StoredMessage
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_delivery import DeliveryConfig
-from scheduler.level_queues import NAME, LevelQueues, read_saved
-from storage.budget import UNLIMITED, Budget
-from storage.clock import ManualClock, look
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC
-from storage.copies import origin_of
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.service import NAME, LevelQueues, read_saved
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.budget import UNLIMITED, Budget
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.log.copies import origin_of
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.store import OwnedStore
 

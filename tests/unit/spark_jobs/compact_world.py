@@ -6,20 +6,21 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
-from protocol import properties, timer_properties
-from protocol.record import StoredMessage
-from scheduler import level_queues, timers
-from scheduler.delay_levels import DelayLevels
-from scheduler.level_queues import LevelQueues, read_saved
-from scheduler.timer_config import Cancelled, TimerConfig
-from scheduler.timers import Timers
-from storage.budget import UNLIMITED
-from storage.clock import ManualClock, look
-from storage.config_file import ConfigFile
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
-from storage.durability import Part
-from storage.files import OsFiles
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records import properties, timer_properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.levels import service
+from duemq.scheduler.levels.service import LevelQueues, read_saved
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.timers import service as timers
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.budget import UNLIMITED
+from duemq.storage.clock import ManualClock, look
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability.owner import Part
+from duemq.storage.files import OsFiles
+from duemq.storage.queues.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.support.store import OwnedStore
 
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
@@ -63,10 +64,10 @@ class Broker:
         self.recovered = recovered = self.store.open()
         (root / "config").mkdir(exist_ok=True)
         file, now = ConfigFile(self.files, str(root / "config/delayOffset.json")), look(clock)
-        is_needed = recovered.is_foreign or level_queues.NAME not in recovered.notes
+        is_needed = recovered.is_foreign or service.NAME not in recovered.notes
         self.levels = LevelQueues(self.store, file, read_saved(file, is_needed=is_needed), TABLE, recovered, now)
         self.timers = Timers(self.store, TimerConfig(log_segment_size=5200), recovered, now, levels=self.levels)
-        parts: dict[str, Part] = {level_queues.NAME: self.levels, timers.NAME: self.timers}
+        parts: dict[str, Part] = {service.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, clock, parts)
 
     @classmethod

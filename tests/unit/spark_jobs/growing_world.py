@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from spark_jobs import audit, incremental, ranges
-from spark_jobs.analyse import analyse
-from spark_jobs.audit import Audit
-from spark_jobs.shuffle import Here
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.analyse.analyse import analyse
+from duemq.spark_jobs.audit import audit, incremental
+from duemq.spark_jobs.audit.audit import Audit
+from duemq.spark_jobs.audit.shuffle import Here
+from duemq.spark_jobs.store import ranges
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.broker.test_repair import PREPARED_AT
 from tests.unit.spark_jobs.compact_world import HOST, TABLE, Broker, new_broker
 

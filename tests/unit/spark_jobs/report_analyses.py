@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_jobs.analysis import (
+from duemq.spark_jobs.analyse.analysis import (
     Ahead,
     Analysis,
     BusySecond,
@@ -27,11 +27,11 @@ from spark_jobs.analysis import (
     Topic,
     Traffic,
 )
-from spark_jobs.audit import Cluster, Input, Lateness, Missing, Offender, Summary
-from spark_jobs.forecast import Episode, Forecast, LateSecond
-from spark_jobs.nights import Listed, Night
-from spark_jobs.output import Lag, Run
-from spark_jobs.starts import Start
+from duemq.spark_jobs.analyse.forecast import Episode, Forecast, LateSecond
+from duemq.spark_jobs.analyse.nights import Listed, Night
+from duemq.spark_jobs.analyse.output import Lag, Run
+from duemq.spark_jobs.audit.audit import Cluster, Input, Lateness, Missing, Offender, Summary
+from duemq.spark_jobs.audit.starts import Start
 
 MONDAY = 1_763_337_600_000
 """2025-11-17 00:00:00 UTC."""

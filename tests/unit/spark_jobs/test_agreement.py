@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol import record
-from spark_jobs.agreement import Agreement
-from spark_jobs.ranges import plan, walks
-from spark_jobs.store_files import StoreFiles
+from duemq.protocol.records import record
+from duemq.spark_jobs.audit.agreement import Agreement
+from duemq.spark_jobs.store.ranges import plan, walks
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import HOST, HOST_V6, Broker, new_broker
 
 TEXT = "TAGS\x01{}\x02KEYS\x01k"
@@ -111,7 +111,7 @@ def test_a_flipped_byte_is_found(tmp_path: Path, flip: str) -> None:
 def test_many_that_no_queue_lists_cost_no_search_of_all_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path).close()
     shutil.rmtree(tmp_path / "consumequeue" / "orders-1")
-    monkeypatch.setattr("spark_jobs.agreement._MAX_SEARCHED", 10)
+    monkeypatch.setattr("duemq.spark_jobs.audit.agreement._MAX_SEARCHED", 10)
     reads = []
     read = Agreement._unit
 

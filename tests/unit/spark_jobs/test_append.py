@@ -20,12 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs.append import COLUMNS, FORMATS, AppendResult, Mark, append, open_table
-from spark_jobs.compact import compact
-from spark_jobs.directories import Directory
-from spark_jobs.errors import JobError
-from spark_jobs.writers.delta_table import _options
-from spark_jobs.writers.parquet_table import committed_files
+from duemq.spark_jobs.archive.append import FORMATS, AppendResult, append, open_table
+from duemq.spark_jobs.archive.delta_table import _options
+from duemq.spark_jobs.archive.parquet_table import committed_files
+from duemq.spark_jobs.archive.table import COLUMNS, Mark
+from duemq.spark_jobs.compact.compact import compact
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.directories import Directory
 from tests.unit.spark_jobs.compact_world import ODD_MS, START_MS, Broker, new_broker, with_odd_times
 
 RANGE = 4 << 20
@@ -268,8 +269,8 @@ def test_a_killed_run(world: World, tmp_path: Path, form: str, at: str) -> None:
         world.grow(20, topic)
     code = (
         "import os, signal, sys\n"
-        "from spark_jobs.append import append, open_table\n"
-        "from spark_jobs.directories import Directory\n"
+        "from duemq.spark_jobs.archive.append import append, open_table\n"
+        "from duemq.spark_jobs.store.directories import Directory\n"
         "store, target, form, at = sys.argv[1:]\n"
         "def die(*args, **options): os.kill(os.getpid(), signal.SIGKILL)\n"
         "table, write, left = open_table(target, form), Directory.write_table, [2]\n"
@@ -579,7 +580,7 @@ def test_a_catalog_of_ones_own(world: World, tmp_path: Path) -> None:
     world.grow(30)
     code = (
         "import sys\n"
-        "from spark_jobs.append import append, open_table\n"
+        "from duemq.spark_jobs.archive.append import append, open_table\n"
         "from pyiceberg.catalog import load_catalog\n"
         "for _ in range(2):\n"
         "    done = append(sys.argv[1], open_table('logs.messages', 'iceberg', catalog='ours'), name='a', workers=1)\n"
@@ -706,8 +707,8 @@ def test_two_runs_that_begin_a_table(tmp_path: Path, form: str, names: str) -> N
         world.grow(5)
     code = (
         "import os, sys\n"
-        "from spark_jobs.append import append, open_table\n"
-        "from spark_jobs.errors import JobError\n"
+        "from duemq.spark_jobs.archive.append import append, open_table\n"
+        "from duemq.spark_jobs.errors import JobError\n"
         "store, target, form, name = sys.argv[1:]\n"
         "table = open_table(target, form)\n"
         "if form == 'delta': import deltalake\n"

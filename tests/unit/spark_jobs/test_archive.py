@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.record import MAGIC_V2
-from spark_jobs.archive import ArchiveResult, RestoreResult, archive, read_manifest, restore
-from spark_jobs.errors import JobError
+from duemq.protocol.records.record import MAGIC_V2
+from duemq.spark_jobs.archive.archive import ArchiveResult, RestoreResult, archive, read_manifest, restore
+from duemq.spark_jobs.errors import JobError
 from tests.unit.spark_jobs.compact_world import HOST_V6, ODD_MS, Broker, new_broker, with_odd_times
 from tests.unit.spark_jobs.test_compact import busy, query, tree
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jobs import archive_state
+from duemq.spark_jobs.archive import state
 
 BLOCK = 65_536
 
@@ -27,7 +27,7 @@ def write_with_holes(path: Path, size: int, parts: dict[int, bytes]) -> None:
 
 def packed(root: Path) -> bytes:
     stream = io.BytesIO()
-    archive_state.write(stream, str(root), sorted(os.listdir(root)))
+    state.write(stream, str(root), sorted(os.listdir(root)))
     return stream.getvalue()
 
 
@@ -58,7 +58,7 @@ def test_files_come_back_and_their_holes_do(root: Path, tmp_path: Path) -> None:
     data = packed(root)
     back = tmp_path / "back"
     back.mkdir()
-    archive_state.read(io.BytesIO(data), str(back))
+    state.read(io.BytesIO(data), str(back))
 
     assert contents(back) == contents(root)
     assert (back / "checkpoint").stat().st_mtime == 1_700_000_000
@@ -80,7 +80,7 @@ def test_an_archive_of_before_is_read(root: Path, tmp_path: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         tar.add(root / "timerlog", "timerlog")
-    archive_state.read(io.BytesIO(stream.getvalue()), str(tmp_path / "back"))
+    state.read(io.BytesIO(stream.getvalue()), str(tmp_path / "back"))
 
     assert contents(tmp_path / "back") == {
         name: data for name, data in contents(root).items() if name.startswith("timerlog")
@@ -90,7 +90,7 @@ def test_an_archive_of_before_is_read(root: Path, tmp_path: Path) -> None:
 def test_a_tar_that_was_cut_off_is_told(root: Path, tmp_path: Path) -> None:
     data = packed(root)
     with pytest.raises((tarfile.TarError, OSError)):
-        archive_state.read(io.BytesIO(data[: len(data) // 2]), str(tmp_path / "back"))
+        state.read(io.BytesIO(data[: len(data) // 2]), str(tmp_path / "back"))
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,6 +104,6 @@ def test_any_holes(tmp_path_factory: pytest.TempPathFactory, places: list[tuple[
     root.mkdir()
     back.mkdir()
     write_with_holes(root / "file", size, {block * BLOCK: bytes([block + 1]) * length for block, length in places})
-    archive_state.read(io.BytesIO(packed(root)), str(back))
+    state.read(io.BytesIO(packed(root)), str(back))
 
     assert contents(back) == contents(root)

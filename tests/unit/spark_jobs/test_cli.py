@@ -17,13 +17,15 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.errors import PySparkException
 
-import spark_jobs
-from spark_jobs import session
-from spark_jobs.audit import Lateness, Summary, sign
-from spark_jobs.cli import PACKAGES, main
-from spark_jobs.cli_output import print_table
-from spark_jobs.errors import JobError
+from duemq import spark_jobs
+from duemq.spark_jobs import session
+from duemq.spark_jobs.audit.audit import Lateness, Summary, sign
+from duemq.spark_jobs.cli.commands import PACKAGES, main
+from duemq.spark_jobs.cli.output import print_table
+from duemq.spark_jobs.errors import JobError
 from tests.unit.spark_jobs.compact_world import new_broker
+
+ROOT = Path(__file__).parents[3]
 
 COMMANDS = {
     "analyse": ["--out", "out"],
@@ -202,7 +204,7 @@ def test_settings_of_spark_that_are_none_are_told(store: Path) -> None:
 
 def test_what_a_task_ended_with_is_told_in_one_line(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
-        told = "spark_jobs.errors.JobError: the file is gone"
+        told = "duemq.spark_jobs.errors.JobError: the file is gone"
         raise PySparkException(f"[PYTHON_EXCEPTION] An exception was thrown\n  File x, line 1\n{told}\n\nat a.b.C")
 
     monkeypatch.setattr(session, "make_session", fail)
@@ -250,11 +252,12 @@ def test_a_package_has_what_tasks_import(tmp_path: Path) -> None:
     assert result.exit_code == 0
     with zipfile.ZipFile(tmp_path / "duemq-spark.zip") as archive:
         names = set(archive.namelist())
-    assert {f"{package}/__init__.py" for package in PACKAGES} | {"__main__.py"} <= names
-    assert {"spark_jobs/report/static/page.html", "spark_jobs/log4j2.properties"} <= names
+    assert {f"duemq/{package}/__init__.py" for package in PACKAGES} | {"__main__.py"} <= names
+    assert {"duemq/spark_jobs/report/static/page.html", "duemq/spark_jobs/log4j2.properties"} <= names
     assert not any("__pycache__" in name for name in names)
     # Alone in a directory, as on a cluster, it is whole.
-    modules = [f"spark_jobs.{name}" for name in ("cli", "source", "output", "compact", "archive")]
+    wanted = ("cli.commands", "source.source", "analyse.output", "compact.compact", "archive.archive")
+    modules = [f"duemq.spark_jobs.{name}" for name in wanted]
     code = (
         "import importlib, sys; sys.path[:] = [sys.argv[1], *(path for path in sys.path if 'lib' in path)];"
         "print({importlib.import_module(name).__file__.startswith(sys.argv[1]) for name in sys.argv[2:]})"
@@ -269,7 +272,7 @@ import importlib, os, sys
 import numpy, pandas, pyarrow, pyspark
 known = set(sys.modules)
 for name in sys.argv[1:]:
-    importlib.import_module("spark_jobs." + name)
+    importlib.import_module("duemq.spark_jobs." + name)
 files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if name not in known}
 print(*sorted({name.split(".")[0] for name, file in files.items() if "site-packages" in file}))
 """
@@ -279,18 +282,19 @@ print(*sorted({name.split(".")[0] for name, file in files.items() if "site-packa
 def test_what_is_imported_is_what_is_asked_for(where: str) -> None:
     """The packages that executors are said to need, and the extra `spark` for whoever has no broker."""
     folder = Path(spark_jobs.__file__).parent
-    names = ["source", "cases", "compact_scan", "archive_rows"]
+    names = ["source.source", "audit.cases", "compact.scan", "archive.rows"]
     if where == "driver":
-        names = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")] + ["report", "writers"]
+        found = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
+        names = [".".join(path.parts) for path in found if not path.name.startswith("__")]
     done = subprocess.run(
-        [sys.executable, "-c", _IMPORTS, *names], cwd=folder.parent, capture_output=True, text=True, check=True
+        [sys.executable, "-c", _IMPORTS, *names], cwd=ROOT, capture_output=True, text=True, check=True
     )
     imported = {name.replace("_", "-") for name in done.stdout.split()}
     assert {"msgspec", "structlog"} <= imported
     if where == "tasks":
         missing = [name for name in imported if name not in run("package", "--help").stdout]
     else:
-        project = tomllib.loads((folder.parent / "pyproject.toml").read_text())["project"]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         wanted = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
         missing = sorted(imported - {re.match(r"[\w-]+", name)[0] for name in wanted})  # type: ignore[index]
     # What these bring along or use where it is there.

@@ -13,17 +13,27 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.record import StoredMessage
-from spark_jobs.analyse import SERIES, TOP, Analysed, Material, figures_of, load_of
-from spark_jobs.analysis import Analysis, Late
-from spark_jobs.audit import Missing, lateness_of, sign, verify
-from spark_jobs.cluster import StoreRun, join
-from spark_jobs.figures import CANCELLED, CASE, DELIVERED, LOST, PENDING, STATUSES, TWICE, UNCLAIMED, Figures
-from spark_jobs.forecast import Forecast
-from spark_jobs.roles import LEVEL, MESSAGE, TIMER, Roles
-from spark_jobs.steps import BARS, POINTS, STEPS_MS
-from spark_jobs.store_files import Segment, StoreFiles
-from spark_jobs.usage import RangeUsage, Usage, UsageObserver
+from duemq.protocol.records.record import StoredMessage
+from duemq.spark_jobs.analyse.analyse import SERIES, TOP, Analysed, Material, figures_of, load_of
+from duemq.spark_jobs.analyse.analysis import Analysis, Late
+from duemq.spark_jobs.analyse.cluster import StoreRun, join
+from duemq.spark_jobs.analyse.forecast import Forecast
+from duemq.spark_jobs.analyse.usage import RangeUsage, Usage, UsageObserver
+from duemq.spark_jobs.audit.audit import Missing, lateness_of, sign, verify
+from duemq.spark_jobs.audit.figures import (
+    CANCELLED,
+    CASE,
+    DELIVERED,
+    LOST,
+    PENDING,
+    STATUSES,
+    TWICE,
+    UNCLAIMED,
+    Figures,
+)
+from duemq.spark_jobs.audit.steps import BARS, POINTS, STEPS_MS
+from duemq.spark_jobs.store.roles import LEVEL, MESSAGE, TIMER, Roles
+from duemq.spark_jobs.store.store_files import Segment, StoreFiles
 from tests.unit.spark_jobs import report_analyses as given_by
 from tests.unit.spark_jobs.test_records import log_of, walked
 from tests.unit.spark_jobs.test_usage import MESSAGES

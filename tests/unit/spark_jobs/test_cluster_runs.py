@@ -19,16 +19,18 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import fs
 
-from spark_jobs import analyse, directories, session
-from spark_jobs.analyse import analyse_for_cluster
-from spark_jobs.analysis import Analysis
-from spark_jobs.audit import Missing, verify
-from spark_jobs.cli import main
-from spark_jobs.cluster import StoreRun, analyse_cluster, finish, join
-from spark_jobs.comparison import Comparison
-from spark_jobs.errors import JobError
-from spark_jobs.files import told_apart
-from spark_jobs.nights import Night, nights
+from duemq.spark_jobs import session
+from duemq.spark_jobs.analyse import analyse
+from duemq.spark_jobs.analyse.analyse import analyse_for_cluster
+from duemq.spark_jobs.analyse.analysis import Analysis
+from duemq.spark_jobs.analyse.cluster import StoreRun, analyse_cluster, finish, join
+from duemq.spark_jobs.analyse.comparison import Comparison
+from duemq.spark_jobs.analyse.nights import Night, nights
+from duemq.spark_jobs.audit.audit import Missing, verify
+from duemq.spark_jobs.cli.commands import main
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store import directories
+from duemq.spark_jobs.store.local_files import told_apart
 from tests.spark import audit, faults, oracle
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import MADE_MS, World, make_small

@@ -17,19 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from protocol.record import StoredMessage
-from scheduler.delay_levels import DelayLevels
-from scheduler.timer_log import TimerLog
-from scheduler.timer_policies import TimerPolicy
-from scheduler.timer_superseded import Superseded
-from spark_jobs import compact as compacting
-from spark_jobs.compact import CompactOptions, CompactResult, compact
-from spark_jobs.errors import JobError
-from spark_jobs.progress import waiting
-from spark_jobs.store_files import StoreFiles
-from storage.clock import ManualClock
-from storage.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE
-from storage.files import OsFiles
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.superseded import Superseded
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.spark_jobs.compact import compact as compacting
+from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.progress import waiting
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.storage.clock import ManualClock
+from duemq.storage.files import OsFiles
+from duemq.storage.queues.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, WITHDRAWN_SIZE
 from tests.unit.spark_jobs.compact_world import (
     HOST_V6,
     QUEUE_UNITS,
@@ -402,7 +402,7 @@ def test_with_holes_superseded_messages_go_from_the_middle(tmp_path: Path) -> No
         found = after.store.find("table", 0, offset, 32, 1 << 20, None)
         assert found.next_offset > offset
         data = after.store.read(found.ranges) if found.ranges else b""
-        from protocol.record import decode_all
+        from duemq.protocol.records.record import decode_all
 
         got += [message.queue_offset for message in decode_all(bytes(data or b""))]
         offset = found.next_offset
@@ -608,8 +608,8 @@ def test_a_kill_at_any_step_leaves_the_original_and_a_second_run_succeeds(tmp_pa
     before = tree(tmp_path / "old")
     script = f"""
 import os, signal, sys
-from spark_jobs import compact as compacting
-from spark_jobs.writers import place
+from duemq.spark_jobs.compact import compact as compacting
+from duemq.spark_jobs.writers import place
 step = {step!r}
 def dies(*_): os.kill(os.getpid(), signal.SIGKILL)
 if step == "finish":
@@ -633,7 +633,7 @@ compacting.compact(sys.argv[1], sys.argv[2], workers=1)
 
 
 def test_two_runs_to_one_place_do_not_meet(tmp_path: Path) -> None:
-    from spark_jobs.writers.place import Place
+    from duemq.spark_jobs.writers.place import Place
 
     first, second = Place(str(tmp_path / "new")), Place(str(tmp_path / "new"))
     first.begin()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.compact import CompactOptions, CompactResult, compact
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import Broker, as_apache, new_broker
 
 APACHE = pytest.param(True, id="apache")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.repair import repair
-from scheduler.timer_config import Cancelled
-from spark_jobs.audit import Audit, Summary, summarise
-from spark_jobs.compact import CompactOptions, CompactResult, compact
-from spark_jobs.shuffle import Here
-from spark_jobs.store_files import StoreFiles
-from storage.clock import look
+from duemq.broker.repair.repair import repair
+from duemq.scheduler.timers.config import Cancelled
+from duemq.spark_jobs.audit.audit import Audit, Summary, summarise
+from duemq.spark_jobs.audit.shuffle import Here
+from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.storage.clock import look
 from tests.unit.broker.test_repair import PREPARED_AT, SETTINGS
 from tests.unit.spark_jobs.compact_world import HOST, START_MS, TABLE, Broker, as_apache, new_broker
 

@@ -8,12 +8,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from spark_jobs import compact_lost
-from spark_jobs.cases import RangeFound
-from spark_jobs.compact_lost import MatchTask, ReadTask
-from spark_jobs.events import CONTINUED, DELIVERED
-from spark_jobs.ranges import Range
-from spark_jobs.writers.spill import save
+from duemq.spark_jobs.audit.cases import RangeFound
+from duemq.spark_jobs.audit.events import CONTINUED, DELIVERED
+from duemq.spark_jobs.compact import lost
+from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
+from duemq.spark_jobs.store.ranges import Range
+from duemq.spark_jobs.writers.spill import save
 from tests.unit.spark_jobs.test_cases import Done, Wait, done_of, waits_of
 
 NONE = np.empty(0, np.int64)
@@ -34,9 +34,9 @@ def test_what_rocketmq_rolled_is_done_where_its_last_record_is(
     waits = [Wait(1, 7, 7, passed=True), Wait(5, 7, 7, again=True, passed=True), Wait(9, 7, 7), Wait(3, 8, 8)]
     waits = [wait for wait in waits if wait.offset != 9 or withdrawn]
     found = RangeFound({}, waits_of(waits), done_of(done), NONE, None)
-    monkeypatch.setattr(compact_lost, "read_range", lambda *_: found)
+    monkeypatch.setattr(lost, "read_range", lambda *_: found)
     save(str(tmp_path), "delivered", np.array(delivered, np.int64))
     save(str(tmp_path), "withdrawn", np.array(withdrawn, np.int64))
-    compact_lost.read(ReadTask(Mock(), Range(0, 100), 0, str(tmp_path), Mock(), 1))
-    matched = compact_lost.match(MatchTask(0, 1, str(tmp_path), NONE))
+    lost.read(ReadTask(Mock(), Range(0, 100), 0, str(tmp_path), Mock(), 1))
+    matched = lost.match(MatchTask(0, 1, str(tmp_path), NONE))
     assert matched.undelivered.tolist() == [3]

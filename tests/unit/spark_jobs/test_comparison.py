@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.audit import Cluster, Lateness, Missing, Summary
-from spark_jobs.comparison import STATUSES, Before, Compared, Comparison, Earlier, compare_cluster
-from spark_jobs.errors import JobError
-from spark_jobs.files import is_same
-from spark_jobs.output import Lag
+from duemq.spark_jobs.analyse.comparison import STATUSES, Before, Compared, Comparison, Earlier, compare_cluster
+from duemq.spark_jobs.analyse.output import Lag
+from duemq.spark_jobs.audit.audit import Cluster, Lateness, Missing, Summary
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.local_files import is_same
 from tests.unit.spark_jobs import report_analyses as given_by
 from tests.unit.spark_jobs.report_analyses import write_audit
 

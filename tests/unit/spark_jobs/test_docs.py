@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from spark_jobs.analysis import TABLES
-from spark_jobs.cli import main
-from spark_jobs.tables import COLUMNS
+from duemq.spark_jobs.analyse.analysis import TABLES
+from duemq.spark_jobs.cli.commands import main
+from duemq.spark_jobs.source.tables import COLUMNS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "spark-jobs.md").read_text(encoding="utf-8")
 NAMES = set(re.findall(r"[\w-]+", " ".join(re.findall(r"`([^`]+)`", TEXT))))

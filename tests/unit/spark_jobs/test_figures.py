@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.figures import (
+from duemq.spark_jobs.audit.figures import (
     CANCELLED,
     CASE,
     DELIVERED,
@@ -21,7 +21,7 @@ from spark_jobs.figures import (
     UNCLAIMED,
     Figures,
 )
-from spark_jobs.lateness import stats
+from duemq.spark_jobs.audit.lateness import stats
 
 STEP_MS, BEGIN = 10_000, 500
 ROW = st.tuples(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.errors import JobError
-from spark_jobs.files import each_once, expand, refuse_within, size_text
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.local_files import each_once, expand, refuse_within, size_text
 
 
 def test_a_path_without_wildcards_is_itself(tmp_path: Path) -> None:

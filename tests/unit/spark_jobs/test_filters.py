@@ -7,8 +7,8 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.record import StoredMessage
-from spark_jobs.filters import ALL, Filters
+from duemq.protocol.records.record import StoredMessage
+from duemq.spark_jobs.source.filters import ALL, Filters
 from tests.unit.spark_jobs.test_records import log_of, walked
 
 MESSAGES = st.lists(

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.forecast import MAX_LISTED, Episode, Load, backlog, forecast, measured_rate
+from duemq.spark_jobs.analyse.forecast import MAX_LISTED, Episode, Load, backlog, forecast, measured_rate
 
 START = 1_700_000_000
 DUE = st.dictionaries(st.integers(0, 60), st.integers(1, 200), min_size=1, max_size=40)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.hadoop import complete
+from duemq.spark_jobs.store.hadoop import complete
 
 
 @pytest.fixture

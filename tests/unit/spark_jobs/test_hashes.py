@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.hashes import hash_ints, hash_slices
+from duemq.spark_jobs.columns.hashes import hash_ints, hash_slices
 
 VALUES = st.lists(st.binary(max_size=40), min_size=1, max_size=20)
 INTS = st.integers(-(2**63), 2**63 - 1)

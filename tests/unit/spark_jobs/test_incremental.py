@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from spark_jobs import kept, ranges
-from spark_jobs.kept import Folder, directory_of
-from spark_jobs.ranges import Range
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.audit import kept
+from duemq.spark_jobs.audit.kept import Folder, directory_of
+from duemq.spark_jobs.store import ranges
+from duemq.spark_jobs.store.ranges import Range
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import RANGE, SEGMENT, World, make_small, same
 

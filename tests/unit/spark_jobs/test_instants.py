@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_jobs import instants
-from spark_jobs.cli_output import print_table
-from spark_jobs.tables import Batch
+from duemq.spark_jobs.cli.output import print_table
+from duemq.spark_jobs.columns import instants
+from duemq.spark_jobs.source.tables import Batch
 from tests.unit.spark_jobs.compact_world import ODD_MS
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.lateness import HISTOGRAM, added, bins_of, histogram, stats, value_of
+from duemq.spark_jobs.audit.lateness import HISTOGRAM, added, bins_of, histogram, stats, value_of
 
 MS = st.one_of(st.integers(-2000, 2000), st.integers(-(2**40), 2**40), st.integers(0, 255))
 PERCENTS = (0, 1, 50, 90, 99, 99.9, 100)

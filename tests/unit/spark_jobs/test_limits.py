@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from spark_jobs import limits
-from spark_jobs.audit import Lateness
-from spark_jobs.cli import main
-from spark_jobs.comparison import Comparison, Worse
-from spark_jobs.errors import JobError
-from spark_jobs.limits import Limits, exit_code, parse_late, tell, worst
+from duemq.spark_jobs.analyse import limits
+from duemq.spark_jobs.analyse.comparison import Comparison, Worse
+from duemq.spark_jobs.analyse.limits import Limits, exit_code, parse_late, tell, worst
+from duemq.spark_jobs.audit.audit import Lateness
+from duemq.spark_jobs.cli.commands import main
+from duemq.spark_jobs.errors import JobError
 from tests.unit.spark_jobs.report_analyses import summary
 
 LATE = Lateness(10, 0, 1.0, {"p50": 1, "p90": 2, "p99": 200, "p99.9": 900, "p100": 1001})

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from spark_jobs import nights
-from spark_jobs.analysis import Analysis
-from spark_jobs.cli import main
-from spark_jobs.comparison import Comparison
-from spark_jobs.errors import JobError
-from spark_jobs.nights import Night, Place
-from spark_jobs.output import read_history, run_of
-from spark_jobs.report import formats, render_index
+from duemq.spark_jobs.analyse import nights
+from duemq.spark_jobs.analyse.analysis import Analysis
+from duemq.spark_jobs.analyse.comparison import Comparison
+from duemq.spark_jobs.analyse.nights import Night, Place
+from duemq.spark_jobs.analyse.output import read_history, run_of
+from duemq.spark_jobs.cli.commands import main
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.report import formats, render_index
 from tests.unit.spark_jobs import report_analyses as given_by
 from tests.unit.spark_jobs.report_analyses import DAY, HOSTILE, MONDAY, many_nights, write_audit
 from tests.unit.spark_jobs.test_report import parse

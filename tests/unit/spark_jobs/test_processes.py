@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.errors import JobError
-from spark_jobs.writers.tasks import Processes
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.writers.tasks import Processes
 from tests.unit.spark_jobs.compact_world import new_broker
 
 
@@ -85,7 +85,7 @@ def test_they_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     """Also in the middle of a task, and one that waits for another."""
     code = (
         "import sys\n"
-        "from spark_jobs.writers.tasks import Processes\n"
+        "from duemq.spark_jobs.writers.tasks import Processes\n"
         "from tests.unit.spark_jobs.test_processes import say_pid_and_sleep\n"
         "Processes(2).run(say_pid_and_sleep, sys.argv[1:])\n"
     )
@@ -144,7 +144,7 @@ def test_workers_of_spark_end_with_their_daemon() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHON_WORKER_FACTORY_SECRET": "x"}
     environment.pop("PYTHON_UNIX_DOMAIN_ENABLED", None)
     with subprocess.Popen(
-        [sys.executable, "-m", "spark_jobs.daemon", "pyspark.worker"],
+        [sys.executable, "-m", "duemq.spark_jobs.daemon", "pyspark.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

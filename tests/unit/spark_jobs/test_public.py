@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import duemq.spark
-from spark_jobs import reading
-from spark_jobs.errors import JobError
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.source import reading
 
 
 @pytest.mark.parametrize("name", duemq.spark.__all__)
@@ -64,7 +64,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Any:
     class Session:
         read, readStream = Reader(), Reader()  # noqa: N815, Spark's name
 
-    monkeypatch.setattr("spark_jobs.source.register", lambda _: None)
+    monkeypatch.setattr("duemq.spark_jobs.source.source.register", lambda _: None)
     return Session()
 
 

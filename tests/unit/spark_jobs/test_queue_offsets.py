@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from spark_jobs.errors import JobError
-from spark_jobs.source import Options, RocketmqSource, StoreReader, StoreStreamReader
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.source.source import Options, RocketmqSource, StoreReader, StoreStreamReader
 from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
 
 Place = tuple[str, int, int]

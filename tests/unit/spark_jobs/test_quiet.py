@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from spark_jobs.quiet import Filter, without_noise
+from duemq.spark_jobs.quiet import Filter, without_noise
 
 WARNING = "WARNING: Using incubator modules: jdk.incubator.vector\n"
 BROKEN = (

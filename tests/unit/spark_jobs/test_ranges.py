@@ -10,12 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocol import record
-from protocol.record import END_MARKER, MAGIC_END, StoredMessage
-from spark_jobs.errors import JobError
-from spark_jobs.ranges import CHUNK_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, records_at, walks
-from spark_jobs.records import joined_damages, starts_in
-from spark_jobs.store_files import StoreFiles
+from duemq.protocol.records import record
+from duemq.protocol.records.record import END_MARKER, MAGIC_END, StoredMessage
+from duemq.spark_jobs.columns.records import joined_damages, starts_in
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.ranges import (
+    CHUNK_SIZE,
+    Range,
+    at_offsets,
+    damages_of,
+    first_store_ms,
+    plan,
+    records_at,
+    walks,
+)
+from duemq.spark_jobs.store.store_files import StoreFiles
 
 SEGMENT = 24 << 20
 FIRST = 3 * SEGMENT

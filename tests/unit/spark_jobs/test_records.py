@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import properties, record
-from protocol.record import END_MARKER, MAGIC_END, StoredMessage
-from spark_jobs.records import PADDING, Walk, walk
-from spark_jobs.tables import COLUMNS, STORE, Batch
+from duemq.protocol.records import properties, record
+from duemq.protocol.records.record import END_MARKER, MAGIC_END, StoredMessage
+from duemq.spark_jobs.columns.records import PADDING, Walk, walk
+from duemq.spark_jobs.source.tables import COLUMNS, STORE, Batch
 
 HOSTS = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
 NAMES = st.text("abcXYZ_012", min_size=1, max_size=20)

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.analysis import Ahead, Analysis, BusySecond, HeatCell, LatePoint, Topic, Traffic, figures
-from spark_jobs.audit import Cluster, Lateness, Missing
-from spark_jobs.comparison import Comparison, Worse
-from spark_jobs.report import formats, plots, render
-from spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_of
-from spark_jobs.starts import Start
+from duemq.spark_jobs.analyse.analysis import Ahead, Analysis, BusySecond, HeatCell, LatePoint, Topic, Traffic, figures
+from duemq.spark_jobs.analyse.comparison import Comparison, Worse
+from duemq.spark_jobs.audit.audit import Cluster, Lateness, Missing
+from duemq.spark_jobs.audit.starts import Start
+from duemq.spark_jobs.report import formats, plots, render
+from duemq.spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_of
 from tests.unit.spark_jobs import report_analyses as given_by
 from tests.unit.spark_jobs.report_analyses import DAY, HOSTILE, HOUR, MINUTE, MONDAY
 

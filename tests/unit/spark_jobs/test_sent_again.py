@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from spark_jobs.cases import match
-from spark_jobs.events import DONE, WAITS, RangeEvents
-from spark_jobs.figures import STATUSES
-from spark_jobs.progress import read_progress
-from spark_jobs.ranges import plan
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.audit.cases import match
+from duemq.spark_jobs.audit.events import DONE, WAITS, RangeEvents
+from duemq.spark_jobs.audit.figures import STATUSES
+from duemq.spark_jobs.store.progress import read_progress
+from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import session
-from spark_jobs.errors import JobError
-from spark_jobs.session import DRIVER_MEMORY, make_session
+from duemq.spark_jobs import session
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.session import DRIVER_MEMORY, make_session
 
 ROOT = str(Path(session.__file__).parent.parent)
 

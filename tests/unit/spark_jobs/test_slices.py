@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.slices import column, gather, joined, offsets_of
+from duemq.spark_jobs.columns.slices import column, gather, joined, offsets_of
 
 
 @st.composite

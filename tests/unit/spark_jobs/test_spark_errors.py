@@ -10,12 +10,12 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from spark_jobs import quiet, spark_errors
-from spark_jobs.errors import JobError, NoStore
-from spark_jobs.source import Options, RocketmqSource, StoreReader
-from spark_jobs.spark_errors import told
-from spark_jobs.store_files import StoreFiles
-from spark_jobs.writers.tasks import Inline
+from duemq.spark_jobs import quiet, spark_errors
+from duemq.spark_jobs.errors import JobError, NoStore
+from duemq.spark_jobs.source.source import Options, RocketmqSource, StoreReader
+from duemq.spark_jobs.spark_errors import told
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.writers.tasks import Inline
 from tests.unit.spark_jobs.compact_world import new_broker
 from tests.unit.spark_jobs.test_queue_offsets import SCHEMA
 
@@ -25,8 +25,8 @@ TASK = "An exception was thrown from the Python worker:\nTraceback (most recent 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"{TASK}spark_jobs.errors.JobError: the file is gone\n SQLSTATE: 38000", "the file is gone"),
-        (f"{TASK}spark_jobs.errors.NoStore: /x: is empty", "/x: is empty"),
+        (f"{TASK}duemq.spark_jobs.errors.JobError: the file is gone\n SQLSTATE: 38000", "the file is gone"),
+        (f"{TASK}duemq.spark_jobs.errors.NoStore: /x: is empty", "/x: is empty"),
         (f"{TASK}IsADirectoryError: [Errno 21] Is a directory: '/x/y'", "/x/y: Is a directory"),
         (f"{TASK}OSError: [Errno 5] Input/output error", None),
         (f"{TASK}MemoryError", spark_errors.OUT_OF_MEMORY),

@@ -10,22 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler import level_queues, timer_files
-from scheduler.level_queues import read_saved
-from scheduler.pending import Pending, Selection, Waiting
-from spark_jobs.cases import match
-from spark_jobs.events import RangeEvents
-from spark_jobs.figures import CASE, Figures
-from spark_jobs.progress import read_progress
-from spark_jobs.ranges import plan
-from spark_jobs.starts import NEW, OLD, OURS, Start, starts
-from spark_jobs.store_files import StoreFiles
-from storage.config_file import ConfigFile
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
-from storage.errors import StoreFileMissing
-from storage.files import OsFiles
-from storage.recovery import Recovered
-from storage.store import MessageStore, StoreConfig
+from duemq.scheduler.levels import service
+from duemq.scheduler.levels.service import read_saved
+from duemq.scheduler.pending import Pending, Selection, Waiting
+from duemq.scheduler.timers.files import formats
+from duemq.spark_jobs.audit.cases import match
+from duemq.spark_jobs.audit.events import RangeEvents
+from duemq.spark_jobs.audit.figures import CASE, Figures
+from duemq.spark_jobs.audit.starts import NEW, OLD, OURS, Start, starts
+from duemq.spark_jobs.store.progress import read_progress
+from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.errors import StoreFileMissing
+from duemq.storage.files import OsFiles
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.unit.broker.test_repair import as_of_apache, remove
 from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, SEGMENT, START_MS, TABLE, Broker, new_broker
 
@@ -61,9 +62,9 @@ def open_as_a_broker_does(store: MessageStore) -> Recovered:
     store.inspect()
     root = store.config.root
     saved = read_saved(ConfigFile(store.files, f"{root}/config/delayOffset.json"), is_needed=False)
-    for level, offset in level_queues.reached(store.checkpoint, saved).items():
+    for level, offset in service.reached(store.checkpoint, saved).items():
         store.expect(SCHEDULE_TOPIC, level - 1, offset)
-    store.expect(TIMER_TOPIC, 0, timer_files.reached(store.checkpoint, store.files, f"{root}/config"))
+    store.expect(TIMER_TOPIC, 0, formats.reached(store.checkpoint, store.files, f"{root}/config"))
     return store.recover()
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.analyse import _ahead, _over_time
-from spark_jobs.analysis import Ahead
-from spark_jobs.figures import CASE, PENDING, Figures
-from spark_jobs.lateness import histogram
-from spark_jobs.steps import BARS, POINTS, STEPS_MS, is_by_minute, seconds_kept, step_of
+from duemq.spark_jobs.analyse.analyse import _ahead, _over_time
+from duemq.spark_jobs.analyse.analysis import Ahead
+from duemq.spark_jobs.audit.figures import CASE, PENDING, Figures
+from duemq.spark_jobs.audit.lateness import histogram
+from duemq.spark_jobs.audit.steps import BARS, POINTS, STEPS_MS, is_by_minute, seconds_kept, step_of
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from spark_jobs.errors import CannotRead, JobError, NoStore
-from spark_jobs.files import shown
-from spark_jobs.progress import read_progress
-from spark_jobs.ranges import plan
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs.errors import CannotRead, JobError, NoStore
+from duemq.spark_jobs.store.local_files import shown
+from duemq.spark_jobs.store.progress import read_progress
+from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import SEGMENT, Broker, as_apache, new_broker
 
 
@@ -274,7 +274,7 @@ def test_of_a_running_broker_only_what_is_flushed_is_read(tmp_path: Path) -> Non
         again.send("orders", b"y" * 500)
     # The lock is this process's, so that another one has to look.
     code = (
-        "import sys; from spark_jobs.store_files import StoreFiles;"
+        "import sys; from duemq.spark_jobs.store.store_files import StoreFiles;"
         "a, b = (StoreFiles.open(sys.argv[1], unflushed=flag) for flag in (False, True));"
         "print(a.is_running, a.readable_end, b.readable_end)"
     )
@@ -353,7 +353,7 @@ def hadoop(monkeypatch: pytest.MonkeyPatch) -> Hadoop:
     def from_uri(uri: str) -> tuple[fs.FileSystem, str]:
         return fs.PyFileSystem(handler), uri.removeprefix("hdfs://name-node")
 
-    monkeypatch.setattr("spark_jobs.hadoop.complete", lambda _: None)
+    monkeypatch.setattr("duemq.spark_jobs.store.hadoop.complete", lambda _: None)
     monkeypatch.setattr("pyarrow.fs.FileSystem", type("FileSystem", (), {"from_uri": staticmethod(from_uri)}))
     return handler
 
@@ -390,7 +390,7 @@ def test_keys_in_uris_are_not_told(given: str, told: str) -> None:
 
 
 def test_what_hadoop_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_jobs.hadoop.complete", lambda _: None)
+    monkeypatch.setattr("duemq.spark_jobs.store.hadoop.complete", lambda _: None)
     for name in ("ARROW_LIBHDFS_DIR", "HADOOP_HOME", "CLASSPATH"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(JobError) as caught:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.compact import compact
-from spark_jobs.errors import JobError
+from duemq.spark_jobs.compact.compact import compact
+from duemq.spark_jobs.errors import JobError
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.test_queue_offsets import Stream, fill, read
 

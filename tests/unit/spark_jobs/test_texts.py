@@ -1,4 +1,4 @@
-"""Property texts of many records, against the codec of `protocol.properties`."""
+"""Property texts of many records, against the codec of `protocol.records.properties`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import properties
-from spark_jobs.texts import Texts
+from duemq.protocol.records import properties
+from duemq.spark_jobs.columns.texts import Texts
 
 NAMES = st.sampled_from(("A", "AB", "KEYS", "TAGS", "UNIQ_KEY", "UNIQ_KEYS", "TIMER_OUT_MS", "TIMER_OUT_MX", "é"))
 VALUES = st.text("ab1\u00e9\u6f22 =", max_size=12)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from spark_jobs import session
-from spark_jobs.audit import audit
-from spark_jobs.errors import CannotRead, JobError
-from spark_jobs.store_files import StoreFiles
+from duemq.spark_jobs import session
+from duemq.spark_jobs.audit.audit import audit
+from duemq.spark_jobs.errors import CannotRead, JobError
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
 from tests.unit.spark_jobs.growing_world import make_small
 from tests.unit.spark_jobs.test_cli import COMMANDS, check_failed, run

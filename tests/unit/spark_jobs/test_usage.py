@@ -9,10 +9,19 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.record import StoredMessage
-from spark_jobs import usage as module
-from spark_jobs.roles import NAMES, Roles
-from spark_jobs.usage import HOUR_MS, KEYS, KEYS_KEPT, RangeUsage, Usage, UsageObserver, body_percentile, frequent_keys
+from duemq.protocol.records.record import StoredMessage
+from duemq.spark_jobs.analyse import usage as module
+from duemq.spark_jobs.analyse.usage import (
+    HOUR_MS,
+    KEYS,
+    KEYS_KEPT,
+    RangeUsage,
+    Usage,
+    UsageObserver,
+    body_percentile,
+    frequent_keys,
+)
+from duemq.spark_jobs.store.roles import NAMES, Roles
 from tests.unit.spark_jobs.test_records import log_of, walked
 
 HOSTS = (b"\x7f\0\0\x01\0\0\x04\xd2", b"\xff\xff\xff\xff\0\0\0\x01", bytes(15) + b"\x01\0\0\x04\xd2")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.timer_properties import out_ms
-from scheduler.pending import Pending, Selection, Waiting
-from scheduler.timer_policies import TimerPolicy
-from spark_jobs.compact import CompactOptions, compact
-from spark_jobs.progress import destroyed, read_progress, waiting
-from spark_jobs.store_files import StoreFiles
-from storage.clock import look
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.protocol.records.timer_properties import out_ms
+from duemq.scheduler.pending import Pending, Selection, Waiting
+from duemq.scheduler.timers.policy.policies import TimerPolicy
+from duemq.spark_jobs.compact.compact import CompactOptions, compact
+from duemq.spark_jobs.store.progress import destroyed, read_progress, waiting
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.storage.clock import look
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, as_apache, new_broker
 
 HOUR_MS = 3_600_000

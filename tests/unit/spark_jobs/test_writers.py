@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.properties import java_hash
-from protocol.record import MAGIC_END, StoredMessage, decode, encode
-from spark_jobs.compact_decide import find_superseded
-from spark_jobs.compact_scan import KEYED, LEVEL, PLAIN, TIMER_DELETE
-from spark_jobs.errors import JobError
-from spark_jobs.records import PADDING, Records
-from spark_jobs.store_files import UNIT, QueueFile
-from spark_jobs.writers import commitlog, index, layout, queues
-from spark_jobs.writers.hashes import key_hashes
-from spark_jobs.writers.place import Place
-from spark_jobs.writers.spill import OffsetMap, load, save
-from spark_jobs.writers.tasks import Processes
-from storage.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC
-from storage.index_file import ITEM, java_hashes
+from duemq.protocol.records.properties import java_hash
+from duemq.protocol.records.record import MAGIC_END, StoredMessage, decode, encode
+from duemq.spark_jobs.columns.records import PADDING, Records
+from duemq.spark_jobs.compact.decide import find_superseded
+from duemq.spark_jobs.compact.scan import KEYED, LEVEL, PLAIN, TIMER_DELETE
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.store_files import UNIT, QueueFile
+from duemq.spark_jobs.writers import commitlog, index, layout, queues
+from duemq.spark_jobs.writers.hashes import key_hashes
+from duemq.spark_jobs.writers.place import Place
+from duemq.spark_jobs.writers.spill import OffsetMap, load, save
+from duemq.spark_jobs.writers.tasks import Processes
+from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC
+from duemq.storage.queues.index_file import ITEM, java_hashes
 
 HOSTS = (b"\x7f\0\0\x01\0\0\x04\xd2", bytes(15) + b"\x01\0\0\x04\xd2")
 

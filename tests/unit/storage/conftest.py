@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.delay_levels import DelayLevels
-from storage.files import Files, OsFiles
-from storage.store import MessageStore, StoreConfig
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.storage.files import Files, OsFiles
+from duemq.storage.store import MessageStore, StoreConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = b"\x7f\0\0\x01\0\0\x04\xd2"

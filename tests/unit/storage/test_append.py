@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import record
-from protocol.message_id import pack_host
-from protocol.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6
-from storage.check import problems
-from storage.copies import Records
-from storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreFull
-from storage.scan import Scanner
+from duemq.protocol.records import record
+from duemq.protocol.records.message_id import pack_host
+from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_COMPRESSED, FLAG_STORE_IPV6
+from duemq.storage.durability.check import problems
+from duemq.storage.errors import RecordIllegal, RecordTooLarge, StoreBroken, StoreClosed, StoreFull
+from duemq.storage.log.copies import Records
+from duemq.storage.log.scan import Scanner
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.clock import MAX_AHEAD_MS, ManualClock, MovableClock
+from duemq.storage.clock import MAX_AHEAD_MS, ManualClock, MovableClock
 
 
 def test_it_goes_on_and_moves_ahead_with_both_its_times() -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from storage.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
+from duemq.storage.queues.consume_queue import PADDING_SIZE, UNIT, ConsumeQueue
 from tests.crash.simulated_files import SimulatedFiles
 
 SIZE = 20 * 7

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import record
-from storage.copies import ORIGIN_ZERO, Records, origin_of
-from storage.store import MessageStore
+from duemq.protocol.records import record
+from duemq.storage.log.copies import ORIGIN_ZERO, Records, origin_of
+from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, NOW_MS, make_store
 

@@ -12,18 +12,24 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from storage import checkpoint as checkpoint_file
-from storage import durability
-from storage.budget import UNLIMITED, Pieces
-from storage.check import problems
-from storage.clock import ManualClock, Moment
-from storage.durability import EXPIRE_SECONDS, FIRST_CHECKPOINT_SECONDS, RETRY_SECONDS, STOP_TRIES, DurabilityConfig
-from storage.errors import NotDurable, StoreBroken, StoreClosed, StoreError, StoreFull
-from storage.health import Verdict
-from storage.jobs import Lane
-from storage.recovery import Recovered
-from storage.retention import RetentionConfig
-from storage.store import MessageStore
+from duemq.storage.budget import UNLIMITED, Pieces
+from duemq.storage.clock import ManualClock, Moment
+from duemq.storage.durability import checkpoint as checkpoint_file
+from duemq.storage.durability import owner
+from duemq.storage.durability.check import problems
+from duemq.storage.durability.health import Verdict
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.durability.owner import (
+    EXPIRE_SECONDS,
+    FIRST_CHECKPOINT_SECONDS,
+    RETRY_SECONDS,
+    STOP_TRIES,
+    DurabilityConfig,
+)
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.durability.retention import RetentionConfig
+from duemq.storage.errors import NotDurable, StoreBroken, StoreClosed, StoreError, StoreFull
+from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import Call, SimulatedFiles, Sync
 from tests.support.store import NOTHING_GOES, OwnedStore
 from tests.unit.storage.conftest import append, make_store
@@ -180,7 +186,7 @@ def test_what_nobody_waits_for_is_flushed_now_and_then() -> None:
 
 
 def test_much_that_is_not_flushed_is_flushed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability, "UNFLUSHED_BYTES", 1000)
+    monkeypatch.setattr(owner, "UNFLUSHED_BYTES", 1000)
     owned = owned_store()
     owned.settle()
     append(owned.store, "t", 0, bytes(500))
@@ -611,7 +617,7 @@ def test_each_start_after_a_kill_reads_only_what_the_life_before_wrote_last() ->
 
 
 def test_a_checkpoint_comes_sooner_where_much_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability, "CHECKPOINT_BYTES", 10_000)
+    monkeypatch.setattr(owner, "CHECKPOINT_BYTES", 10_000)
     owned = owned_store(config=DurabilityConfig(flush_interval=0.5, queue_interval=0.1))
     for _ in range(30):
         owned.clock.advance(1000)
@@ -874,7 +880,7 @@ def send_until_full(owned: OwnedStore) -> tuple[int, str]:
 
 
 def test_units_that_wait_for_old_files_to_go_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability, "MAX_TAIL_BYTES", 20 * 10)
+    monkeypatch.setattr(owner, "MAX_TAIL_BYTES", 20 * 10)
     owned = owned_store()
     append(owned.store, "t", 0, b"old")
     owned.checkpoint()
@@ -893,7 +899,7 @@ def test_units_that_wait_for_old_files_to_go_are_bounded_too(monkeypatch: pytest
 
 
 class Keeper:
-    """Implements storage.durability.Part: needs the commitlog from some position on, and keeps some messages."""
+    """A `Part` of the owner of durability: needs the commitlog from some position on, and keeps some messages."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
@@ -1105,7 +1111,7 @@ def test_files_may_go_at_any_moment_and_a_power_cut_may_follow(seed: int) -> Non
 
 
 def test_consume_queues_that_cannot_be_written_fill_the_memory_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability, "MAX_TAIL_BYTES", 20 * 10)
+    monkeypatch.setattr(owner, "MAX_TAIL_BYTES", 20 * 10)
     owned = owned_store()
     owned.checkpoint()
     files_of(owned).fail("write", errno.ENOSPC, QUEUES)
@@ -1128,7 +1134,7 @@ def test_consume_queues_that_cannot_be_written_fill_the_memory_up_to_a_bound(mon
 
 
 def test_a_store_is_full_as_long_as_either_disk_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durability, "MAX_TAIL_BYTES", 20)
+    monkeypatch.setattr(owner, "MAX_TAIL_BYTES", 20)
     owned = owned_store(retention=RetentionConfig(delete_when="", clean_forcibly=False))
     owned.checkpoint()
     files = files_of(owned)

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from storage.errors import NotDurable, StoreFormatError, StoreLocked
-from storage.files import OsFile, OsFiles, _sync
+from duemq.storage.errors import NotDurable, StoreFormatError, StoreLocked
+from duemq.storage.files import OsFile, OsFiles, _sync
 
 
 def test_a_new_file_is_sparse_and_has_its_size_from_the_start(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_sync_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(NotDurable) as caught:
         files.sync_directory(str(tmp_path))
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path))
-    monkeypatch.setattr("storage.files._sync.__defaults__", (fail,))
+    monkeypatch.setattr("duemq.storage.files._sync.__defaults__", (fail,))
     for sync in (file.sync, lambda: file.write_apart([(0, b"x")]), lambda: files.write_whole(f"{path}2", b"x")):
         with pytest.raises(NotDurable) as caught:
             sync()
@@ -150,7 +150,7 @@ def test_a_sync_of_which_nobody_knows_what_it_did_is_one_that_failed(
         raise MemoryError
 
     file = OsFiles().create(str(tmp_path / "f"), 10)
-    monkeypatch.setattr("storage.files._sync", partial(_sync, sync=fail))
+    monkeypatch.setattr("duemq.storage.files._sync", partial(_sync, sync=fail))
     with pytest.raises(NotDurable, match="MemoryError"):
         file.sync()
 
@@ -264,7 +264,7 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Pat
     path = tmp_path / "table"
     path.write_bytes(b"old")
     with (
-        patch("storage.files._sync", side_effect=OSError(28, "No space left on device")),
+        patch("duemq.storage.files._sync", side_effect=OSError(28, "No space left on device")),
         pytest.raises(OSError, match=f"No space left on device: '{path}'"),
     ):
         OsFiles().write_whole(str(path), b"new")

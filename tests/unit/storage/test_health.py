@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import StoreBroken, StoreClosed, StoreError, StoreFull
-from storage.health import Health, Verdict
+from duemq.storage.durability.health import Health, Verdict
+from duemq.storage.errors import StoreBroken, StoreClosed, StoreError, StoreFull
 
 CHANGES: dict[str, Callable[[Health], None]] = {
     "opened": lambda health: health.opened(),

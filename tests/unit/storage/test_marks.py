@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.marks import Marks
-from storage.segments import Segments
+from duemq.storage.log.marks import Marks
+from duemq.storage.log.segments import Segments
 from tests.crash.simulated_files import SimulatedFiles
 
 UNIT = 20

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from storage.origins import NO_ORIGIN, Origins, origins_of
-from storage.scan import ScannedRecord
+from duemq.storage.log.origins import NO_ORIGIN, Origins, origins_of
+from duemq.storage.log.scan import ScannedRecord
 
 COMMIT = 2 << 2
 

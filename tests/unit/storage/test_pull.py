@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.record import decode_all
-from storage.files import OsFile, OsFiles, Ranges
-from storage.pull import ColdRead, PullStatus, ReadAhead, find, read
-from storage.store import MessageStore
+from duemq.protocol.records.record import decode_all
+from duemq.storage.files import OsFile, OsFiles, Ranges
+from duemq.storage.queues.pull import ColdRead, PullStatus, ReadAhead, find, read
+from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, NOW_MS, append, make_store
 
@@ -186,7 +186,7 @@ def test_records_are_read_ahead(tmp_path: Path) -> None:
         files = [[offset for offset in at if offset >> 20 == number] for number in range(3)]
         assert asked == [(names[n], files[n][0] % (1 << 20), size * len(files[n])) for n in range(3)]
         asked.clear()
-        patch.setattr("storage.pull._AHEAD_BYTES", asked_size := size * len(files[0]) + 1000)
+        patch.setattr("duemq.storage.queues.pull._AHEAD_BYTES", asked_size := size * len(files[0]) + 1000)
         ReadAhead(store.log, np.array(at), sizes).run()
         assert [ask[2] for ask in asked] == [size * len(files[0]), 1000, 0]
         assert sum(ask[2] for ask in asked) == asked_size

@@ -19,15 +19,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from protocol.properties import TIMER_DEL_UNIQKEY
-from storage.check import problems
-from storage.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
-from storage.copies import ORIGIN_ZERO
-from storage.errors import StoreFormatError
-from storage.jobs import Lane
-from storage.recovery import Recovered
-from storage.retention import RetentionConfig
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records.properties import TIMER_DEL_UNIQKEY
+from duemq.storage.durability.check import problems
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.durability.retention import RetentionConfig
+from duemq.storage.errors import StoreFormatError
+from duemq.storage.log.copies import ORIGIN_ZERO
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import Folder, Node, SimulatedFiles, Sync, SyncDirectory, Write
 from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store

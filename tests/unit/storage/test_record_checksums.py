@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import properties, record, record_checksum
-from protocol.message_id import pack_host
-from storage.errors import RecordTooLarge, StoreFull
-from storage.store import MessageStore
+from duemq.protocol.records import checksum, properties, record
+from duemq.protocol.records.message_id import pack_host
+from duemq.storage.errors import RecordTooLarge, StoreFull
+from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, NOW_MS, make_store
 
@@ -28,9 +28,9 @@ def is_right(data: bytes) -> bool:
 def test_a_record_of_apaches_broker() -> None:
     data = (Path(__file__).parent / "golden" / "record-checksum.bin").read_bytes()
     assert is_right(data)
-    assert record_checksum.is_right(data)
-    assert record_checksum.is_there(record.decode(data).properties_text.encode())
-    assert not record_checksum.is_right(data.replace(b"KEYS\x01", b"KEYZ\x01"))
+    assert checksum.is_right(data)
+    assert checksum.is_there(record.decode(data).properties_text.encode())
+    assert not checksum.is_right(data.replace(b"KEYS\x01", b"KEYZ\x01"))
 
 
 def added(store: MessageStore, body: bytes, text: bytes, host: bytes = HOST) -> bytes:
@@ -87,7 +87,7 @@ def test_where_memory_runs_out_for_a_checksum_nothing_of_the_batch_is_written(mo
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(record_checksum, "checksum_field", fails)
+        patch.setattr(checksum, "checksum_field", fails)
         with pytest.raises(MemoryError):
             store.appender.add(queue, b"second", b"A\x01a", 0, 5, HOST)
     with pytest.raises(StoreFull):

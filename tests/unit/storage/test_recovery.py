@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from protocol import record
-from storage import recovery
-from storage.check import problems
-from storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
-from storage.files import OsFiles
-from storage.health import Verdict
-from storage.store import MessageStore, StoreConfig
+from duemq.protocol.records import record
+from duemq.storage.durability import recovery
+from duemq.storage.durability.check import problems
+from duemq.storage.durability.health import Verdict
+from duemq.storage.errors import StoreFileMissing, StoreFormatError, StoreLocked
+from duemq.storage.files import OsFiles
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Write
 from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import HOST, LEVELS, NOW_MS, append, make_store

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol import record
-from storage.scan import Scanner, read_record
-from storage.store import MessageStore
+from duemq.protocol.records import record
+from duemq.storage.log.scan import Scanner, read_record
+from duemq.storage.store import MessageStore
 from tests.crash.simulated_files import SimulatedFiles
 from tests.unit.storage.conftest import HOST, append, make_store
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import StoreFileMissing, StoreFormatError
-from storage.files import OsFiles
-from storage.segments import Segments
+from duemq.storage.errors import StoreFileMissing, StoreFormatError
+from duemq.storage.files import OsFiles
+from duemq.storage.log.segments import Segments
 
 
 def segments(directory: Path, size: int = 100) -> Segments:

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import checkpoint
-from storage.checkpoint import Checkpoint
-from storage.clock import ManualClock
-from storage.config_file import ConfigFile, encode_table
-from storage.durability import EXPIRE_SECONDS
-from storage.errors import StoreFormatError, StoreFull
-from storage.health import Verdict
-from storage.retention import RetentionConfig
-from storage.store import MessageStore, StoreConfig
+from duemq.storage.clock import ManualClock
+from duemq.storage.config_file import ConfigFile, encode_table
+from duemq.storage.durability import checkpoint
+from duemq.storage.durability.checkpoint import Checkpoint
+from duemq.storage.durability.health import Verdict
+from duemq.storage.durability.owner import EXPIRE_SECONDS
+from duemq.storage.durability.retention import RetentionConfig
+from duemq.storage.errors import StoreFormatError, StoreFull
+from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
 from tests.support.store import OwnedStore
 from tests.unit.storage.conftest import LEVELS, append

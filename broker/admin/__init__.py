@@ -1,0 +1,1 @@
+"""Handlers of administration, and what they tell of the broker."""

@@ -1,0 +1,452 @@
+"""What administrators and their tools ask: topics and groups, statistics, connections, the broker itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from duemq.broker.admin import runtime_info
+from duemq.broker.admin.runtime_info import Sources
+from duemq.broker.admin.stats import Stats
+from duemq.broker.consume.long_poll import LongPolls
+from duemq.broker.errors import Refused
+from duemq.broker.limits import MAX_ATTRIBUTES, MAX_ATTRIBUTES_LENGTH, Limits
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.tables.clients import Client, Clients
+from duemq.broker.tables.groups import Groups
+from duemq.broker.tables.offsets import ConsumerOffsets
+from duemq.broker.tables.topics import DELAY_LEVELS, PERM_READ, Topics, check_name
+from duemq.protocol.codes import VERSION_RELAY, RequestCode, ResponseCode
+from duemq.protocol.errors import RemoteProtocolError
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records.message_id import parse_offset_message_id
+from duemq.protocol.requests import bodies, headers
+from duemq.protocol.requests.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
+from duemq.protocol.requests.headers import NoFields, Request, response
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.timers.policy.policies import ATTRIBUTES, policy_of
+from duemq.storage.durability.owner import Durability
+from duemq.storage.store import MessageStore
+
+RELAY_SECONDS: Final = 10.0
+
+
+class AdminHandlers:
+    """Answers RocketMQ's admin API."""
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        offsets: ConsumerOffsets,
+        clients: Clients,
+        stats: Stats,
+        polls: LongPolls,
+        sources: Sources,
+        durability: Durability,
+        on_topics_changed: Callable[[], asyncio.Future[None] | None],
+        limits: Limits,
+        reads: ColdReads,
+    ) -> None:
+        self._limits = limits
+        self._reads = reads
+        self._settings = settings
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clients = clients
+        self._stats = stats
+        self._polls = polls
+        self._sources = sources
+        self._durability = durability
+        self._on_topics_changed = on_topics_changed
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        add = router.add
+        add(RequestCode.UPDATE_AND_CREATE_TOPIC, headers.CreateTopic, self.create_topic)
+        add(RequestCode.DELETE_TOPIC_IN_BROKER, headers.Topic, self.delete_topic)
+        add(RequestCode.GET_ALL_TOPIC_CONFIG, NoFields, self.all_topics)
+        add(RequestCode.GET_TOPIC_CONFIG, headers.Topic, self.topic_config)
+        add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, NoFields, self.system_topics)
+        add(RequestCode.GET_TOPIC_STATS_INFO, headers.Topic, self.topic_stats)
+        add(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, NoFields, self.create_group)
+        add(RequestCode.DELETE_SUBSCRIPTIONGROUP, headers.DeleteSubscriptionGroup, self.delete_group)
+        add(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, NoFields, self.all_groups)
+        add(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, headers.Group, self.group_config)
+        add(RequestCode.GET_CONSUME_STATS, headers.GetConsumeStats, self.consume_stats)
+        add(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.Topic, self.groups_of_topic)
+        add(RequestCode.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroup, self.consumer_connections)
+        add(RequestCode.GET_PRODUCER_CONNECTION_LIST, headers.ProducerGroup, self.producer_connections)
+        add(RequestCode.GET_ALL_PRODUCER_INFO, NoFields, self.all_producers)
+        add(RequestCode.GET_CONSUMER_RUNNING_INFO, headers.RelayToConsumer, self.running_info)
+        add(RequestCode.CONSUME_MESSAGE_DIRECTLY, headers.RelayToConsumer, self.consume_directly)
+        add(RequestCode.GET_BROKER_RUNTIME_INFO, NoFields, self.runtime_info, reads=True)
+
+    # --- topics
+
+    async def create_topic(self, _: Connection, request: Request[headers.CreateTopic]) -> Answer:
+        """Make or change a topic; it is routable when this is answered."""
+        header = request.header
+        check_name(header.topic)
+        if self._topics.is_own(header.topic):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{header.topic}] is conflict with system topic.")
+        for name, value in (("readQueueNums", header.read_queue_nums), ("writeQueueNums", header.write_queue_nums)):
+            if value < 0:
+                raise Refused(ResponseCode.SYSTEM_ERROR, f"{name}={value}: a topic has 0 queues or more")
+        if not 0 <= header.perm <= 7:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"perm={header.perm}: allowed are 0 to 7")
+        if header.topic_filter_type not in ("SINGLE_TAG", "MULTI_TAG"):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"topicFilterType={header.topic_filter_type}: there are SINGLE_TAG and MULTI_TAG",
+            )
+        old = self._topics.get(header.topic)
+        attributes = _attributes(old.config.attributes if old is not None else None, header.attributes)
+        _check_attributes(attributes or {})
+        self._check_delay_levels((attributes or {}).get(DELAY_LEVELS))
+        try:
+            policy_of(attributes or {})
+        except ValueError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        self._topics.put(
+            TopicConfig(
+                header.topic,
+                header.read_queue_nums,
+                header.write_queue_nums,
+                header.perm,
+                header.topic_filter_type,
+                header.topic_sys_flag or 0,
+                header.order,
+                attributes,
+            )
+        )
+        self._polls.end(header.topic, header.read_queue_nums if header.perm & PERM_READ else 0)
+        await self._topics.save()
+        await self._told_name_servers()
+        return response(ResponseCode.SUCCESS)
+
+    def _check_delay_levels(self, text: str | None) -> None:
+        """A topic's own table of levels: each delay needs a queue, which is one of the broker's levels."""
+        if text is None:
+            return
+        table = self._sources.levels.table
+        try:
+            own = DelayLevels(text)
+        except ValueError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{DELAY_LEVELS}={text}: {error}") from None
+        for level in range(1, own.maximum + 1):
+            if table.level_of(own.delay_ms(level)) is None:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"{DELAY_LEVELS}={text}: messageDelayLevel has no level of {own.delay_ms(level) // 1000} s "
+                    f"({table.text}): add it there first",
+                )
+
+    async def delete_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Remove a topic, its queues and what consumers know of it."""
+        name = request.header.topic
+        if self._topics.is_own(name):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
+        error = await self._remove_topic(name)
+        await self._topics.save()
+        await self._offsets.save()  # or they would be of a topic that has the name later
+        await self._told_name_servers()
+        if error is not None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"the topic[{name}] is deleted, but its files are not yet: {error}. It is tried again; until then they "
+                "take their space",
+            )
+        return response(ResponseCode.SUCCESS)
+
+    async def _remove_topic(self, name: str) -> Exception | None:
+        """Remove a topic; gives why its files could not be removed, if so."""
+        self._topics.remove(name)
+        self._polls.end(name)
+        self._offsets.remove_topic(name)
+        removed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        self._durability.remove_topic(name, lambda error: None if removed.done() else removed.set_result(error))
+        return await removed
+
+    async def _told_name_servers(self) -> None:
+        told = self._on_topics_changed()
+        if told is not None:
+            await told
+
+    def all_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give the table of topics."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._topics.to_json()))
+
+    def topic_config(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Give one topic."""
+        topic = self._topics.get(request.header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {request.header.topic}")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({**topic.extra, **topic.config.to_json()}))
+
+    def system_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell the broker's own topics."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"topicList": self._topics.own_names()}))
+
+    async def topic_stats(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Tell the offsets of a topic's queues, and when their last message was stored."""
+        name = request.header.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        entries = await self._reads.each(
+            partial(self._offsets_of, name, queue_id) for queue_id in range(topic.queue_limit)
+        )
+        body = b'{"offsetTable":%b}' % fastjson.dump_object_keys(entries)
+        return response(ResponseCode.SUCCESS, body=body)
+
+    def _offsets_of(self, topic: str, queue_id: int) -> tuple[dict[str, Any], dict[str, int]]:
+        queue = self._store.queue(topic, queue_id)
+        low, high = (queue.min_offset, queue.next_offset) if queue is not None else (0, 0)
+        last = self._store.store_timestamp_of(queue, high - 1) if queue is not None and high > low else 0
+        return self._queue(topic, queue_id), {"lastUpdateTimestamp": last, "maxOffset": high, "minOffset": low}
+
+    def _queue(self, topic: str, queue_id: int) -> dict[str, Any]:
+        return MessageQueue(self._settings.config.broker_name, queue_id, topic).to_json()
+
+    # --- groups
+
+    async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Make or change a consumer group."""
+        group = bodies.decode_request(request.body, SubscriptionGroupConfig)
+        check_name(group.group_name)
+        most = self._limits.queues_per_topic
+        if group.retry_queue_nums > most:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"retryQueueNums={group.retry_queue_nums}, and maxQueuesPerTopic={most}: use fewer, or raise that "
+                "setting",
+            )
+        self._groups.put(group)
+        await self._groups.save()
+        return response(ResponseCode.SUCCESS)
+
+    async def delete_group(self, _: Connection, request: Request[headers.DeleteSubscriptionGroup]) -> Answer:
+        """Remove a consumer group, and its offsets where asked for."""
+        header = request.header
+        self._groups.remove(header.group_name)
+        if header.remove_offset or header.clean_offset:
+            self._offsets.remove_group(header.group_name)
+        await self._groups.save()
+        if header.remove_offset or header.clean_offset:
+            await self._offsets.save()
+        return response(ResponseCode.SUCCESS)
+
+    def all_groups(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give the table of groups."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._groups.to_json()))
+
+    def group_config(self, _: Connection, request: Request[headers.Group]) -> Answer:
+        """Give one group."""
+        group = self._groups.get(request.header.group)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"no group {request.header.group}")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(group))
+
+    def groups_of_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
+        """Tell which groups read a topic, now or before."""
+        topic = request.header.topic
+        names = dict.fromkeys(self._offsets.groups_of(topic))
+        names.update(
+            dict.fromkeys(group.name for group in self._clients.consumers.values() if topic in group.subscriptions)
+        )
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(names)}))
+
+    async def consume_stats(self, _: Connection, request: Request[headers.GetConsumeStats]) -> Answer:
+        """Tell how far a group is in each queue, and how fast it is."""
+        header = request.header
+        topics = [header.topic] if header.topic else self._offsets.topics_of(header.consumer_group)
+        online = self._clients.consumers.get(header.consumer_group)
+        looks: list[Callable[[], tuple[dict[str, Any], dict[str, int]]]] = []
+        rate = 0.0
+        for name in topics:
+            topic = self._topics.get(name)
+            if topic is None or (online is not None and online.subscriptions and name not in online.subscriptions):
+                continue
+            rate += self._stats.group_rate(name, header.consumer_group)
+            looks += [
+                partial(self._progress, header.consumer_group, name, queue_id)
+                for queue_id in range(topic.config.read_queue_nums)
+            ]
+        entries = await self._reads.each(looks)
+        body = b'{"consumeTps":%b,"offsetTable":%b}' % (fastjson.dumps(rate), fastjson.dump_object_keys(entries))
+        return response(ResponseCode.SUCCESS, body=body)
+
+    def _progress(self, group: str, topic: str, queue_id: int) -> tuple[dict[str, Any], dict[str, int]]:
+        queue = self._store.queue(topic, queue_id)
+        offset = max(0, self._offsets.get(group, topic, queue_id) or 0)
+        last = self._store.store_timestamp_of(queue, offset - 1) if queue is not None and offset > 0 else 0
+        high = queue.next_offset if queue is not None else 0
+        progress = {"brokerOffset": high, "consumerOffset": offset, "lastTimestamp": max(0, last)}
+        return self._queue(topic, queue_id), progress
+
+    # --- connections
+
+    def consumer_connections(self, _: Connection, request: Request[headers.ConsumerGroup]) -> Answer:
+        """Tell who of a consumer group is online, and what it subscribes."""
+        group = self._clients.consumers.get(request.header.consumer_group)
+        if group is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{request.header.consumer_group}] not online"
+            )
+        body = {
+            "connectionSet": [_connection(member) for member in group.members.values()],
+            "consumeFromWhere": group.consume_from_where,
+            "consumeType": group.consume_type,
+            "messageModel": group.message_model,
+            "subscriptionTable": {
+                topic: {
+                    **msgspec.to_builtins(subscription.data),
+                    "codeSet": sorted(subscription.codes or ()),
+                    "tagsSet": _tags(subscription.data.sub_string),
+                }
+                for topic, subscription in group.subscriptions.items()
+            },
+        }
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
+
+    def producer_connections(self, _: Connection, request: Request[headers.ProducerGroup]) -> Answer:
+        """Tell who of a producer group is online."""
+        members = self._clients.producers.get(request.header.producer_group)
+        if members is None:
+            name = request.header.producer_group
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        body = {"connectionSet": [_connection(member) for member in members.values()]}
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
+
+    def all_producers(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell all producers that are online."""
+        data = {
+            group: [
+                {
+                    "clientId": member.client_id,
+                    "language": member.language,
+                    "lastUpdateTimestamp": member.last_heartbeat_ms,
+                    "remoteIP": member.connection.peer,
+                    "version": member.version,
+                }
+                for member in members.values()
+            ]
+            for group, members in self._clients.producers.items()
+        }
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"data": data}))
+
+    async def running_info(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
+        """Ask a consumer what it does."""
+        return await self._relay(request, request.header.to_ext(), request.body)
+
+    async def consume_directly(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
+        """Have a consumer process one message now."""
+        header = request.header
+        try:
+            offset = parse_offset_message_id(header.msg_id or "")[2]
+        except RemoteProtocolError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        record = await self._reads.run(self._store.record_at, offset)
+        if record is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+        return await self._relay(request, {**header.to_ext(), "brokerName": self._settings.config.broker_name}, record)
+
+    async def _relay(self, request: Request[headers.RelayToConsumer], ext: dict[str, str], body: bytes) -> Answer:
+        """Send a request on to a consumer, and its answer back."""
+        group, client_id = request.header.consumer_group, request.header.client_id or ""
+        client = self._clients.consumer(group, client_id)
+        if client is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
+        if client.version < VERSION_RELAY:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The Consumer <{client_id}> is too old to answer this: version {client.version}",
+            )
+        answered: asyncio.Future[Command | None] = asyncio.get_running_loop().create_future()
+        client.connection.request(
+            Command(code=request.code, ext=ext, body=body), RELAY_SECONDS, lambda command: _resolve(answered, command)
+        )
+        answer = await answered
+        if answer is None:
+            raise Refused(ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> Timeout")
+        return Command(code=answer.code, remark=answer.remark, ext=answer.ext, body=bytes(answer.body))
+
+    # --- the broker
+
+    def runtime_info(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell how the broker is."""
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": runtime_info.collect(self._sources)}))
+
+
+_OWN_PREFIXES: Final = ("timer.", "delay.")
+_OWN_ATTRIBUTES: Final = (*ATTRIBUTES, DELAY_LEVELS)
+"""The attributes that this broker goes by. Others are kept for the brokers that know them; one whose name looks like
+ours would do nothing, and nobody would know."""
+
+
+def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, str] | None:
+    """5.x's topic attributes after changes such as "+a=b,-c". Raises Refused."""
+    # More than all attributes that there may be, and what makes each of them a change.
+    if len(changes or "") > 2 * (MAX_ATTRIBUTES_LENGTH + 3 * MAX_ATTRIBUTES):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"attributes of {len(changes or '')} characters: a topic has at most {MAX_ATTRIBUTES} of together "
+            f"{MAX_ATTRIBUTES_LENGTH}",
+        )
+    result = dict(old or {})
+    for change in filter(None, (part.strip() for part in (changes or "").split(","))):
+        name, separator, value = change[1:].partition("=")
+        if change[0] == "+" and separator and name:
+            if name.startswith(_OWN_PREFIXES) and name not in _OWN_ATTRIBUTES:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR, f"unsupported key: {name}, there are {', '.join(_OWN_ATTRIBUTES)}"
+                )
+            result[name] = value
+        elif change[0] == "-" and name:
+            result.pop(name, None)
+        else:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"attributes={changes}: write +name=value or -name")
+    return result or None
+
+
+def _check_attributes(attributes: dict[str, str]) -> None:
+    """Raise Refused for more attributes than a topic may have."""
+    length = sum(len(name) + len(value) for name, value in attributes.items())
+    if len(attributes) > MAX_ATTRIBUTES or length > MAX_ATTRIBUTES_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"{len(attributes)} attributes of {length} characters: a topic has at most {MAX_ATTRIBUTES} of together "
+            f"{MAX_ATTRIBUTES_LENGTH}. Take some away (-name) with what you add",
+        )
+
+
+def _connection(member: Client) -> dict[str, Any]:
+    return {
+        "clientAddr": member.connection.peer,
+        "clientId": member.client_id,
+        "language": member.language,
+        "version": member.version,
+    }
+
+
+def _tags(expression: str | None) -> list[str]:
+    text = (expression or "").strip()
+    return [] if text in ("", "*") else [tag.strip() for tag in text.split("||") if tag.strip()]
+
+
+def _resolve(future: asyncio.Future[Command | None], command: Command | None) -> None:
+    if not future.done():
+        future.set_result(command)

@@ -1,0 +1,146 @@
+"""The answer to GET_BROKER_RUNTIME_INFO (28): RocketMQ's keys, all of them, since its tools and the exporter read most
+without looking whether they are there."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from duemq.broker.admin.stats import PUT_TIME_LIMITS_MS, Stats
+from duemq.broker.consume.long_poll import LongPolls
+from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.settings.changes import LiveSettings
+from duemq.protocol.codes import VERSION, VERSION_NAME
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.clock import Clock
+from duemq.storage.durability.retention import Retention
+from duemq.storage.files import Files
+from duemq.storage.log.scan import read_record
+from duemq.storage.store import MessageStore
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the figures come from."""
+
+    settings: LiveSettings
+    store: MessageStore
+    stats: Stats
+    levels: LevelQueues
+    timers: Timers
+    held: HeldAnswers
+    retention: Retention
+    polls: LongPolls
+    clock: Clock
+    """Of the machine..."""
+    messages_clock: Clock
+    """...and of the messages."""
+
+
+def collect(sources: Sources) -> dict[str, str]:
+    """The table; times are ms since the epoch, sizes bytes unless the value has a unit."""
+    config, store, stats = sources.settings.config, sources.store, sources.stats
+    log, appender = store.log, store.appender
+    oldest = read_record(log, log.begin, check_crc=False)
+    yesterday, today = stats.mornings()
+    size = appender.appended_bytes
+    now_ms = sources.messages_clock.now_ms()
+    timers = sources.timers.state(now_ms)
+    table = {
+        "brokerVersionDesc": VERSION_NAME,
+        "brokerVersion": VERSION,
+        "brokerActive": True,
+        "bootTimestamp": stats.start_ms,
+        "runtime": _duration(stats.running_ms),
+        "msgPutTotalYesterdayMorning": yesterday[0],
+        "msgPutTotalTodayMorning": today[0],
+        "msgPutTotalTodayNow": appender.appended,
+        "msgGetTotalYesterdayMorning": yesterday[1],
+        "msgGetTotalTodayMorning": today[1],
+        "msgGetTotalTodayNow": stats.transferred,
+        "sendThreadPoolQueueSize": sources.held.waiting,
+        "sendThreadPoolQueueCapacity": config.send_queue_capacity,
+        "sendThreadPoolQueueHeadWaitTimeMills": sources.held.head_wait_ms,
+        "pullThreadPoolQueueSize": sources.polls.count,
+        "pullThreadPoolQueueCapacity": config.pull_hold_capacity,
+        "pullThreadPoolQueueHeadWaitTimeMills": 0,
+        "queryThreadPoolQueueSize": 0,
+        "queryThreadPoolQueueCapacity": 0,
+        "queryThreadPoolQueueHeadWaitTimeMills": 0,
+        "EndTransactionQueueSize": 0,
+        "EndTransactionThreadPoolQueueCapacity": 0,
+        "dispatchBehindBytes": 0,
+        "dispatchMaxBuffer": 0,
+        "pageCacheLockTimeMills": 0,
+        "earliestMessageTimeStamp": oldest.store_timestamp if oldest is not None else -1,
+        "startAcceptSendRequestTimeStamp": 0,
+        "remainTransientStoreBufferNumbs": 2**31 - 1,
+        "remainHowManyDataToFlush": _size(log.end - log.flushed),
+        "commitLogDirCapacity": _capacity(store.files, log.directory),
+        "commitLogMinOffset": log.begin,
+        "commitLogMaxOffset": log.end,
+        "commitLogDiskRatio": sources.retention.used_ratio,
+        "consumeQueueDiskRatio": sources.retention.used_ratio,
+        "putMessageEntireTimeMax": stats.put_time_max_ms,
+        "putMessageTimesTotal": appender.appended,
+        "putMessageFailedTimes": stats.put_failed,
+        "putMessageSizeTotal": size,
+        "putMessageAverageSize": size / max(1, appender.appended),
+        "putMessageDistributeTime": _distribution(stats),
+        "putLatency99": f"{stats.put_time_percentile(0.99):.2f}",
+        "putLatency999": f"{stats.put_time_percentile(0.999):.2f}",
+        "getMessageEntireTimeMax": 0,
+        "putTps": stats.rates("put"),
+        "getFoundTps": stats.rates("found"),
+        "getMissTps": stats.rates("missed"),
+        "getTotalTps": stats.rates("total"),
+        # 4.9 and 5.x spell this one differently, and their tools read only their own spelling.
+        "getTransferedTps": stats.rates("transferred"),
+        "getTransferredTps": stats.rates("transferred"),
+        "timerReadBehind": timers.late_ms // 1000,
+        "timerOffsetBehind": timers.behind_messages,
+        "timerCongestNum": timers.pending,
+        "timerEnqueueTps": float(timers.enqueue_tps),
+        "timerDequeueTps": float(timers.dequeue_tps),
+    }
+    for level in sources.levels.levels.values():
+        table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
+        # Ours: what an operator asks next.
+        table[f"scheduleLevel_{level.number}"] = sources.levels.describe(level, now_ms)
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
+
+
+def _distribution(stats: Stats) -> str:
+    names = ["[<=0ms]"]
+    for low, high in itertools.pairwise(PUT_TIME_LIMITS_MS):
+        names.append(f"[{_limit(low)}~{_limit(high)}]")
+    names.append(f"[{_limit(PUT_TIME_LIMITS_MS[-1])}~]")
+    return "".join(f"{name}:{count} " for name, count in zip(names, stats.put_times, strict=True))
+
+
+def _limit(ms: int) -> str:
+    return f"{ms // 1000}s" if ms >= 1000 else f"{ms}ms" if ms else "0"
+
+
+def _duration(ms: int) -> str:
+    minutes, seconds = divmod(ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _size(count: int) -> str:
+    if count < 1024:
+        return f"{count} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count_in_unit = count / 1024
+        if count_in_unit < 1024:
+            return f"{count_in_unit:.1f} {unit}"
+        count //= 1024
+    return f"{count / 1024:.1f} TiB"
+
+
+def _capacity(files: Files, directory: str) -> str:
+    total, free = files.space(directory)
+    return f"Total : {_size(total)}, Free : {_size(free)}."

@@ -1,0 +1,102 @@
+"""UPDATE_BROKER_CONFIG (25) and GET_BROKER_CONFIG (26)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from duemq.broker.errors import ConfigError, Refused
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.settings import config_text
+from duemq.broker.settings.changes import Change, LiveSettings
+from duemq.broker.settings.config import FIELDS, as_text
+from duemq.broker.workers import Background, Workers
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.headers import NoFields, Request, response
+
+log = structlog.get_logger(__name__)
+
+
+class SettingsHandlers:
+    """Tells the settings and changes them."""
+
+    def __init__(self, settings: LiveSettings, workers: Workers, levels_noted: Callable[[], Awaitable[bool]]) -> None:
+        """`levels_noted` waits until a crash does not undo a change of the table of levels; whether it came to that in
+        time."""
+        self._settings = settings
+        self._workers = workers
+        self._levels_noted = levels_noted
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.GET_BROKER_CONFIG, NoFields, self.get)
+        router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, self.update)
+
+    def get(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give the settings as properties text."""
+        settings = self._settings
+        values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items()}
+        lines = [f"{name}={as_text(value)}\n" for name, value in sorted(values.items())]
+        answer = response(ResponseCode.SUCCESS, body="".join(lines).encode())
+        answer.ext["version"] = fastjson.dumps(settings.version.to_json()).decode()
+        return answer
+
+    async def update(self, connection: Connection, request: Request[NoFields]) -> Answer:
+        """Change settings, all or none. They have effect when this is answered, and are in the configuration file if
+        there is one; of the table of levels the checkpoint knows then. Where one of the two could not be done, which
+        the answer says, they have effect all the same, until the next start or crash."""
+        bodies.check_size(request.body, "settings")
+        try:
+            values = config_text.parse(bytes(request.body).decode(), "the request")
+            changes, ignored = self._settings.update(values)
+        except (ConfigError, UnicodeDecodeError) as error:
+            log.warning("settings_refused", peer=connection.peer, reason=str(error))
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        if ignored:
+            log.warning("properties_ignored", properties=ignored, peer=connection.peer)
+        why_not_kept = ""
+        if changes:
+            why_not_kept = await self._save(changes)
+            origin = self._settings.origin
+            of_all = why_not_kept if origin.file is not None else "there is no configuration file"
+            for name, old, new in changes:
+                why = "the environment or a flag sets it" if name in origin.pinned else of_all
+                log.info(
+                    "setting_changed",
+                    property=name,
+                    old=old,
+                    new=new,
+                    peer=connection.peer,
+                    kept_in=origin.file if not why else None,
+                    until_restart_because=why or None,
+                )
+        if any(change.name == "messageDelayLevel" for change in changes) and not await self._levels_noted():
+            raise Refused(
+                ResponseCode.FLUSH_DISK_TIMEOUT,
+                "messageDelayLevel is changed, but the disk did not confirm that in time: after a crash now messages "
+                "that wait might go by the new one",
+            )
+        if why_not_kept:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                "the settings are changed, but until the next start only: the configuration file could not be "
+                f"written ({why_not_kept})",
+            )
+        return response(ResponseCode.SUCCESS)
+
+    async def _save(self, changes: list[Change]) -> str:
+        """Put changes into the configuration file, if there is one; gives why that was not possible, or nothing."""
+        file = self._settings.origin.file
+        if file is None:
+            return ""
+        values = {change.name: change.new for change in changes}
+        try:
+            await self._workers.run(Background.TABLES, lambda: config_text.save(file, values))
+        except (ConfigError, OSError) as error:
+            log.error("settings_not_saved", file=file, reason=str(error))
+            return str(error)
+        return ""

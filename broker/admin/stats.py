@@ -1,0 +1,132 @@
+"""Counters, and rates over the last 10 s, minute and ten minutes, as brokerStatus shows them.
+
+Nothing is counted per message on the way in: what was stored follows from the queues' offsets and the appender.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import Final, NamedTuple
+
+from duemq.protocol.requests.headers import PullMessage
+from duemq.storage.clock import Clock
+from duemq.storage.log.append import Appender
+from duemq.storage.queues.pull import Pulled, PullStatus
+
+SAMPLE_SECONDS: Final = 1.0
+_WINDOWS: Final = (10, 60, 600)
+_DAY_MS: Final = 86_400_000
+PUT_TIME_LIMITS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+"""Bounds of the buckets in which RocketMQ counts how long writes take; the first counts those below 1 ms."""
+
+
+class _Sample(NamedTuple):
+    time: float
+    put: int
+    found: int
+    missed: int
+    transferred: int
+
+
+class Stats:
+    """What the broker did since it started. Times ms since the epoch."""
+
+    def __init__(self, appender: Appender, clock: Clock) -> None:
+        self._appender = appender
+        self._clock = clock
+        self.start_ms = clock.now_ms()
+        self._started = clock.monotonic()
+        self.found = 0
+        """Pulls that found messages."""
+        self.missed = 0
+        """Pulls that found none."""
+        self.transferred = 0
+        """Messages given to consumers."""
+        self.put_times = [0] * (len(PUT_TIME_LIMITS_MS) + 1)
+        """Writes to the commitlog, by bucket of how long they took."""
+        self.put_time_max_ms = 0
+        self.put_failed = 0
+        """Messages refused because writing failed."""
+        self._samples: deque[_Sample] = deque(maxlen=_WINDOWS[-1] + 1)
+        self._by_group: dict[tuple[str, str], int] = {}
+        """Messages given out in the last ten seconds, by topic and group: what is kept is of those who read now."""
+        self._groups_before: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=6)
+        """The same of the ten seconds before, six times, each with its begin."""
+        self._groups_since = clock.monotonic()
+        self._mornings = [(0, 0), (0, 0)]
+        self._day = self.start_ms // _DAY_MS
+        self.sample()
+
+    @property
+    def running_ms(self) -> int:
+        """How long the broker has been running."""
+        return int((self._clock.monotonic() - self._started) * 1000)
+
+    def pulled(self, header: PullMessage, found: Pulled) -> None:
+        """Count a pull."""
+        if found.status is not PullStatus.FOUND:
+            self.missed += 1
+            return
+        self.found += 1
+        self.transferred += found.count
+        key = (header.topic, header.consumer_group)
+        self._by_group[key] = self._by_group.get(key, 0) + found.count
+
+    def wrote(self, seconds: float) -> None:
+        """Count a write to the commitlog."""
+        if seconds < 0.001:
+            self.put_times[0] += 1
+            return
+        ms = int(seconds * 1000)
+        self.put_times[bisect_right(PUT_TIME_LIMITS_MS, ms)] += 1
+        self.put_time_max_ms = max(self.put_time_max_ms, ms)
+
+    def put_time_percentile(self, part: float) -> float:
+        """An upper bound in ms of what this part of all writes took, from the buckets."""
+        rest = sum(self.put_times) * (1 - part)
+        for bucket in range(len(self.put_times) - 1, 0, -1):
+            rest -= self.put_times[bucket]
+            if rest < 0:
+                return float(PUT_TIME_LIMITS_MS[bucket] if bucket < len(PUT_TIME_LIMITS_MS) else self.put_time_max_ms)
+        return 0.0
+
+    def sample(self) -> None:
+        """Take a sample; called every SAMPLE_SECONDS."""
+        now = self._clock.monotonic()
+        self._samples.append(_Sample(now, self._appender.appended, self.found, self.missed, self.transferred))
+        if now - self._groups_since >= _WINDOWS[0]:
+            self._groups_before.append((self._groups_since, self._by_group))
+            self._by_group, self._groups_since = {}, now
+        day = self._clock.now_ms() // _DAY_MS
+        if day > self._day:
+            self._day = day
+            self._mornings = [self._mornings[1], (self._appender.appended, self.transferred)]
+
+    def group_rate(self, topic: str, group: str) -> float:
+        """Messages a second given to a group, over the last minute."""
+        since = self._groups_before[0][0] if self._groups_before else self._groups_since
+        elapsed = self._clock.monotonic() - since
+        if elapsed <= 0:
+            return 0.0
+        key = (topic, group)
+        before = sum(counts.get(key, 0) for _, counts in self._groups_before)
+        return (before + self._by_group.get(key, 0)) / elapsed
+
+    def rates(self, field: str) -> str:
+        """The rates of put, found, missed, transferred or total, over the three windows: "a b c"."""
+        return " ".join(str(self._rate(field, window)) for window in _WINDOWS)
+
+    def _rate(self, field: str, window: int) -> float:
+        last = self._samples[-1]
+        first = self._samples[max(0, len(self._samples) - 1 - window)]
+        elapsed = last.time - first.time
+        if elapsed <= 0:
+            return 0.0
+        if field == "total":
+            return (last.found + last.missed - first.found - first.missed) / elapsed
+        return float((getattr(last, field) - getattr(first, field)) / elapsed)
+
+    def mornings(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Messages taken and given out up to the morning of yesterday, and of today."""
+        return self._mornings[0], self._mornings[1]

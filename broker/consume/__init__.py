@@ -1,0 +1,1 @@
+"""Handlers of what consumers ask: pulls, offsets, their groups."""

@@ -1,0 +1,119 @@
+"""What clients say of themselves: heartbeats (34, 35, 46), members of a group (38), locks on queues (41, 42)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from duemq.broker.errors import Refused
+from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_NAME_LENGTH
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.tables.clients import Clients
+from duemq.broker.tables.groups import Groups, is_group_name
+from duemq.broker.tables.locks import QueueLocks
+from duemq.broker.tables.topics import RETRY_PREFIX, Topics, check_name
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import ConsumerData, ConsumerIdList, HeartbeatData, LockBatch, SubscriptionData
+from duemq.protocol.requests.headers import ConsumerGroup, NoFields, Request, UnregisterClient, response
+
+
+class _ClientConfig(msgspec.Struct, rename="camel"):
+    """Body of CHECK_CLIENT_CONFIG."""
+
+    subscription_data: SubscriptionData | None = None
+
+
+class ClientHandlers:
+    """Keeps the members of groups."""
+
+    def __init__(self, topics: Topics, groups: Groups, clients: Clients, locks: QueueLocks) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._locks = locks
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.HEART_BEAT, NoFields, self.heartbeat)
+        router.add(RequestCode.UNREGISTER_CLIENT, UnregisterClient, self.unregister)
+        router.add(RequestCode.CHECK_CLIENT_CONFIG, NoFields, self.check_config)
+        router.add(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup, self.members)
+        router.add(RequestCode.LOCK_BATCH_MQ, NoFields, self.lock)
+        router.add(RequestCode.UNLOCK_BATCH_MQ, NoFields, self.unlock)
+        router.add_clients(self._clients)
+
+    def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
+        """Note which groups a client is in. The retry topic of a consumer group is there from its first heartbeat."""
+        data = bodies.decode_request(request.body, HeartbeatData)
+        self._clients.check(connection, data)
+        connection.last_codec = request.codec
+        quiet = []
+        for consumer in data.consumer_data_set or ():
+            if not self._make_group(consumer):
+                quiet.append(consumer.group_name)
+        self._clients.heartbeat(connection, data, request.language, request.version, quiet)
+        return response(ResponseCode.SUCCESS)
+
+    def _make_group(self, consumer: ConsumerData) -> bool:
+        """Make what a consumer group needs; whether its members want to be told of changes."""
+        if not is_group_name(consumer.group_name):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                "The specified group is blank, longer than 255 or contains characters other than %|a-zA-Z0-9_-",
+            )
+        name = f"{RETRY_PREFIX}{consumer.group_name}"
+        check_name(name)
+        group = self._groups.get(consumer.group_name)
+        if group is None:
+            return True
+        topic = self._topics.create_for_group(name, group.retry_queue_nums, 2 if consumer.unit_mode else 0)
+        if not topic.is_saved:
+            self._topics.save_later()
+        return group.notify_consumer_ids_changed_enable
+
+    def unregister(self, _: Connection, request: Request[UnregisterClient]) -> Answer:
+        """Let a client leave its groups."""
+        header = request.header
+        self._clients.unregister(header.client_id, header.producer_group, header.consumer_group)
+        return response(ResponseCode.SUCCESS)
+
+    def check_config(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Say whether a subscription can be served: by tags only."""
+        subscription = bodies.decode_request(request.body, _ClientConfig).subscription_data
+        if subscription is not None and subscription.expression_type not in (None, "", "TAG"):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {subscription.expression_type}",
+            )
+        return response(ResponseCode.SUCCESS)
+
+    def members(self, _: Connection, request: Request[ConsumerGroup]) -> Answer:
+        """Tell the client ids of a group's members."""
+        group = self._clients.consumers.get(request.header.consumer_group)
+        if group is None or not group.members:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.header.consumer_group}")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(ConsumerIdList(list(group.members))))
+
+    def lock(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Lock queues for a client; tells which it holds."""
+        body = _lock_batch(request)
+        held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set or ())
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))
+
+    def unlock(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Unlock queues."""
+        body = _lock_batch(request)
+        self._locks.unlock(body.consumer_group, body.client_id, body.mq_set or ())
+        return response(ResponseCode.SUCCESS)
+
+
+def _lock_batch(request: Request[NoFields]) -> LockBatch:
+    body = bodies.decode_request(request.body, LockBatch)
+    if len(body.consumer_group) > MAX_NAME_LENGTH or len(body.client_id) > MAX_CLIENT_ID_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"a group's name has at most {MAX_NAME_LENGTH} characters, a client id {MAX_CLIENT_ID_LENGTH}",
+        )
+    return body

@@ -1,0 +1,327 @@
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from duemq.broker.admin.stats import Stats
+from duemq.broker.consume.long_poll import MAX_HOLD_SECONDS, HeldPull, LongPolls
+from duemq.broker.errors import Refused
+from duemq.broker.limits import Limits
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.request_turns import RequestTurns
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.tables.clients import Clients, check_expression, tags_codes
+from duemq.broker.tables.groups import Groups
+from duemq.broker.tables.offsets import ConsumerOffsets
+from duemq.broker.tables.topics import PERM_READ, Topics
+from duemq.broker.workers import Background, Workers
+from duemq.protocol.codes import LANGUAGE, VERSION, RequestCode, ResponseCode
+from duemq.protocol.frames.command import Body, Command
+from duemq.protocol.frames.frame import JSON, join_frame
+from duemq.protocol.requests.headers import (
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    PullMessage,
+    PullMessageResponse,
+    Request,
+    response,
+)
+from duemq.storage.errors import NotInMemory
+from duemq.storage.queues.pull import ColdRead, Pulled, PullStatus, without_missing
+from duemq.storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+_CODE_OF: Final = {
+    PullStatus.FOUND: int(ResponseCode.SUCCESS),
+    PullStatus.NO_MATCHED_MESSAGE: int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    PullStatus.MESSAGE_WAS_REMOVING: int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    PullStatus.OFFSET_FOUND_NULL: int(ResponseCode.PULL_NOT_FOUND),
+    PullStatus.OFFSET_OVERFLOW_ONE: int(ResponseCode.PULL_NOT_FOUND),
+    PullStatus.OFFSET_OVERFLOW_BADLY: int(ResponseCode.PULL_OFFSET_MOVED),
+    PullStatus.OFFSET_TOO_SMALL: int(ResponseCode.PULL_OFFSET_MOVED),
+}
+_ANSWER: Final = (
+    b'{"code":%%d,"extFields":{"maxOffset":"%%d","minOffset":"%%d","nextBeginOffset":"%%d",'
+    b'"suggestWhichBrokerId":"0"},"flag":1,"language":"%b","opaque":%%d,"remark":"%%b",'
+    b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (LANGUAGE.encode(), VERSION)
+)
+
+
+class PullHandlers:
+    """Gives messages out."""
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: ConsumerOffsets,
+        stats: Stats,
+        router: Router,
+        loop: asyncio.AbstractEventLoop,
+        turns: RequestTurns,
+        limits: Limits,
+        workers: Workers,
+        reads: ColdReads,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._stats = stats
+        self._router = router
+        self._loop = loop
+        self._workers = workers
+        self._reads = reads
+        self.polls = LongPolls(
+            loop,
+            turns,
+            lambda: settings.config.pull_hold_capacity,
+            self._serve_held,
+            self._expire_held,
+            lambda held, error: router.fail(held.connection, held.request, error),
+        )
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.PULL_MESSAGE, PullMessage, self.pull, reads=True)
+        router.add(RequestCode.LITE_PULL_MESSAGE, PullMessage, self.pull, reads=True)
+        router.add_clients(self.polls)
+
+    def stop(self) -> None:
+        """Answer those who wait."""
+        self.polls.stop()
+
+    def pull(self, connection: Connection, request: Request[PullMessage]) -> Answer:
+        """Answer with messages, or hold the pull until there are some."""
+        header = request.header
+        self._check(header)
+        codes = self._codes(header)
+        found = self._find(header, header.queue_offset, codes)
+        if header.sys_flag & PULL_COMMIT_OFFSET and header.commit_offset >= 0:
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        if (
+            found.status is PullStatus.FOUND
+            or not header.sys_flag & PULL_SUSPEND
+            or self._code(header, found) != ResponseCode.PULL_NOT_FOUND
+            or not self._hold(connection, request, codes)
+        ):
+            return self._answer(connection, request, found)
+        return None
+
+    # --- checks
+
+    def _check(self, header: PullMessage) -> None:
+        """Raise Refused where the broker, the group, the topic or its queue allows no pull. Any of them may change
+        while a pull is held."""
+        if not self._settings.config.broker_permission & PERM_READ:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.config.advertised_host}] pulling message is forbidden",
+            )
+        group = self._groups.get(header.consumer_group)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group}] does not exist",
+            )
+        if not group.consume_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}")
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist, apply first please!")
+        if not topic.config.perm & PERM_READ:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{header.topic}] pulling message is forbidden")
+        if not 0 <= header.queue_id < topic.config.read_queue_nums:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.config.read_queue_nums}]",
+            )
+
+    def _codes(self, header: PullMessage) -> frozenset[int] | None:
+        """The tags codes a pull is for; None for all."""
+        group = self._clients.consumers.get(header.consumer_group)
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            _check_expression_type(header.expression_type)
+            known = group.subscriptions.get(header.topic) if group is not None else None
+            if known is not None and known.data.sub_string == header.subscription:
+                return known.codes
+            check_expression(header.subscription, self._limits.tags)
+            return tags_codes(header.subscription)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+        config = self._groups.get(header.consumer_group)
+        if group.is_broadcasting and config is not None and not config.consume_broadcast_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] can not consume by broadcast way",
+            )
+        subscription = group.subscriptions.get(header.topic)
+        if subscription is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
+        if subscription.data.sub_version < header.sub_version:
+            raise Refused(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        _check_expression_type(subscription.data.expression_type)
+        return subscription.codes
+
+    # --- answers
+
+    def _find(self, header: PullMessage, offset: int, codes: frozenset[int] | None) -> Pulled:
+        config = self._settings.config
+        count = min(max(1, header.max_msg_nums), config.pull_max_count)
+        return self._store.find(header.topic, header.queue_id, offset, count, config.pull_max_size, codes)
+
+    @staticmethod
+    def _code(header: PullMessage, found: Pulled) -> int:
+        code = _CODE_OF.get(found.status)
+        if code is None:  # the queue has no messages: whoever asks from elsewhere than 0 is told so
+            return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
+        return code
+
+    def _answer(
+        self, connection: Connection, request: Request[PullMessage], found: Pulled, *, at_once: bool = False
+    ) -> Answer:
+        """The answer; later, where the messages have to be read from the disk. Raises NotNow, unless `at_once`."""
+        code = self._code(request.header, found)
+        if found.status is not PullStatus.FOUND:
+            if code == ResponseCode.PULL_OFFSET_MOVED:
+                log.info(
+                    "pull_offset_moved",
+                    group=request.header.consumer_group,
+                    topic=request.header.topic,
+                    queue_id=request.header.queue_id,
+                    offset=request.header.queue_offset,
+                    moved_to=found.next_offset,
+                )
+            self._stats.pulled(request.header, found)
+            return self._encode(request, found, code, b"")
+        body = self._store.read(found.ranges)
+        if body is None:
+            self._router.spawn(connection, request, self._answer_cold(request, found), size=found.size, at_once=at_once)
+            return None
+        return self._answer_found(request, found, body)
+
+    def _answer_found(self, request: Request[PullMessage], found: Pulled, body: Body) -> Answer:
+        """The answer with messages, but for those that are not in the commitlog any more."""
+        body = without_missing(found, body, self._store.log.segment_size)
+        if found.status is not PullStatus.FOUND:
+            log.warning(
+                "messages_missing",
+                topic=request.header.topic,
+                queue_id=request.header.queue_id,
+                offset=request.header.queue_offset,
+                moved_to=found.next_offset,
+                reason="a commitlog file has zeros where they were, as an older copy of it has",
+            )
+        self._stats.pulled(request.header, found)
+        return self._encode(request, found, self._code(request.header, found), body)
+
+    async def _answer_cold(self, request: Request[PullMessage], found: Pulled) -> Answer:
+        """Read what is not in the page cache, in a thread."""
+        read = ColdRead(self._store.log, found.ranges)
+        try:
+            body = await self._workers.run(Background.PULLS, read.run)
+        except FileNotFoundError:
+            body = b""
+        if len(body) != found.size:
+            found.status, found.next_offset = PullStatus.MESSAGE_WAS_REMOVING, request.header.queue_offset
+            return self._encode(request, found, ResponseCode.PULL_RETRY_IMMEDIATELY, b"")
+        return self._answer_found(request, found, body)
+
+    @staticmethod
+    def _encode(request: Request[PullMessage], found: Pulled, code: int, body: Body) -> bytes | Command:
+        if request.codec == JSON:
+            head = _ANSWER % (
+                code,
+                found.max_offset,
+                found.min_offset,
+                found.next_offset,
+                request.opaque,
+                found.status.name.encode(),
+            )
+            return join_frame(JSON, head, body)
+        header = PullMessageResponse(0, found.next_offset, found.min_offset, found.max_offset)
+        return response(code, found.status.name, header, body)
+
+    # --- waiting
+
+    def _hold(self, connection: Connection, request: Request[PullMessage], codes: frozenset[int] | None) -> bool:
+        header = request.header
+        seconds = (
+            header.suspend_timeout_millis
+            if self._settings.config.long_polling
+            else self._settings.config.short_polling_ms
+        ) / 1000
+        queue = self._store.ensure_queue(header.topic, header.queue_id)
+        deadline = self._loop.time() + min(max(0.0, seconds), MAX_HOLD_SECONDS)
+        request.body = b""
+        return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
+
+    def _serve_held(self, held: HeldPull) -> bool:
+        """Answer a held pull if there is something for it. Raises Refused where it would not be allowed now."""
+        header = held.request.header
+        self._check(header)
+        try:
+            found = self._reads.at_once(self._find, header, held.offset, held.codes)
+        except NotInMemory:
+            self._answer_later(held)
+            return True
+        if found.status is PullStatus.NO_MATCHED_MESSAGE:
+            held.offset = found.next_offset
+            return False
+        if self._code(header, found) == ResponseCode.PULL_NOT_FOUND:
+            return False
+        answer = self._answer(held.connection, held.request, found, at_once=True)
+        self._router.answer(held.connection, held.request, answer)
+        return True
+
+    def _expire_held(self, held: HeldPull) -> None:
+        """Answer a held pull that nothing came for. Raises Refused where it would not be allowed now."""
+        self._check(held.request.header)
+        try:
+            found = self._reads.at_once(self._find, held.request.header, held.offset, held.codes)
+        except NotInMemory:
+            self._answer_later(held)
+            return
+        answer = self._answer_held(held, found)
+        self._router.answer(held.connection, held.request, answer)
+
+    def _answer_later(self, held: HeldPull) -> None:
+        """Answer a held pull when the consume queue has been read from the disk, whether it has messages or not."""
+
+        async def answer() -> Answer:
+            found = await self._reads.run(self._find, held.request.header, held.offset, held.codes)
+            self._check(held.request.header)
+            return self._answer_held(held, found)
+
+        self._router.spawn(held.connection, held.request, answer(), at_once=True)
+
+    def _answer_held(self, held: HeldPull, found: Pulled) -> Answer:
+        """The answer to a pull that was held; a client that wants few of many messages need not have those looked at
+        again."""
+        if held.offset > held.request.header.queue_offset and found.status is not PullStatus.FOUND:
+            found.status = PullStatus.NO_MATCHED_MESSAGE
+        elif found.status is PullStatus.FOUND and held.connection.is_stalled:
+            found = Pulled(PullStatus.OFFSET_FOUND_NULL, held.offset, found.min_offset, found.max_offset)
+        return self._answer(held.connection, held.request, found, at_once=True)
+
+
+def _check_expression_type(expression_type: str | None) -> None:
+    if expression_type not in (None, "", "TAG"):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {expression_type}"
+        )

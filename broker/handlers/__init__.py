@@ -1,1 +1,0 @@
-"""What the broker answers, by concern: a class per concern, a method per request code."""

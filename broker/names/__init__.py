@@ -1,0 +1,1 @@
+"""The name server inside, and registration at those outside."""

@@ -1,0 +1,392 @@
+"""The name server: where topics are. Embedded, it knows its own broker's topics at once, and those of other brokers
+that register with it as they would with RocketMQ's.
+
+Codes: 105, 106, 206, 224, 304, 216 for clients and tools; 100, 101, 102, 219 key-value configuration (ordered topics);
+103, 104, 322 for brokers. Behaviour after apache/rocketmq namesrv/routeinfo/RouteInfoManager.java (4.9.7).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Container, Mapping
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from duemq.broker.errors import Refused
+from duemq.broker.limits import Limits
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.settings.config import MAX_QUEUES
+from duemq.broker.tables.persister import Persister, SavedTable, Table, Written
+from duemq.broker.tables.table import Fields, section
+from duemq.broker.tables.topics import Topics
+from duemq.protocol.codes import VERSION_STRICT_JSON, RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import BrokerData, DataVersion, QueueData, TopicConfig, TopicRoute
+from duemq.protocol.requests.headers import (
+    BrokerIdentity,
+    Cluster,
+    GetRouteInfo,
+    KVEntry,
+    KVKey,
+    KVNamespace,
+    NoFields,
+    RegisterBroker,
+    Request,
+    Topic,
+    response,
+)
+from duemq.protocol.requests.registration import decode_registration
+from duemq.storage.clock import Clock
+from duemq.storage.config_file import ConfigFile
+
+log = structlog.get_logger(__name__)
+
+ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
+EXPIRE_MS: Final = 120_000
+_BROKER_BYTES: Final = 1024
+"""What a registration without topics counts as."""
+PRIMARY: Final = 0
+
+
+class _Broker(msgspec.Struct):
+    """A broker that registered: of one name, with one broker id."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+    ha_address: str
+    version: DataVersion
+    topics: dict[str, TopicConfig]
+    size: int
+    """Of its registration, in bytes."""
+    last_update: float
+    """Seconds of the monotonic clock."""
+    connection: Connection
+
+
+def _check_queues(topics: Mapping[str, TopicConfig]) -> None:
+    """Refuse topics of so many queues that clients would not survive their routes."""
+    for topic, config in topics.items():
+        for count in (config.read_queue_nums, config.write_queue_nums):
+            if not 0 <= count <= MAX_QUEUES:
+                raise Refused(
+                    ResponseCode.SYSTEM_ERROR, f"the topic {topic} has {count} queues: allowed are 0 to {MAX_QUEUES}"
+                )
+
+
+class NameServer:
+    """Routes of all brokers known. The own broker's topics are looked up, not copied."""
+
+    def __init__(
+        self,
+        cluster: str,
+        broker_name: str,
+        address: str,
+        topics: Topics,
+        kv_file: ConfigFile,
+        clock: Clock,
+        persister: Persister,
+        limits: Limits,
+    ) -> None:
+        self._limits = limits
+        self._own = BrokerData({PRIMARY: address}, broker_name, cluster)
+        self._topics = topics
+        self._clock = clock
+        self._kv_file = kv_file
+        self._kv: dict[str, dict[str, str]] = {}
+        self._kv_count = self._kv_size = 0
+        self._kv_saved = SavedTable(persister, kv_file, self._kv_snapshot)
+        self._brokers: dict[tuple[str, int], _Broker] = {}
+        self._of_connection: dict[Connection, set[tuple[str, int]]] = {}
+        self._registered = 0
+        """Size of all registrations."""
+
+    def load(self) -> None:
+        """Read the key-value configuration. Raises StoreFormatError."""
+        table = section(self._kv_file, self._kv_file.read(), "configTable", Fields)
+        for namespace, entries in table.items():
+            for key, value in entries.items():
+                self._set_value(namespace, key, str(value))
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo, self.route)
+        router.add(RequestCode.GET_BROKER_CLUSTER_INFO, NoFields, self.clusters)
+        router.add(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, NoFields, self.all_topics)
+        router.add(RequestCode.GET_TOPICS_BY_CLUSTER, Cluster, self.topics_of_cluster)
+        router.add(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, NoFields, self.system_topics)
+        router.add(RequestCode.DELETE_TOPIC_IN_NAMESRV, Topic, self.delete_topic)
+        router.add(RequestCode.PUT_KV_CONFIG, KVEntry, self.put_value)
+        router.add(RequestCode.GET_KV_CONFIG, KVKey, self.get_value)
+        router.add(RequestCode.DELETE_KV_CONFIG, KVKey, self.delete_value)
+        router.add(RequestCode.GET_KVLIST_BY_NAMESPACE, KVNamespace, self.list_values)
+        router.add(RequestCode.REGISTER_BROKER, RegisterBroker, self.register_broker)
+        router.add(RequestCode.UNREGISTER_BROKER, BrokerIdentity, self.unregister_broker)
+        router.add(RequestCode.QUERY_DATA_VERSION, BrokerIdentity, self.query_data_version)
+        router.add_clients(self)
+
+    # --- routes
+
+    def _all_brokers(self, names: Container[str] | None = None) -> list[BrokerData]:
+        """Every broker name, or those of some, with its addresses, the own one first."""
+        brokers: dict[str, BrokerData] = {}
+        if names is None or self._own.broker_name in names:
+            brokers[self._own.broker_name] = BrokerData(dict(self._own.broker_addrs), *self._own_names())
+        for broker in self._brokers.values():
+            if names is not None and broker.name not in names:
+                continue
+            data = brokers.setdefault(broker.name, BrokerData({}, broker.name, broker.cluster))
+            data.broker_addrs.setdefault(broker.broker_id, broker.address)
+        return list(brokers.values())
+
+    def _own_names(self) -> tuple[str, str]:
+        return self._own.broker_name, self._own.cluster
+
+    def _configs_of(self, topic: str) -> dict[str, TopicConfig]:
+        """How the brokers have a topic, by broker name."""
+        configs = {
+            broker.name: broker.topics[topic]
+            for broker in self._brokers.values()
+            if broker.broker_id == PRIMARY and topic in broker.topics
+        }
+        own = self._topics.get(topic)
+        if own is not None:
+            configs[self._own.broker_name] = self._topics.announced(own)
+        return configs
+
+    def route(self, _: Connection, request: Request[GetRouteInfo]) -> Answer:
+        """Tell where a topic is."""
+        name = request.header.topic
+        configs = self._configs_of(name)
+        if not configs:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {name}. Create it with mqadmin updateTopic, or "
+                "send to it where autoCreateTopicEnable=true",
+            )
+        queues = [
+            QueueData(broker, config.perm, config.read_queue_nums, config.write_queue_nums, config.topic_sys_flag)
+            for broker, config in configs.items()
+        ]
+        brokers = self._all_brokers(configs)
+        order = self._kv.get(ORDER_NAMESPACE, {}).get(name)
+        strict = request.version >= VERSION_STRICT_JSON or bool(request.header.accept_standard_json_only)
+        return response(ResponseCode.SUCCESS, body=TopicRoute(brokers, queues, order).to_json(strict=strict))
+
+    def clusters(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell which brokers there are."""
+        brokers = self._all_brokers()
+        names: dict[str, list[str]] = {}
+        for broker in brokers:
+            names.setdefault(broker.cluster, []).append(broker.broker_name)
+        return response(ResponseCode.SUCCESS, body=bodies.cluster_info(brokers, names))
+
+    def all_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell all topics."""
+        names = dict.fromkeys(self._topics.table)
+        for broker in self._brokers.values():
+            names.update(dict.fromkeys(broker.topics))
+        return _topic_list(list(names))
+
+    def topics_of_cluster(self, _: Connection, request: Request[Cluster]) -> Answer:
+        """Tell the topics that a cluster has."""
+        names: dict[str, None] = {}
+        if request.header.cluster == self._own.cluster:
+            names.update(dict.fromkeys(self._topics.table))
+        for broker in self._brokers.values():
+            if broker.cluster == request.header.cluster:
+                names.update(dict.fromkeys(broker.topics))
+        return _topic_list(list(names))
+
+    def system_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Tell the topics named after clusters and brokers."""
+        brokers = self._all_brokers()
+        names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.broker_name))
+        return _topic_list(list(names), brokers[0].broker_addrs[PRIMARY])
+
+    def delete_topic(self, _: Connection, request: Request[Topic]) -> Answer:
+        """Forget a topic of other brokers until they register it again; that of the own broker goes with its own
+        request."""
+        for broker in self._brokers.values():
+            broker.topics.pop(request.header.topic, None)
+        return response(ResponseCode.SUCCESS)
+
+    # --- key-value configuration
+
+    async def put_value(self, _: Connection, request: Request[KVEntry]) -> Answer:
+        """Set a value."""
+        header = request.header
+        old = self._kv.get(header.namespace, {}).get(header.key)
+        limits = self._limits
+        size = self._kv_size + _size(header.namespace, header.key, header.value)
+        if old is not None:
+            size -= _size(header.namespace, header.key, old)
+        if old is None and self._kv_count >= limits.kv_entries:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"there are {self._kv_count} values, and maxKVConfigEntries={limits.kv_entries}: delete some (mqadmin "
+                "deleteKvConfig), or raise that setting",
+            )
+        if size > max(self._kv_size, limits.kv_bytes):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"all values would have {size} bytes, and maxKVConfigBytes={limits.kv_bytes}: delete some (mqadmin "
+                "deleteKvConfig), or raise that setting",
+            )
+        self._set_value(header.namespace, header.key, header.value)
+        await self._kv_saved.saved()
+        return response(ResponseCode.SUCCESS)
+
+    def get_value(self, _: Connection, request: Request[KVKey]) -> Answer:
+        """Tell a value."""
+        value = self._kv.get(request.header.namespace, {}).get(request.header.key)
+        if value is None:
+            raise Refused(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"No config item, Namespace: {request.header.namespace} Key: {request.header.key}",
+            )
+        answer = response(ResponseCode.SUCCESS)
+        answer.ext["value"] = value
+        return answer
+
+    async def delete_value(self, _: Connection, request: Request[KVKey]) -> Answer:
+        """Remove a value."""
+        if self._remove_value(request.header.namespace, request.header.key):
+            await self._kv_saved.saved()
+        return response(ResponseCode.SUCCESS)
+
+    def _set_value(self, namespace: str, key: str, value: str) -> None:
+        self._remove_value(namespace, key)
+        self._kv.setdefault(namespace, {})[key] = value
+        self._kv_count += 1
+        self._kv_size += _size(namespace, key, value)
+
+    def _remove_value(self, namespace: str, key: str) -> bool:
+        """Whether there was one."""
+        values = self._kv.get(namespace, {})
+        value = values.pop(key, None)
+        if value is None:
+            return False
+        self._kv_count -= 1
+        self._kv_size -= _size(namespace, key, value)
+        if not values:
+            del self._kv[namespace]
+        return True
+
+    def _kv_snapshot(self) -> tuple[Table, Written]:
+        return {"configTable": {namespace: dict(values) for namespace, values in self._kv.items()}}, lambda _: None
+
+    def list_values(self, _: Connection, request: Request[KVNamespace]) -> Answer:
+        """Tell the values of a namespace."""
+        values = self._kv.get(request.header.namespace)
+        if values is None:
+            raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {request.header.namespace}")
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": values}))
+
+    # --- other brokers
+
+    def register_broker(self, connection: Connection, request: Request[RegisterBroker]) -> Answer:
+        """Note another broker and its topics."""
+        header = request.header
+        if header.body_crc32 and zlib.crc32(request.body) & 0x7FFFFFFF != header.body_crc32:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "crc32 not match")
+        if (header.broker_name, header.broker_id) == (self._own.broker_name, PRIMARY):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the broker name {header.broker_name} is that of this name server's broker"
+            )
+        version, topics, size = decode_registration(request.body, compressed=header.compressed)
+        _check_queues(topics)
+        key = (header.broker_name, header.broker_id)
+        old = self._brokers.get(key)
+        limits = self._limits
+        if old is None and len(self._brokers) >= limits.registered_brokers:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"there are {len(self._brokers)} brokers, and maxRegisteredBrokers={limits.registered_brokers}: raise "
+                "that setting, or register elsewhere",
+            )
+        size += _BROKER_BYTES + _size(header.broker_name, header.cluster_name, header.broker_addr)
+        more = size - (old.size if old is not None else 0)
+        if more > 0 and self._registered + more > limits.registration_bytes:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"brokers have registered {self._registered} bytes, and maxRegistrationBytes="
+                f"{limits.registration_bytes}: {more} more are refused. Use fewer topics, or raise that setting",
+            )
+        if old is None:
+            log.info("broker_registered", broker=header.broker_name, broker_id=header.broker_id, at=header.broker_addr)
+        else:
+            self._of_connection[old.connection].discard(key)
+        self._registered += more
+        self._of_connection.setdefault(connection, set()).add(key)
+        self._brokers[key] = _Broker(
+            header.cluster_name,
+            header.broker_name,
+            header.broker_id,
+            header.broker_addr,
+            header.ha_server_addr,
+            version,
+            topics,
+            size,
+            self._clock.monotonic(),
+            connection,
+        )
+        answer = response(ResponseCode.SUCCESS)
+        primary = self._brokers.get((header.broker_name, PRIMARY))
+        if header.broker_id != PRIMARY and primary is not None:
+            answer.ext.update(masterAddr=primary.address, haServerAddr=primary.ha_address)
+        if ORDER_NAMESPACE in self._kv:
+            answer.body = fastjson.dumps({"table": self._kv[ORDER_NAMESPACE]})
+        return answer
+
+    def unregister_broker(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
+        """Forget another broker."""
+        self._forget((request.header.broker_name, request.header.broker_id))
+        return response(ResponseCode.SUCCESS)
+
+    def query_data_version(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
+        """Tell a broker whether its topics changed since it registered them."""
+        broker = self._brokers.get((request.header.broker_name, request.header.broker_id))
+        asked = bodies.decode_request(request.body, DataVersion)
+        answer = response(ResponseCode.SUCCESS)
+        answer.ext["changed"] = "true"
+        if broker is not None:
+            broker.last_update = self._clock.monotonic()
+            answer.ext["changed"] = "true" if broker.version != asked else "false"
+            answer.body = fastjson.dumps(broker.version.to_json())
+        return answer
+
+    def connection_lost(self, connection: Connection) -> None:
+        """A broker that closed its connection is gone."""
+        for key in list(self._of_connection.get(connection, ())):
+            self._forget(key)
+        self._of_connection.pop(connection, None)
+
+    def expire(self) -> None:
+        """Forget brokers that do not register any more."""
+        limit = self._clock.monotonic() - EXPIRE_MS / 1000
+        for key in [key for key, broker in self._brokers.items() if broker.last_update < limit]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        broker = self._brokers.pop(key, None)
+        if broker is not None:
+            self._registered -= broker.size
+            self._of_connection[broker.connection].discard(key)
+            log.info("broker_gone", broker=key[0], broker_id=key[1])
+
+
+def _size(*texts: str) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+def _topic_list(names: list[str], address: str | None = None) -> Answer:
+    body: dict[str, Any] = {"topicList": names}
+    if address is not None:
+        body["brokerAddr"] = address
+    return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))

@@ -1,0 +1,519 @@
+"""One client's TCP connection: moves bytes between the socket and the router, and keeps what is held of it bounded.
+
+Backpressure, in the order of the stream: a client that does not read its responses fills the socket, then the
+transport's buffer up to its high mark; from then on no further request of it is handled, and its socket is not read.
+What is held of a connection is so at most one read, one partial frame and the responses of one slice.
+
+What all connections hold of unfinished frames has one limit, and whoever holds most pays. While many send large frames
+at once, each reads a little and waits for its turn to read on, so that a turn of the loop does not read gigabytes. What
+all hold of responses that are not read has another limit, and again one that holds most pays (see `output_budget`).
+
+The requests of a read are handled as far as the turn of the event loop has time for them. Those that are left wait in
+the backlog, with the socket not read either, until `RequestTurns` gives the connection its share. The backlog of a
+connection that is closing is dropped: nobody would read the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import sys
+import termios
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+import structlog
+
+from duemq.broker.net.output_budget import OutputBudget
+from duemq.broker.net.request_turns import IsOver, RequestTurns
+from duemq.protocol.codes import FLAG_ONEWAY
+from duemq.protocol.errors import FrameError, LocalProtocolError
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, Frame, FrameReader
+from duemq.protocol.records.message_id import pack_host
+from duemq.protocol.requests.pending import PendingRequests
+
+log = structlog.get_logger(__name__)
+
+WRITE_HIGH_BYTES: Final = 256 * 1024
+"""Response bytes buffered for a client before its requests have to wait."""
+LARGE_RESPONSE_BYTES: Final = 64 * 1024
+"""What is written at once and is that large stays in memory as a whole until the last byte of it is sent: so its client
+counts as one that does not read until then, however little is left."""
+READ_BYTES: Final = 256 * 1024
+"""The most that one read brings..."""
+SHORT_READ_BYTES: Final = 64 * 1024
+"""...and the most while many send large frames."""
+LARGE_FRAME_BYTES: Final = 64 * 1024
+"""Who sends no larger frame does not wait for those who do, nor pay for what they hold."""
+READERS: Final = 8
+"""So many may send large frames without waiting for each other, and so many of those who wait read on in one turn."""
+INPUT_BYTES: Final = 256 * 1024 * 1024
+FEW_REQUESTS: Final = 16
+"""So many requests that have to wait do so with those who ask for little."""
+MAX_REQUESTS: Final = 128
+"""Requests of ours that may wait for a client's response at once."""
+
+ResponseHandler = Callable[[Command | None], None]
+"""Called with the response, or None when none came."""
+
+
+class FrameHandler(Protocol):
+    """What a connection hands its frames to."""
+
+    def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """Handle frames in order, from a position on, and give the position behind the last that was handled. Some are
+        left when the connection cannot take more responses, and when `is_over`, but not before one was handled."""
+
+    def connection_made(self, connection: Connection) -> None:
+        """A client connected."""
+
+    def connection_lost(self, connection: Connection) -> None:
+        """A client is gone."""
+
+    def complain(self, event: str, connection: Connection, reason: str) -> None:
+        """Log what a client did wrong, as long as such lines are no flood."""
+
+
+class InputBudget:
+    """What all connections together may hold of unfinished frames, in bytes, and whose turn it is to read on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = INPUT_BYTES) -> None:
+        self._loop = loop
+        self.limit = limit
+        self.used = 0
+        self._by_size: list[dict[Connection, None]] = [{}]
+        """The connections with large frames that are not finished, by what they hold in steps of LARGE_FRAME_BYTES."""
+        self._large = 0
+        """How many there are."""
+        self._waiting: deque[Connection] = deque()
+        self._is_scheduled = False
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._short_buffer = self._buffer[:SHORT_READ_BYTES]
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether many send large frames, so that each reads a little only, and then waits."""
+        return self._large > READERS
+
+    def buffer(self) -> memoryview:
+        """What the next read goes into, whoever reads: it is used up before the read after it."""
+        return self._short_buffer if self._large > READERS else self._buffer
+
+    def hold(self, connection: Connection, before: int, after: int) -> Connection | None:
+        """A connection holds so many bytes; gives the one that has to go because all hold too much: one of those that
+        hold most."""
+        self.used += after - before
+        if after <= before or self.used <= self.limit:
+            return None
+        for connections in reversed(self._by_size):
+            if connections:
+                return connections.popitem()[0]
+        return connection
+
+    def move(self, connection: Connection, before: int, after: int) -> None:
+        """A connection with a large frame holds so many bytes; -1: it has none."""
+        steps = self._by_size
+        old, new = (size // LARGE_FRAME_BYTES for size in (before, after))
+        if old == new:
+            return
+        if old >= 0:
+            steps[old].pop(connection, None)
+        if new >= 0:
+            while len(steps) <= new:
+                steps.append({})
+            steps[new][connection] = None
+        self._large += (new >= 0) - (old >= 0)
+
+    def wait(self, connection: Connection) -> None:
+        """Call `read_on` of a connection when it is its turn."""
+        self._waiting.append(connection)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._let_read)
+
+    def _let_read(self) -> None:
+        self._is_scheduled = False
+        for _ in range(min(READERS, len(self._waiting))):
+            self._waiting.popleft().read_on()
+        if self._waiting:
+            self._schedule()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The asyncio side of a connection. `peer` is "address:port"; `born_host` the same as records have it."""
+
+    __slots__ = (
+        "_backlog",
+        "_budget",
+        "_handler",
+        "_held",
+        "_is_held_back",
+        "_is_over",
+        "_is_queued",
+        "_large",
+        "_loop",
+        "_output",
+        "_paused",
+        "_pending",
+        "_position",
+        "_reader",
+        "_reads",
+        "_transport",
+        "_turns",
+        "_waiters",
+        "_waits_to_read",
+        "born_host",
+        "is_closed",
+        "last_codec",
+        "last_read",
+        "peer",
+        "under_way",
+    )
+
+    def __init__(
+        self,
+        handler: FrameHandler,
+        loop: asyncio.AbstractEventLoop,
+        budget: InputBudget,
+        output: OutputBudget,
+        turns: RequestTurns,
+    ) -> None:
+        self._handler = handler
+        self._loop = loop
+        self._budget = budget
+        self._output = output
+        self._turns = turns
+        self._reader = FrameReader()
+        self._held = 0
+        self._is_over = False
+        """Whether no more requests are taken."""
+        self._large = -1
+        """Bytes held of a large frame, -1 without one; as the budget was told."""
+        self._waits_to_read = False
+        self._reads = True
+        self._transport: asyncio.Transport | None = None
+        self._backlog: list[Frame] = []
+        self._position = 0
+        """How many frames of the backlog are handled."""
+        self._is_queued = False
+        """Whether the backlog waits for its turn."""
+        self._is_held_back = False
+        self.under_way = 0
+        """Bytes of requests that are begun and not answered yet; see `admission`."""
+        self._paused = False
+        self._waiters: list[Callable[[Connection], None]] = []
+        """Who wants to know when it takes answers again."""
+        self._pending: PendingRequests[ResponseHandler] | None = None
+        self.peer = ""
+        self.born_host = b""
+        self.is_closed = False
+        self.last_codec = JSON
+        self.last_read = loop.time()
+        """When bytes last came, in seconds of the loop's clock."""
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = transport = cast("asyncio.Transport", transport)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        # A client that is gone already has no name any more.
+        host, port = (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
+        self.peer = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
+        self.born_host = pack_host(host, port)
+        self._handler.connection_made(self)
+        if not port:
+            transport.abort()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio."""
+        return self._budget.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio."""
+        self.data_received(bytes(self._budget.buffer()[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was read, and handle the requests in it, or some of them."""
+        self.last_read = self._loop.time()
+        if self._is_over:
+            return
+        reader = self._reader
+        frames = reader.receive_data(data)
+        if reader.buffered != self._held:
+            self._hold(reader.buffered)
+        if self._backlog:
+            self._backlog += frames
+            return
+        if frames:
+            is_over = self._turns.begin()
+            position = 0 if is_over is None else self._handler.handle(self, frames, 0, is_over)
+            if position < len(frames):
+                self._leave(frames, position)
+                return
+        if reader.error is not None:
+            self.refuse(reader.error)
+
+    def eof_received(self) -> bool:
+        """See asyncio. Closes: RocketMQ's clients do not send only half of a close."""
+        self._reader.receive_eof()
+        if self._reader.error is not None:
+            self._handler.complain("connection_broken", self, str(self._reader.error))
+        return False
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._paused = True
+        self._hold_output(0)
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._paused = False
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self._output.release(self)
+        self._tell_waiters()
+        self._queue_backlog()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self.is_closed = True
+        self._transport = None
+        self._drop_backlog()
+        self._let_go()
+        self._output.release(self)
+        self._waiters.clear()
+        if self._pending is not None:
+            for waiter in self._pending.clear():
+                waiter(None)
+        self._handler.connection_lost(self)
+
+    # --- for handlers
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the client does not read its responses fast enough to be given more."""
+        return self._paused
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether it makes sense to handle a request of the client now."""
+        return (
+            not self._paused
+            and not self._is_held_back
+            and self._transport is not None
+            and not self._transport.is_closing()
+        )
+
+    def when_takes_answers(self, then: Callable[[Connection], None]) -> None:
+        """It does not take answers now: call `then` once, with this connection, when it does again. Not called where
+        it is lost before."""
+        self._waiters.append(then)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of responses that the client has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
+    def queued(self) -> int:
+        """See `output_budget.Holder`."""
+        socket = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if socket is None:
+            return -1
+        try:
+            return int.from_bytes(fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return -1
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of whole frames."""
+        transport = self._transport
+        if transport is None:
+            return
+        if len(data) >= LARGE_RESPONSE_BYTES and not self._paused:
+            transport.set_write_buffer_limits(high=0)
+            transport.write(data)
+            if not self._paused:
+                transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        else:
+            transport.write(data)
+        if self._paused:
+            self._hold_output(len(data))
+
+    def write_many(self, frames: list[bytes]) -> None:
+        """Send frames."""
+        self.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def notify(self, command: Command) -> None:
+        """Send a one-way request to the client. A client that does not read is not told."""
+        if self._transport is None or self._paused:
+            return
+        if self._pending is None:
+            self._pending = PendingRequests()
+        command.opaque = self._pending.new_opaque()
+        command.flag = FLAG_ONEWAY
+        self.write(codec.encode(command, self.last_codec))
+
+    def request(self, command: Command, timeout: float, on_response: ResponseHandler) -> None:
+        """Send a request to the client; `on_response` is called once, with None after `timeout` seconds, when the
+        connection is lost, and at once for a client that does not read or owes us too many responses. Raises
+        LocalProtocolError for a request that does not fit into a frame."""
+        if self._pending is None:
+            self._pending = PendingRequests()
+        if self._transport is None or self._paused or len(self._pending) >= MAX_REQUESTS:
+            on_response(None)
+            return
+        command.opaque = self._pending.add(on_response, self._loop.time() + timeout)
+        try:
+            data = codec.encode(command, self.last_codec)
+        except LocalProtocolError:
+            self._pending.take(command.opaque)
+            raise
+        self.write(data)
+        self._loop.call_later(timeout, self._expire)
+
+    def take_response(self, command: Command) -> None:
+        """A response of the client arrived."""
+        waiter = self._pending.take(command.opaque) if self._pending is not None else None
+        if waiter is not None:
+            waiter(command)
+
+    def stop_reading(self) -> None:
+        """Take no more requests; answers that are due still go out."""
+        self._drop_backlog()
+        self._is_over = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._reads = False
+            self._transport.pause_reading()
+
+    def close(self) -> None:
+        """Close, after what is buffered has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def refuse(self, error: FrameError) -> None:
+        """The stream cannot be read on: close, with one log line."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._handler.complain("connection_refused", self, str(error))
+            self._transport.close()
+
+    def drop(self, reason: str) -> None:
+        """What is held of this client has to be freed: close at once, with one log line."""
+        self._handler.complain("connection_dropped", self, reason)
+        self.abort()
+        self._let_go()
+
+    # ---
+
+    def work(self, is_over: IsOver) -> bool:
+        """See `request_turns.Work`: handle some of the backlog."""
+        self._is_queued = False
+        if not self._backlog:
+            return False
+        try:
+            self._position = self._handler.handle(self, self._backlog, self._position, is_over)
+        except Exception:
+            # The frame that is to blame must not be handled again, nor keep the others' turn from them.
+            log.exception("connection_failed", peer=self.peer)
+            self.abort()
+            return False
+        if self._position < len(self._backlog):
+            self._is_queued = self.takes_answers
+            return self._is_queued
+        self._drop_backlog()
+        if self._reader.error is not None:
+            self.refuse(self._reader.error)
+        self._steer()
+        return False
+
+    def hold_back(self) -> None:
+        """See `admission.Guest`."""
+        self._is_held_back = True
+
+    def go_on(self) -> None:
+        """See `admission.Guest`."""
+        self._is_held_back = False
+        self._tell_waiters()
+        self._queue_backlog()
+
+    def read_on(self) -> None:
+        """It is this connection's turn to read on."""
+        self._waits_to_read = False
+        self._steer()
+
+    def _leave(self, frames: list[Frame], position: int) -> None:
+        """Keep the frames from a position on for later."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._backlog, self._position = frames, position
+        self._steer()
+        self._queue_backlog()
+
+    def _steer(self) -> None:
+        """Read from the socket, or do not."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        reads = not self._backlog and not self._waits_to_read and not self._is_over
+        if reads != self._reads:
+            self._reads = reads
+            if reads:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _queue_backlog(self) -> None:
+        """Let the backlog, if there is one, wait for its turn."""
+        if self._backlog and not self._paused and not self._is_held_back and not self._is_queued:
+            self._is_queued = True
+            self._turns.add(self, is_little=len(self._backlog) - self._position <= FEW_REQUESTS)
+
+    def _tell_waiters(self) -> None:
+        if self._waiters and self.takes_answers:
+            waiters, self._waiters = self._waiters, []
+            for then in waiters:
+                then(self)
+
+    def _drop_backlog(self) -> None:
+        self._backlog, self._position = [], 0
+
+    def _hold(self, size: int) -> None:
+        """Account for the unfinished frame; too many large ones together cost one of the largest its connection."""
+        large = size if self._reader.announced >= LARGE_FRAME_BYTES else -1
+        self._budget.move(self, self._large, large)
+        self._large = large
+        too_large = self._budget.hold(self, self._held, size)
+        self._held = size
+        if too_large is not None:
+            too_large.drop("the unfinished frames of all clients together are too large")
+        if self._large >= 0 and self._budget.is_crowded and not self._waits_to_read:
+            self._waits_to_read = True
+            self._steer()
+            self._budget.wait(self)
+
+    def _let_go(self) -> None:
+        """Free the unfinished frame now: the transport and we refer to each other until the garbage collector runs."""
+        self._reader.close()
+        self._hold(0)
+
+    def _hold_output(self, given: int) -> None:
+        """Account for responses that the client does not read, `given` bytes more; too many of all clients together
+        cost one that holds most its connection."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._output.hold(self, given)
+
+    def _expire(self) -> None:
+        if self._pending is not None:
+            for waiter in self._pending.expire(self._loop.time()):
+                waiter(None)

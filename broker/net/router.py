@@ -1,0 +1,483 @@
+"""From frames to handlers: finds the handler of a request code, types the request's header, encodes the answer.
+
+A handler is a plain function from connection and request to answer, called for every frame that one read brought in;
+the answers of a read are written in one go. Its answer is a `Command`, or the bytes of a ready frame on the hot path,
+or None: then it has kept the request and answers later with `Router.answer`, or the request wants no answer. A handler
+that has to wait is a coroutine function, and costs a task; how much of that there is is bounded (see `admission`).
+
+Sends are staged by their handler (see `storage.log.append`) and written here, once for each run of sends in a read.
+Their answers go out after that; with SYNC_FLUSH, after the disk has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+
+from duemq.broker.admin.stats import Stats
+from duemq.broker.errors import NotNow, Refused
+from duemq.broker.net.admission import OWN_BYTES, Admission
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.held_answers import HeldAnswers
+from duemq.broker.net.request_turns import IsOver
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
+from duemq.protocol.errors import FieldError, FrameError, ProtocolError
+from duemq.protocol.frames import codec
+from duemq.protocol.frames.command import Command
+from duemq.protocol.frames.frame import JSON, Frame, FrameReader
+from duemq.protocol.requests.headers import Header, Request, RequestDecoder, response
+from duemq.storage.clock import Clock
+from duemq.storage.durability.jobs import has_no_room
+from duemq.storage.errors import NotInMemory, RecordIllegal, StoreClosed, StoreError, StoreFull
+from duemq.storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+Answer = Command | bytes | None
+Handler = Callable[[Connection, Request[Any]], Answer | Coroutine[Any, Any, Answer]]
+
+_START_SIZE: Final = 12
+_SMALL_ANSWER: Final = 512
+"""Answers up to this size are written with the others of their read, whose number they bound..."""
+_UNSENT_BYTES: Final = 16 * 1024
+"""...and of larger ones not more than this together: a client that does not read them must be noticed."""
+_MAX_REMARK: Final = 1024
+"""Characters; a remark may repeat what a client sent."""
+_APPENDS_COMPLAINT_SECONDS: Final = 60.0
+_MAX_LOGGED_A_SECOND: Final = 50
+_MAX_ENDS_LOGGED_A_SECOND: Final = 1000
+"""Of connections that end, which has cost the client more than the line costs us."""
+_LATE: Final = "the disk did not confirm the message in time"
+_SENDS_A_LOOK: Final = 16
+"""Sends are short: the time is looked at once for so many."""
+
+
+class Route:
+    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log. `reads`: it
+    looks into files, see `ColdReads`."""
+
+    __slots__ = ("decode_json", "decoder", "handler", "is_async", "reads", "stages")
+
+    def __init__(
+        self, header_type: type[Header], handler: Handler, *, stages: bool = False, reads: bool = False
+    ) -> None:
+        self.decoder = RequestDecoder(header_type)
+        self.decode_json = self.decoder.decode_json
+        self.handler = handler
+        self.is_async = inspect.iscoroutinefunction(handler)
+        self.stages = stages
+        self.reads = reads
+
+
+class Clients(Protocol):
+    """Who has to know of connections."""
+
+    def connection_lost(self, connection: Connection) -> None:
+        """A client is gone."""
+
+
+class Router:
+    """Handles the frames of all connections."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        held: HeldAnswers,
+        stats: Stats,
+        admission: Admission,
+        reads: ColdReads,
+        *,
+        sync_flush: bool,
+        max_connections: int,
+    ) -> None:
+        """`clock`: the messages' clock. `sync_flush`: whether the answers to sends are held until the disk has them.
+        `max_connections`: more are refused, so that there are descriptors left for files."""
+        self._log = store.log
+        self._appender = store.appender
+        self._clock = clock
+        self._admission = admission
+        self._reads = reads
+        self._is_under_way = False
+        self._stats = stats
+        self._held = held
+        self._sync_flush = sync_flush
+        self._routes: dict[int, Route] = {}
+        self._routes_by_start: dict[bytes, Route] = {}
+        """By the first bytes of a JSON header. Every client known writes the code first, and these bytes hold it with
+        the comma behind it..."""
+        self._routes_by_long_start: dict[bytes, Route] = {}
+        """...but for a code of more than three digits, whose route is found by all bytes up to that comma."""
+        self._clients: list[Clients] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections: set[Connection] = set()
+        self._max_connections = max_connections
+        self._takes_requests = True
+        self._refused_sends = 0
+        """Sends that no line of the log tells of yet."""
+        self._complain_again_at = 0.0
+        self._logged_second = 0
+        self._logged: Counter[str] = Counter()
+        """Lines of this second, by event..."""
+        self._not_logged: Counter[str] = Counter()
+        """...and those that were left out."""
+
+    def add(
+        self,
+        code: int,
+        header_type: type[Header],
+        handler: Handler,
+        *,
+        stages: bool = False,
+        reads: bool = False,
+    ) -> None:
+        """Register the handler of a request code; see `Route`."""
+        assert code not in self._routes, f"request code {code} has a handler"
+        self._routes[code] = Route(header_type, handler, stages=stages, reads=reads)
+        start = b'{"code":%d,' % code
+        if len(start) > _START_SIZE:
+            self._routes_by_long_start[start] = self._routes[code]
+        elif len(start + b'"') >= _START_SIZE:
+            self._routes_by_start[(start + b'"')[:_START_SIZE]] = self._routes[code]
+
+    def add_clients(self, clients: Clients) -> None:
+        """Tell about lost connections."""
+        self._clients.append(clients)
+
+    # --- connections
+
+    def connection_made(self, connection: Connection) -> None:
+        """A client connected."""
+        self.connections.add(connection)
+        has_room = len(self.connections) <= self._max_connections
+        if not has_room:
+            reason = f"there are {self._max_connections} connections; more descriptors make room (ulimit -n)"
+            self.complain("connection_refused", connection, reason)
+        if not has_room or not self._takes_requests:  # its connection was on its way when the stop began
+            connection.stop_reading()
+            connection.close()
+
+    def connection_lost(self, connection: Connection) -> None:
+        """A client is gone."""
+        self.connections.discard(connection)
+        self._admission.lost(connection)
+        for clients in self._clients:
+            clients.connection_lost(connection)
+
+    def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
+        """See `connection.FrameHandler`."""
+        if not connection.takes_answers:
+            return position
+        answers: list[bytes] = []
+        request: Any
+        answer: Any
+        run_frames = run_answers = -1
+        unsent, end, fault, look_at = 0, len(frames), None, -1
+        now_ms = self._clock.now_ms()
+        routes, long_routes = self._routes_by_start, self._routes_by_long_start
+        for number in range(position, len(frames)):
+            kind, header, body = frames[number]
+            route = answer = None
+            if kind == JSON:
+                route = routes.get(header[:_START_SIZE]) or long_routes.get(header[: header.find(b",") + 1])
+                if route is not None:
+                    try:
+                        request = route.decode_json(header)
+                        request.codec = JSON
+                        request.body = body
+                        request.now_ms = now_ms
+                    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                        route = None
+            if route is None:
+                try:
+                    route, request, answer = self._slowly(connection, frames[number], now_ms)
+                except FrameError as error:
+                    end, fault = number, error
+                    break
+            try:
+                if route is not None and route.stages:
+                    if run_frames < 0:
+                        run_frames, run_answers = number, len(answers)
+                    try:
+                        answer = route.handler(connection, request)
+                        if type(answer) is not bytes and answer is not None:
+                            answer = self.encode(request, answer)
+                    except Exception as error:
+                        answer = self._not_done(connection, route, request, error)
+                else:
+                    if run_frames >= 0:
+                        self._commit(connection, number - run_frames, answers, run_answers)
+                        run_frames = look_at = -1
+                    if route is not None:
+                        answer = self._call(connection, route, request)
+            except NotNow:
+                end = number
+                break
+            if answer is not None:
+                answers.append(answer)
+                if run_frames < 0 and len(answer) > _SMALL_ANSWER:
+                    unsent += len(answer)
+                    if unsent > _UNSENT_BYTES:
+                        connection.write_many(answers)
+                        answers, unsent = [], 0
+                        if not connection.takes_answers:
+                            return number + 1
+            if number >= look_at:
+                if is_over():
+                    end = number + 1
+                    break
+                look_at = number + (_SENDS_A_LOOK if run_frames >= 0 else 1)
+        if run_frames >= 0:
+            self._commit(connection, end - run_frames, answers, run_answers)
+        if answers:
+            connection.write_many(answers)
+        if fault is not None:
+            connection.refuse(fault)
+            return len(frames)
+        return end
+
+    def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
+        """Let a request be handled; gives the frame of the answer, if it is there already. Raises NotNow."""
+        if route.is_async:
+            self.spawn(connection, request, route.handler(connection, request))  # type: ignore[arg-type]
+            return None
+        try:
+            if route.reads:
+                answer = self._reads.at_once(route.handler, connection, request)
+            else:
+                answer = route.handler(connection, request)
+            if answer is None or type(answer) is bytes:
+                return answer
+            return self.encode(request, answer)  # type: ignore[arg-type]
+        except Exception as error:  # whatever a request does, the connection and the others go on
+            return self._not_done(connection, route, request, error)
+
+    def _not_done(self, connection: Connection, route: Route, request: Request[Any], error: Exception) -> bytes | None:
+        """What becomes of a request whose handler raised: the frame of an answer, or None where the answer comes later,
+        when what the handler looked for has been read. Raises NotNow."""
+        if isinstance(error, NotInMemory):
+            self.spawn(connection, request, self._reads.run(self._again, route, connection, request))
+            return None
+        if isinstance(error, NotNow):
+            raise error
+        return self.encode(request, self._failed(connection, request, error))
+
+    def _again(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
+        """Let a request be handled that waited for the disk. It is under way already: what its handler begins may."""
+        self._is_under_way = True
+        try:
+            return route.handler(connection, request)  # type: ignore[return-value]
+        finally:
+            self._is_under_way = False
+
+    def _slowly(
+        self, connection: Connection, frame: Frame, now_ms: int
+    ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
+        """Decode what the quick way does not: other codecs, responses, unknown codes, wrong fields. Gives the route
+        and the request, or the answer, or neither. Raises FrameError."""
+        command = codec.decode(frame)
+        connection.last_codec = frame[0]
+        if command.flag & FLAG_RESPONSE:
+            connection.take_response(command)
+            return None, None, None
+        route = self._routes.get(command.code)
+        if route is None:
+            remark = f" request type {command.code} not supported"
+            self.complain("request_refused", connection, remark.strip(), code=command.code)
+            return None, None, self._error(command, frame[0], ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        try:
+            request = route.decoder.from_command(command, frame[0])
+            request.now_ms = now_ms
+            return route, request, None
+        except FieldError as error:
+            self.complain("request_refused", connection, str(error), code=command.code)
+            return None, None, self._error(command, frame[0], ResponseCode.SYSTEM_ERROR, str(error))
+
+    # --- answers
+
+    def encode(self, request: Request[Any], answer: Command) -> bytes | None:
+        """The frame of an answer, in the codec of its request; None where the request wants none."""
+        if request.flag & FLAG_ONEWAY:
+            return None
+        answer.opaque = request.opaque
+        answer.flag = FLAG_RESPONSE
+        return codec.encode(answer, request.codec)
+
+    def answer(self, connection: Connection, request: Request[Any], answer: Answer) -> None:
+        """Send the answer to a request that a handler kept."""
+        data = answer if isinstance(answer, bytes) or answer is None else self.encode(request, answer)
+        if data is not None:
+            connection.write(data)
+
+    def fail(self, connection: Connection, request: Request[Any], error: Exception) -> None:
+        """Answer a request that a handler kept and could not answer."""
+        self.answer(connection, request, self._failed(connection, request, error))
+
+    def answer_when_flushed(self, connection: Connection, request: Request[Any], answer: Answer) -> Answer:
+        """The answer to a request that appended a message, or that says what became of one: kept until the disk has
+        what it goes by, where that is asked for."""
+        if not self._sync_flush or answer is None or self._log.flushed >= self._log.end:
+            return answer  # where nothing was appended no flush would come
+        data = answer if isinstance(answer, bytes) else self.encode(request, answer)
+        if data is not None:
+            late = partial(_instead, data, ResponseCode.FLUSH_DISK_TIMEOUT, _LATE, keep_fields=True, of_all=True)
+            self._held.hold(self._log.end, connection, [data], 1, lambda: [late()])
+        return None
+
+    def _error(self, command: Command, frame_codec: int, code: int, remark: str) -> bytes | None:
+        if command.flag & FLAG_ONEWAY:
+            return None
+        answer = response(code, remark)
+        answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
+        return codec.encode(answer, frame_codec)
+
+    def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
+        """The answer to a request whose handler raised."""
+        if isinstance(error, ProtocolError):
+            self.complain("request_refused", connection, str(error), code=request.code)
+        elif isinstance(error, OSError):
+            self.complain("file_not_read_or_written", connection, str(error), code=request.code)
+        elif not isinstance(error, Refused | StoreError):
+            log.exception("request_failed", peer=connection.peer, code=request.code)
+        code, remark = outcome_of(error)
+        return response(code, remark[:_MAX_REMARK])
+
+    def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
+        """Log what a client did wrong: a line each, as long as there are not too many of them in a second."""
+        second = int(self._clock.monotonic())
+        if second != self._logged_second:
+            for flood, not_logged in self._not_logged.items():
+                log.warning(f"{flood}_often", not_logged=not_logged)
+            self._logged_second = second
+            self._logged.clear()
+            self._not_logged.clear()
+        most = (
+            _MAX_ENDS_LOGGED_A_SECOND if event in ("connection_refused", "connection_broken") else _MAX_LOGGED_A_SECOND
+        )
+        if self._logged[event] < most:
+            self._logged[event] += 1
+            log.warning(event, peer=connection.peer, **fields, reason=reason)
+        else:
+            self._not_logged[event] += 1
+
+    # --- appends
+
+    def _commit(self, connection: Connection, sends: int, answers: list[bytes], start: int) -> None:
+        """Write what the handlers of a run of sends staged; `answers` from `start` on are theirs."""
+        before, appended = time.perf_counter(), self._appender.appended
+        try:
+            self._appender.commit()
+        except StoreError as error:
+            self._stats.put_failed += sends
+            self._complain_of_appends(str(error), sends)
+            code, remark = outcome_of(error)
+            answers[start:] = [_instead(answer, code, remark) for answer in answers[start:]]
+            return
+        self._stats.wrote(time.perf_counter() - before)
+        appended = self._appender.appended - appended
+        if self._sync_flush and appended and len(answers) > start:
+            held = answers[start:]
+            del answers[start:]
+            self._held.hold(self._log.end, connection, held, appended, lambda: _late(held))
+
+    def _complain_of_appends(self, reason: str, sends: int) -> None:
+        """Log that sends were refused, by a full disk for example: at once, and then once a minute as long as it
+        lasts, not for each."""
+        self._refused_sends += sends
+        now = self._clock.monotonic()
+        if now >= self._complain_again_at:
+            log.error("append_failed", reason=reason, messages=self._refused_sends)
+            self._complain_again_at = now + _APPENDS_COMPLAINT_SECONDS
+            self._refused_sends = 0
+
+    # --- tasks
+
+    def spawn(
+        self,
+        connection: Connection,
+        request: Request[Any],
+        work: Coroutine[Any, Any, Answer],
+        *,
+        size: int = 0,
+        at_once: bool = False,
+    ) -> None:
+        """Answer a request with what a coroutine gives. `size`: about how many bytes the answer has, where these are
+        many. Raises NotNow where too much is under way, and the handler must not have done anything yet; unless
+        `at_once`."""
+        size += OWN_BYTES + len(request.body)
+        try:
+            self._admission.begin(connection, size, at_once=at_once or self._is_under_way)
+        except NotNow:
+            work.close()
+            raise
+        request.body = bytes(request.body)
+        task = asyncio.get_running_loop().create_task(self._run(connection, request, work, size))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(
+        self, connection: Connection, request: Request[Any], work: Coroutine[Any, Any, Answer], size: int
+    ) -> None:
+        try:
+            self.answer(connection, request, await work)
+        except Exception as error:
+            self.fail(connection, request, error)
+        finally:
+            self._admission.end(connection, size)
+
+    def stop_taking(self) -> None:
+        """Take no more requests, also of those who connect yet; answers that are due still go out."""
+        self._takes_requests = False
+        for connection in list(self.connections):
+            connection.stop_reading()
+
+    async def finish(self, timeout: float) -> None:
+        """Wait for requests that are being handled."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
+
+
+def _late(answers: list[bytes]) -> list[bytes]:
+    """The answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read where the
+    message is from these too."""
+    return [_instead(answer, ResponseCode.FLUSH_DISK_TIMEOUT, _LATE, keep_fields=True) for answer in answers]
+
+
+def _instead(answer: bytes, code: int, remark: str, *, keep_fields: bool = False, of_all: bool = False) -> bytes:
+    """An answer that is not to be given: with this code if it is a success; who was refused is refused, unless it is
+    `of_all`."""
+    (frame,) = FrameReader().receive_data(answer)
+    command = codec.decode(frame)
+    if command.code != ResponseCode.SUCCESS and not of_all:
+        return answer
+    command.code, command.remark = code, remark
+    if not keep_fields:
+        command.ext = {}
+    return codec.encode(command, frame[0])
+
+
+def outcome_of(error: Exception) -> tuple[int, str]:
+    """The response code and remark for what went wrong: the one place where outcomes of the store become codes."""
+    if isinstance(error, Refused):
+        return error.code, error.remark
+    if isinstance(error, RecordIllegal):
+        remark = f"the message is illegal, maybe msg body or properties length not matched. {error}"
+        return ResponseCode.MESSAGE_ILLEGAL, remark
+    if isinstance(error, StoreFull | StoreClosed):
+        return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {error}"
+    if has_no_room(error):
+        return ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: the disk is full: {error}"
+    if isinstance(error, StoreError):
+        return ResponseCode.SERVICE_NOT_AVAILABLE, f"the message store is broken: {error}"
+    if isinstance(error, ProtocolError):
+        return ResponseCode.SYSTEM_ERROR, str(error)
+    return ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"

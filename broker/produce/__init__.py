@@ -1,0 +1,1 @@
+"""Handlers of what producers send, and of what consumers send back."""

@@ -1,0 +1,123 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer could not process a message."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from duemq.broker.errors import Refused
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.produce.retries import dead_letters, group_topic, retry_limit
+from duemq.broker.produce.staging import TIMER_NAMES, Staging
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.tables.groups import Groups
+from duemq.broker.tables.topics import PERM_WRITE, RETRY_PREFIX, Topic, Topics
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.records import properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.requests.headers import ConsumerSendMsgBack, Request, response
+from duemq.storage.clock import Clock
+from duemq.storage.store import MessageStore
+
+_FIRST_RETRY_LEVEL: Final = 3
+_MAX_RECONSUME_TIMES: Final = 2**31 - 1
+_NOT_FOR_RETRIES: Final = (
+    properties.DELAY,
+    properties.REAL_TOPIC,
+    properties.REAL_QID,
+    properties.WAIT,
+    *TIMER_NAMES,
+)
+
+
+class SendBackHandlers:
+    """Delivers messages again."""
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        store: MessageStore,
+        topics: Topics,
+        groups: Groups,
+        staging: Staging,
+        router: Router,
+        clock: Clock,
+        reads: ColdReads,
+    ) -> None:
+        """`clock`: the messages' clock."""
+        self._settings = settings
+        self._clock = clock
+        self._reads = reads
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._staging = staging
+        self._router = router
+
+    def register(self, router: Router) -> None:
+        """Add the handler to a router."""
+        router.add(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack, self.send_back)
+
+    async def send_back(self, connection: Connection, request: Request[ConsumerSendMsgBack]) -> Answer:
+        """A consumer could not process a message: deliver it again later, or put it to the dead letters."""
+        header = request.header
+        group = self._groups.get(header.group)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}")
+        if not self._settings.config.broker_permission & PERM_WRITE:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._settings.config.advertised_host}] sending is forbidden"
+            )
+        if group.retry_queue_nums <= 0:
+            return response(ResponseCode.SUCCESS)
+        message = await self._reads.run(self._store.message_at, header.offset)
+        if message is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
+        limit = retry_limit(self._groups, header.group, request.version, header.max_reconsume_times)
+        level = header.delay_level
+        sys_flag = 2 if header.unit_mode else 0
+        is_dead = message.reconsume_times >= limit or level < 0
+        level = 0 if is_dead else level or _FIRST_RETRY_LEVEL + message.reconsume_times
+        while True:
+            if is_dead:
+                topic = dead_letters(self._topics, header.group, sys_flag)
+            else:
+                topic = group_topic(self._topics, f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums, sys_flag)
+            if topic.is_saved:
+                break
+            await self._topics.saved(topic)  # it may be deleted meanwhile: then there is another one, or none
+        if not topic.config.perm & PERM_WRITE:
+            raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
+        appender = self._store.appender
+        try:
+            self._stage_again(message, topic, level)
+            appender.commit()
+        except BaseException:
+            appender.roll_back()
+            raise
+        return self._router.answer_when_flushed(connection, request, response(ResponseCode.SUCCESS))
+
+    def _stage_again(self, message: StoredMessage, topic: Topic, level: int) -> None:
+        """Stage a message that was delivered before, one more time."""
+        text = message.properties_text
+        if properties.get(text, properties.RETRY_TOPIC) is None:
+            text = properties.with_property(text, properties.RETRY_TOPIC, message.topic)
+        if properties.get(text, properties.ORIGIN_MESSAGE_ID) is None:
+            text = properties.with_property(text, properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
+        text = properties.without_all(text, _NOT_FOR_RETRIES)
+        self._staging.stage(
+            topic.queue(random.randrange(topic.queue_limit)),
+            level,
+            None,
+            message.body,
+            text.encode(),
+            message.born_timestamp,
+            message.born_host,
+            message.flag,
+            message.sys_flag,
+            min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
+            self._clock.now_ms(),
+            is_stored=True,
+        )

@@ -1,0 +1,103 @@
+"""RocketMQ's index made anew from a commitlog that is read: what `storage.queues.index_file` draws."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from duemq.protocol.records import properties
+from duemq.protocol.records.properties import java_hash
+from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_ROLLBACK
+from duemq.storage.queues import index_file
+from duemq.storage.queues.index_file import ITEM, java_hashes, key_hashes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.storage.log.scan import ScannedRecord
+
+_BATCH: Final = 1 << 15
+"""Items are worked out so many at a time."""
+MOST: Final = 5_000_000
+"""Items in a file: it could take four times as many, which takes memory."""
+_UNIQ_KEY, _KEYS = properties.UNIQ_KEY.encode(), properties.KEYS.encode()
+_MATTER: Final = re.compile(rb"(?:^|\x02)(" + _UNIQ_KEY + b"|" + _KEYS + rb")\x01([^\x02]+)")
+
+
+class IndexMaker:
+    """Looks at the records of a commitlog in their order, keeps their items in a file, and makes the index of those."""
+
+    def __init__(self, scratch: str) -> None:
+        """`scratch`: where the file of items goes, 20 bytes each. Raises OSError."""
+        self._path = scratch
+        self._file = open(scratch, "wb")  # noqa: SIM115, it is closed by `close`
+        self._texts: list[bytes] = []
+        self._topics: list[bytes] = []
+        self._places: list[tuple[int, int]] = []
+        self._hashes: dict[bytes, int] = {}
+        """Of the topics, with what follows them in a key."""
+        self.end_ms = 0
+        """Store time of the last record that is indexed."""
+
+    def look(self, record: ScannedRecord) -> None:
+        """Take the keys of a record. Raises OSError."""
+        if record.sys_flag & FLAG_TRANSACTION == TRANSACTION_ROLLBACK:
+            return
+        found = dict(_MATTER.findall(record.properties))
+        if not found:
+            return
+        place = record.physical_offset, record.store_timestamp
+        unique = found.get(_UNIQ_KEY)
+        if unique is not None:
+            self._add(record.topic, unique, place)
+        for key in found.get(_KEYS, b"").split(b" "):
+            if key:
+                self._add(record.topic, key, place)
+        if len(self._texts) >= _BATCH:
+            self._flush()
+
+    def _add(self, topic: bytes, key: bytes, place: tuple[int, int]) -> None:
+        self._texts.append(key)
+        self._topics.append(topic)
+        self._places.append(place)
+
+    def _flush(self) -> None:
+        texts, topics = self._texts, self._topics
+        items = np.zeros(len(texts), ITEM)
+        if not texts:
+            return
+        sizes = np.array([len(text) for text in texts], np.int64)
+        data = np.frombuffer(b"".join(texts), np.uint8)
+        at = np.cumsum(sizes) - sizes
+        codes: dict[bytes, int] = {}
+        of_topic = np.array([codes.setdefault(topic, len(codes)) for topic in topics], np.int64)
+        for topic, code in codes.items():
+            start = self._hashes.get(topic)
+            if start is None:
+                start = self._hashes[topic] = java_hash(f"{topic.decode()}#")
+            mine = np.flatnonzero(of_topic == code)
+            items["hash"][mine] = key_hashes(java_hashes(data, at[mine], sizes[mine], start))
+        places: NDArray[Any] = np.array(self._places, np.int64)
+        items["physical_offset"], items["store_ms"] = places[:, 0], places[:, 1]
+        self.end_ms = int(places[-1, 1])
+        items.tofile(self._file)
+        self._texts, self._topics, self._places = [], [], []
+
+    def write(self, directory: str, seconds: float) -> int:
+        """Make the files, named by a time in seconds since the epoch; gives how many. Raises OSError."""
+        self._flush()
+        self._file.flush()
+        os.makedirs(directory, exist_ok=True)
+        count = os.path.getsize(self._path) // ITEM.itemsize
+        for number, first in enumerate(range(0, count, MOST)):
+            items = np.fromfile(self._path, ITEM, min(MOST, count - first), offset=first * ITEM.itemsize)
+            index_file.write(os.path.join(directory, index_file.file_name(seconds, number)), items)
+        return -(-count // MOST)
+
+    def close(self) -> None:
+        """Remove the file of items."""
+        self._file.close()
+        os.unlink(self._path)

@@ -1,0 +1,723 @@
+"""`duemq store repair`: what a store has beside its commitlog, made anew from the commitlog alone.
+
+    consumequeue/, queuecheck        by `storage.durability.recovery`, all of them
+    config/delayOffset.json          by `scheduler.levels.service`: what the commitlog says was delivered is done
+    timerlog/, timerwheel,           by `scheduler.timers.service`, from the timer topic's queue
+    config/timercheck, timermetrics
+    checkpoint                       by `storage.durability.owner`, as of the commitlog's end
+    config/topics.json               only where it lacks topics that have messages
+    index/                           where that is asked for: `broker.repair.index`
+
+It is a start of the broker on an empty directory that has the store's commitlog, and what a clean stop does so that
+RocketMQ's broker can go on; but nothing is delivered, and no byte of the commitlog is changed. What was delivered the
+records say, also RocketMQ's (`scheduler.delivery.deliveries`).
+
+    <store>/repair.partial/new/   what is made. Then each file or directory is put into its place, and what was
+    <store>/repair.partial/old/   there goes here, until all are; with `to` the new store is made beside its name
+
+Whatever ends the work leaves the commitlog as it was, and the next run puts back what lies in old/ and has no new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from duemq.broker.daemon import store_config, timer_config
+from duemq.broker.errors import RepairError
+from duemq.broker.repair import differences as store_differences
+from duemq.broker.repair.differences import Difference, written_units
+from duemq.broker.repair.index import IndexMaker
+from duemq.broker.settings import config_text
+from duemq.broker.settings.config import FIELDS, BrokerConfig, limits_of, load
+from duemq.broker.tables.topics import RETRY_PREFIX, is_own_topic, missing_topics
+from duemq.scheduler.delivery.deliveries import Deliveries
+from duemq.scheduler.levels import runs, service
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.levels.runs import Note
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.timers import service as timers_module
+from duemq.scheduler.timers.files.log import UNIT_SIZE as TIMER_UNIT_SIZE
+from duemq.scheduler.timers.index.sorted_offsets import joined
+from duemq.scheduler.timers.service import Timers
+from duemq.scheduler.waiting import is_message
+from duemq.storage.clock import Moment
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability import checkpoint
+from duemq.storage.durability.checkpoint import Checkpoint
+from duemq.storage.durability.jobs import Lane
+from duemq.storage.durability.owner import Durability, DurabilityConfig
+from duemq.storage.durability.recovery import Damage, Recovered
+from duemq.storage.durability.retention import Retention, RetentionConfig
+from duemq.storage.errors import StoreFormatError, StoreLocked
+from duemq.storage.files import Lock, OsFiles
+from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.log.scan import ScannedRecord, read_record
+from duemq.storage.queues import check as queue_check
+from duemq.storage.queues.check import Key, QueueCheck
+from duemq.storage.queues.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT_SIZE
+from duemq.storage.queues.pull import ColdRead
+from duemq.storage.store import REPAIR_DIRECTORY, MessageStore, queue_file_size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of the commitlog that were read, and how many there are."""
+
+_TABLES: Final = ("topics.json", "delayOffset.json", "timercheck", "timermetrics")
+_PLACED: Final = (
+    "config/topics.json",
+    "config/delayOffset.json",
+    "config/delayOffset.json.bak",
+    "config/timercheck",
+    "config/timermetrics",
+    "consumequeue",
+    "timerlog",
+    "timerwheel",
+    "index",
+    queue_check.FILE_NAME,
+    "checkpoint",
+    "abort",
+)
+"""In this order. Where there is nothing new the old one goes."""
+_KEPT: Final = ("config/topics.json", "index")
+"""Unless there is a new one."""
+_FOLDERS: Final = ("config", "consumequeue", "timerlog", "index", REPAIR_DIRECTORY)
+_FILES: Final = ("config/consumerOffset.json", "config/subscriptionGroup.json", "lock")
+"""What is read, or has to be a file for a broker to start, beside what is placed."""
+_NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
+_USED_SETTINGS: Final = (
+    "storePathCommitLog",
+    "mappedFileSizeConsumeQueue",
+    "mappedFileSizeTimerLog",
+    "messageDelayLevel",
+    "timerRollWindowSlot",
+    "brokerName",
+    "brokerClusterName",
+    "msgTraceTopicName",
+)
+_SIZES: Final = (
+    ("mappedFileSizeConsumeQueue", "consumequeue", 2, UNIT_SIZE),
+    ("mappedFileSizeTimerLog", "timerlog", 0, TIMER_UNIT_SIZE),
+)
+"""Settings that files tell by their size: in which directory, how deep in it, and the size of a unit in them."""
+_LOOK_UNITS: Final = 100
+
+
+@dataclass
+class Report:
+    """What was found and done. Sizes in bytes, offsets physical."""
+
+    written_by: str
+    """duemq, RocketMQ 4.x or RocketMQ 5.x: who had the store last."""
+    commitlog_begin: int = 0
+    commitlog_end: int = 0
+    records: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    """What is wrong beside the commitlog."""
+    damages: list[Damage] = field(default_factory=list)
+    """Damaged stretches of the commitlog, which stay as they are."""
+    torn: str | None = None
+    """Why the commitlog ends where it does, if anything lies behind that."""
+    behind: int = 0
+    """Whole records behind a damage in the last files: a broker's start cuts them off."""
+    levels: dict[int, int] = field(default_factory=dict)
+    """How many messages wait, by delay level..."""
+    timers: int = 0
+    """...and in the timer wheel."""
+    queues: int = 0
+    index_files: int = 0
+    """Made, where that was asked for."""
+    lacks_index: bool = False
+    """Whether a store of RocketMQ's has no index."""
+    topics_added: list[str] = field(default_factory=list)
+    delays_assumed: list[int] = field(default_factory=list)
+    """Levels with messages of RocketMQ's that wait, and of whose delay nothing tells."""
+    topics_left_out: list[str] = field(default_factory=list)
+    """Topics that were deleted: the commitlog still has messages of theirs, and nothing else names them."""
+    repaired: bool = False
+    target: str = ""
+    """The store that was written, if any."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong beside the commitlog."""
+        return not self.differences
+
+
+def settings_of(file: str | None, overrides: list[str]) -> dict[str, str]:
+    """The settings that a repair uses of a broker's configuration file, and those of NAME=VALUE texts. Raises
+    ConfigError."""
+    values = dict(config_text.read(file)) if file is not None else {}
+    for override in overrides:
+        name, _, value = override.partition("=")
+        values[name.strip()] = value
+    return {name: value for name, value in values.items() if name in _USED_SETTINGS}
+
+
+def repair(
+    store_path: str,
+    *,
+    now: Moment,
+    settings: Mapping[str, str] | None = None,
+    to: str | None = None,
+    dry_run: bool = False,
+    with_index: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Report:
+    """Repair a store that no broker has open. `settings`: by RocketMQ's names, where the store does not tell them
+    itself. `to`: a directory that is not there yet, for the repaired store; the old one is only read then. `dry_run`:
+    only say what is wrong. `with_index`: make RocketMQ's index anew as well, whatever is wrong. Raises RepairError,
+    StoreError, ConfigError, OSError."""
+    root = os.path.abspath(store_path)
+    source = _Source(root, settings or {})
+    if to is not None and dry_run:
+        raise RepairError("a dry run writes nothing: leave out the directory for the new store")
+    if to is None:
+        _refuse_links(root)
+    with _held(root, is_dry=dry_run) as lock:
+        if dry_run:
+            with tempfile.TemporaryDirectory(prefix="duemq-repair-") as scratch:
+                return _Repair(source, scratch, now, progress, with_index=with_index).run()
+        if to is not None:
+            return _beside(source, os.path.abspath(to), now, progress, with_index=with_index)
+        assert lock is not None
+        return _in_place(source, lock, now, progress, with_index=with_index)
+
+
+def _refuse_links(root: str) -> None:
+    """What is put into its place has to be of one disk. Raises RepairError."""
+    for name in _PLACED:
+        path = os.path.join(root, name)
+        if os.path.islink(path) or os.path.ismount(path):
+            raise RepairError(f"{path} is a link or a disk of its own: repair the store into another directory (--to)")
+
+
+def _in_place(source: _Source, lock: Lock, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+    root = source.root
+    partial = os.path.join(root, REPAIR_DIRECTORY)
+    _put_back(root, partial)
+    new = os.path.join(partial, "new")
+    os.makedirs(new)
+    try:
+        report = _Repair(source, new, now, progress, with_index=with_index).run()
+        if not report.is_sound or report.index_files:
+            _swap(root, partial, lock)
+            report.repaired, report.target = True, root
+    finally:
+        _put_back(root, partial)
+    return report
+
+
+def _beside(source: _Source, target: str, now: Moment, progress: Progress, *, with_index: bool) -> Report:
+    if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
+        raise RepairError(f"{target} exists and is not empty: give another path, or remove it first")
+    if f"{os.path.realpath(target)}/".startswith(f"{os.path.realpath(source.root)}/"):
+        raise RepairError(f"{target} lies in the store that is to be repaired; give a path beside it")
+    partial = f"{target}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    os.makedirs(partial)
+    try:
+        report = _Repair(source, partial, now, progress, with_index=with_index).run()
+        for name in sorted(os.listdir(source.root)):
+            is_made = name in _PLACED and not (name == "index" and not report.index_files)
+            if name not in (REPAIR_DIRECTORY, "config", "lock", "abort", "commitlog") and not is_made:
+                _copy(os.path.join(source.root, name), os.path.join(partial, name))
+        os.makedirs(os.path.join(partial, "commitlog"))
+        _copy(f"{source.config.commitlog_directory}/.", os.path.join(partial, "commitlog"))
+        config = os.path.join(source.root, "config")
+        for name in sorted(os.listdir(config)) if os.path.isdir(config) else ():
+            made = os.path.join(partial, "config", name)
+            if name.removesuffix(".bak") not in _TABLES[1:] and not os.path.exists(made):
+                _copy(os.path.join(config, name), made)
+        _sync_tree(partial)
+        if os.path.isdir(target):
+            os.rmdir(target)
+        os.rename(partial, target)
+        source.files.sync_directory(os.path.dirname(target))
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    report.repaired, report.target = True, target
+    return report
+
+
+# --- the store as it is
+
+
+class _Source:
+    """A store, and the settings that it was written with. Raises RepairError, ConfigError, OSError."""
+
+    def __init__(self, root: str, settings: Mapping[str, str]) -> None:
+        self.root = root
+        self.files = OsFiles()
+        known = {name: value for name, value in settings.items() if name in FIELDS}
+        commitlog = known.get("storePathCommitLog") or os.path.join(root, "commitlog")
+        if not os.path.isdir(commitlog):
+            raise RepairError(f"{root} has no commitlog/: it is no store of duemq or RocketMQ")
+        _check_kinds(root, commitlog)
+        for name in _NOT_UNDERSTOOD:
+            if self.files.list(os.path.join(root, name)):
+                raise RepairError(f"{root}/{name}: queues of this kind are not understood; such a store stays as it is")
+        sizes = _sizes(commitlog)
+        if not sizes:
+            raise RepairError(f"{commitlog} has no files: there is nothing to make the rest from")
+        known["storePathRootDir"], known["storePathCommitLog"] = root, commitlog
+        known["mappedFileSizeCommitLog"] = str(1 << 30)
+        for name, directory, depth, unit in _SIZES:
+            if size := _usual_size(os.path.join(root, directory), depth, unit, limits_of(name)):
+                known.setdefault(name, str(size))
+        self.has_table = "messageDelayLevel" in known
+        loaded = load(None, [f"{name}={value}" for name, value in known.items()], {}).config
+        # The files say it themselves; how large a message may be does not matter here.
+        self.config: BrokerConfig = dataclasses.replace(loaded, commitlog_segment_size=sizes[0])
+        text = self.files.read_whole(os.path.join(root, "lock")) or b""
+        self.is_ours = text == b"duemq"
+        is_5 = any(os.path.exists(os.path.join(root, name)) for name in ("timerwheel", "config/timercheck"))
+        self.written_by = "duemq" if self.is_ours else "RocketMQ 5.x" if is_5 else "RocketMQ 4.x"
+
+    def table(self, name: str) -> tuple[dict[str, Any], str]:
+        """A table of config/, and what is wrong with it. Raises OSError."""
+        file = ConfigFile(self.files, os.path.join(self.root, "config", name))
+        try:
+            found = file.read()
+        except StoreFormatError as error:
+            return {}, str(error.why)
+        if file.is_newest:
+            return found, ""
+        return found, "was taken from its backup" if found else "is missing"
+
+
+@contextlib.contextmanager
+def _held(root: str, *, is_dry: bool) -> Iterator[Lock | None]:
+    """Keep brokers from opening a store meanwhile. Raises RepairError where one has it open."""
+    path = os.path.join(root, "lock")
+    if is_dry and not os.path.exists(path):  # no broker ever had the store
+        yield None
+        return
+    try:
+        lock = OsFiles().lock(path)
+    except StoreLocked:
+        raise RepairError(f"{root}: a broker has this store open; stop it first") from None
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _check_kinds(root: str, commitlog: str) -> None:
+    """See that there are files where files belong, and directories where these do: what somebody else put there would
+    go with what is replaced. Raises RepairError, OSError."""
+    for name in _FOLDERS:
+        _check_kind(os.path.join(root, name), is_folder=True)
+    for name in (*_PLACED, *_FILES):
+        if name not in _FOLDERS:
+            _check_kind(os.path.join(root, name), is_folder=False)
+    for folder in (commitlog, os.path.join(root, "timerlog"), os.path.join(root, "index")):
+        _check_files(folder)
+    queues = os.path.join(root, "consumequeue")
+    for topic in _listed(queues):
+        _check_kind(os.path.join(queues, topic), is_folder=True)
+        for queue in _listed(os.path.join(queues, topic)):
+            if queue.isdecimal():
+                path = os.path.join(queues, topic, queue)
+                _check_kind(path, is_folder=True)
+                _check_files(path)
+
+
+def _check_files(folder: str) -> None:
+    for name in _listed(folder):
+        if name.isdecimal():
+            _check_kind(os.path.join(folder, name), is_folder=False)
+
+
+def _listed(folder: str) -> list[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def _check_kind(path: str, *, is_folder: bool) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        if os.path.islink(path):
+            raise RepairError(f"{path} is a link to {os.readlink(path)}, where nothing is; remove it") from None
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise RepairError(f"{path} is a link that leads back to itself; remove it") from None
+    if is_folder and not stat.S_ISDIR(mode):
+        raise RepairError(f"{path} is a file, where a directory has to be; move it away")
+    if not is_folder and not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
+        raise RepairError(f"{path} is {kind}, where a file has to be; move it away")
+
+
+def _sizes(directory: str) -> list[int]:
+    entries = sorted((entry for entry in os.scandir(directory) if entry.name.isdecimal()), key=lambda one: one.name)
+    return [size for entry in entries if (size := entry.stat().st_size)]
+
+
+def _usual_size(directory: str, depth: int, unit: int, limits: tuple[int, int]) -> int:
+    """The size that most files have, in directories within directories; of two that as many have the larger one. A file
+    of a size that units do not fill, or that no setting allows, was cut off. 0 where there is no other."""
+    low, high = limits
+    sizes = Counter(size for size in _all_sizes(directory, depth) if size % unit == 0 and low <= size <= high)
+    return max(sizes, key=lambda size: (sizes[size], size), default=0)
+
+
+def _all_sizes(directory: str, depth: int) -> Iterator[int]:
+    if not os.path.isdir(directory):
+        return
+    if not depth:
+        yield from _sizes(directory)
+        return
+    for name in os.listdir(directory):
+        yield from _all_sizes(os.path.join(directory, name), depth - 1)
+
+
+# --- making
+
+
+class _NoWorkers:
+    """Nothing is left to workers: the one checkpoint is made at once (`Durability.take_over`)."""
+
+    def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        raise AssertionError("a repair makes one checkpoint, and nothing else")
+
+
+class _NoWatcher:
+    def released(self, position: int) -> None: ...
+
+    def noted(self) -> None: ...
+
+    def poisoned(self, reason: str) -> None: ...
+
+    def stopped(self, error: Exception | None) -> None: ...
+
+
+class _Repair:
+    """One making of everything beside the commitlog, under a directory of its own."""
+
+    def __init__(self, source: _Source, new: str, now: Moment, progress: Progress, *, with_index: bool) -> None:
+        self._source = source
+        self._new = new
+        self._now = now
+        self._progress = progress
+        self._index = IndexMaker(os.path.join(new, ".items")) if with_index else None
+        self._report = Report(source.written_by)
+        self._table = DelayLevels(source.config.delay_levels)
+        self._told = set[int]()
+        """Levels whose delay is known."""
+
+    def run(self) -> Report:
+        source, report = self._source, self._report
+        files, config = source.files, source.config
+        os.makedirs(os.path.join(self._new, "config"), exist_ok=True)
+        topics, topics_trouble = source.table("topics.json")
+        saved, _ = source.table("delayOffset.json")
+        known = topics.get("topicConfigTable")
+        known_topics = set(known) if isinstance(known, dict) and not topics_trouble else None
+        store = MessageStore(
+            dataclasses.replace(store_config(config), root=self._new),
+            files,
+            ("127.0.0.1", config.listen_port),
+            self._deliver_time,
+        )
+        try:
+            check = self._queue_check()
+            store.queue_check.removed = dict(check.removed)
+            store.inspect(reads=False)
+            self._find_table(store)
+            old = checkpoint.load(files, os.path.join(source.root, "checkpoint"))
+            ours = old if source.is_ours and not old.is_foreign else Checkpoint()
+            recovered = self._read(store, check, known_topics, ours.recovery_offset or 0)
+            levels = LevelQueues(
+                store,
+                ConfigFile(files, os.path.join(self._new, "config", "delayOffset.json")),
+                {name: value for name, value in saved.items() if name != service.OFFSET_TABLE},
+                self._table,
+                recovered,
+                self._now,
+                DeliveryConfig(save_interval=0),
+                most_handed_over=2**62,
+                rules=self._rules(ours),
+            )
+            timers = Timers(store, timer_config(config), recovered, self._now, None, levels)
+            while levels.hand_over_some(self._now.wall_ms):
+                pass
+            while timers.hand_over_some(self._now.wall_ms):
+                pass
+            durability = Durability(
+                store,
+                {service.NAME: levels, timers_module.NAME: timers},
+                Retention(RetentionConfig(), files, store.log),
+                _NoWorkers(),
+                DurabilityConfig(),
+                _NoWatcher(),
+                self._now,
+            )
+            store.checkpoint.index_timestamp = old.index_timestamp
+            if self._index is not None:
+                seconds = self._now.wall_ms / 1000
+                report.index_files = self._index.write(os.path.join(self._new, "index"), seconds)
+                store.checkpoint.index_timestamp = self._index.end_ms
+            report.lacks_index = not source.is_ours and not files.list(os.path.join(source.root, "index"))
+            durability.take_over(self._now)
+            report.levels = {number: level.waiting for number, level in sorted(levels.levels.items()) if level.waiting}
+            report.delays_assumed = self._assumed(levels)
+            report.timers = timers.state(self._now.wall_ms).pending
+            self._add_topics(store, topics, known_topics)
+            offsets = {number: level.offset for number, level in levels.levels.items()}
+            made = store_differences.Made(self._new, offsets, _waiting(timers), recovered.end)
+            timers.close()
+            report.differences += store_differences.find(source.root, made, files, is_ours=source.is_ours)
+        finally:
+            store.abandon()
+            if self._index is not None:
+                self._index.close()
+        return report
+
+    def _rules(self, ours: Checkpoint) -> Note:
+        """By which tables and clocks the messages of levels have their times. The commitlog does not tell that; where
+        our old checkpoint does not either, each has the time that its record was promised."""
+        note = runs.decode(ours.notes.get(service.NAME, b""))
+        return note or Note(runs.table_crc(self._table.text), {}, array("q"))
+
+    def _assumed(self, levels: LevelQueues) -> list[int]:
+        if self._source.has_table or self._source.is_ours:
+            return []
+        return [number for number, level in levels.levels.items() if level.waiting and number not in self._told]
+
+    def _deliver_time(self, level: int, stored_ms: int) -> int:
+        return self._table.deliver_time(level, stored_ms)
+
+    def _find_table(self, store: MessageStore) -> None:
+        """Where nobody says what delays the levels have, the deliver times in what is left of their queues do, of
+        RocketMQ's; of ours each record has its own."""
+        source = self._source
+        if source.has_table:
+            return
+        delays = self._table.delays_ms
+        directory = os.path.join(source.root, "consumequeue", SCHEDULE_TOPIC)
+        for name in source.files.list(directory):
+            delay = _delay_of(os.path.join(directory, name), store.log) if name.isdecimal() else None
+            if delay is not None:
+                delays += [delays[-1]] * (int(name) + 1 - len(delays))
+                delays[int(name)] = delay
+                self._told.add(int(name) + 1)
+        self._table = DelayLevels(" ".join(f"{delay // 1000}s" for delay in delays))
+
+    def _queue_check(self) -> QueueCheck:
+        """What the store's queuecheck says of removed topics, where it is ours."""
+        source, files = self._source, self._source.files
+        found = QueueCheck(
+            files,
+            os.path.join(source.root, queue_check.FILE_NAME),
+            os.path.join(source.root, "consumequeue"),
+            queue_file_size(source.config.queue_segment_size),
+        )
+        known = checkpoint.load(files, os.path.join(source.root, "checkpoint"))
+        if source.is_ours and not known.is_foreign and queue_check.NAME in known.notes:
+            found.load(known.recovery_offset or 0)
+        return found
+
+    def _read(self, store: MessageStore, check: QueueCheck, known_topics: set[str] | None, served_to: int) -> Recovered:
+        report, begin = self._report, store.log.begin
+        total = store.log.allocated_end - begin
+        left_out = _LeftOut(self._source, known_topics)
+        deliveries = Deliveries(store.log) if self._index is None else _Indexing(store.log, self._index)
+        recovered = store.make_anew(
+            deliveries,
+            self._goes_on_at(check, begin),
+            left_out,
+            served_to,
+            lambda position: self._progress(position - begin, total),
+        )
+        deliveries.settle()
+        report.commitlog_begin, report.commitlog_end = begin, recovered.end
+        report.records, report.damages = recovered.records, recovered.damages
+        report.torn, report.behind = recovered.torn, recovered.behind
+        report.queues = sum(1 for queue in store.all_queues() if queue.next_offset)
+        report.topics_left_out = sorted(left_out.found)
+        return recovered
+
+    def _goes_on_at(self, check: QueueCheck, begin: int) -> dict[Key, int]:
+        """Next queue offsets of queues by what is left of their files: for those whose records have all expired."""
+        source, found = self._source, dict[Key, int]()
+        directory = os.path.join(source.root, "consumequeue")
+        for topic in source.files.list(directory):
+            for name in source.files.list(os.path.join(directory, topic)):
+                if name.isdecimal():
+                    offset = _end_of_expired(os.path.join(directory, topic, name), begin)
+                    if offset:
+                        found[topic, int(name)] = offset
+        for key in check.segments:
+            found[key] = max(found.get(key, 0), check.next_offset(key))
+        return found
+
+    def _add_topics(self, store: MessageStore, topics: dict[str, Any], known: set[str] | None) -> None:
+        """Where topics.json lacks topics that have messages, write one that has them."""
+        config = self._source.config
+        table = topics.get("topicConfigTable")
+        table = table if isinstance(table, dict) else {}
+        added = list(missing_topics(store, table, lambda name: is_own_topic(name, config)))
+        if not added:
+            return
+        made = {**table, **{topic.topic_name: topic.to_json() for topic in added}}
+        file = ConfigFile(self._source.files, os.path.join(self._new, "config", "topics.json"))
+        file.write({**topics, "topicConfigTable": made})
+        self._report.topics_added = sorted(topic.topic_name for topic in added)
+        why = "lacks" if known is not None else "is missing or damaged, and with it"
+        self._report.differences.append(
+            Difference("config/topics.json", f"{why} topics that have messages: {_some(self._report.topics_added)}")
+        )
+
+
+class _Indexing(Deliveries):
+    """Looks at records for the index, too."""
+
+    def __init__(self, log: Commitlog, index: IndexMaker) -> None:
+        super().__init__(log)
+        self._index = index
+
+    def look(self, record: ScannedRecord) -> None:
+        """See `Deliveries.look`."""
+        super().look(record)
+        self._index.look(record)
+
+
+class _LeftOut:
+    """The topics that were deleted: topics.json does not have them, and they have no queues any more."""
+
+    def __init__(self, source: _Source, known: set[str] | None) -> None:
+        self._source = source
+        self._known = known
+        self.found: set[str] = set()
+
+    def __contains__(self, topic: object) -> bool:
+        if self._known is None or topic in self._known or not isinstance(topic, str):
+            return False
+        if is_own_topic(topic, self._source.config) or topic.startswith(RETRY_PREFIX):
+            return False
+        if os.path.isdir(os.path.join(self._source.root, "consumequeue", topic)):
+            return False
+        self.found.add(topic)
+        return True
+
+
+def _waiting(timers: Timers) -> NDArray[np.int64]:
+    """Physical offsets of the messages in the wheel, ascending."""
+    found = [np.empty(0, np.int64)]
+    for part in timers.units_waiting():
+        assert not isinstance(part, ColdRead), "reads may wait here"
+        found.append(part["physical"].astype(np.int64))
+    return joined(found)
+
+
+def _delay_of(directory: str, log: Commitlog) -> int | None:
+    """The delay of a level in ms, by the last unit of its queue that is of a record of RocketMQ's; None where nothing
+    tells."""
+    for name in sorted((name for name in os.listdir(directory) if name.isdecimal()), reverse=True):
+        units = written_units(os.path.join(directory, name))
+        used = np.flatnonzero(is_message(units["size"].astype(np.int64)))[::-1]
+        for physical, size, code in units[used[:_LOOK_UNITS]].tolist():
+            record = read_record(log, physical, check_crc=False)
+            if record is None or record.size != size or record.topic != SCHEDULE_TOPIC.encode():
+                continue
+            delay = code - record.store_timestamp
+            if not record.prepared_transaction_offset and delay > 0 and not delay % 1000:
+                return int(delay)
+    return None
+
+
+def _end_of_expired(directory: str, begin: int) -> int:
+    """The next queue offset of a queue whose last unit is of a record before the commitlog's begin; 0 for others."""
+    names = sorted(name for name in os.listdir(directory) if name.isdecimal() and len(name) == 20)
+    for name in reversed(names):
+        units = written_units(os.path.join(directory, name))
+        used = np.flatnonzero(units["size"] > 0)
+        if len(used):
+            last = units[used[-1]]
+            is_expired = int(last["size"]) == PADDING_SIZE or int(last["physical_offset"]) < begin
+            return int(name) // UNIT_SIZE + int(used[-1]) + 1 if is_expired else 0
+    return int(names[0]) // UNIT_SIZE if names else 0
+
+
+def _some(names: list[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+# --- into place
+
+
+def _swap(root: str, partial: str, lock: Lock) -> None:
+    """Put what was made into its place. Raises OSError."""
+    files = OsFiles()
+    new, old = os.path.join(partial, "new"), os.path.join(partial, "old")
+    _sync_tree(new)
+    os.makedirs(os.path.join(old, "config"))
+    os.makedirs(os.path.join(root, "config"), exist_ok=True)
+    for directory in (os.path.join(old, "config"), old, partial, root):
+        files.sync_directory(directory)
+    for name in _PLACED:
+        there, made, kept = (os.path.join(base, name) for base in (root, new, old))
+        is_made = os.path.lexists(made)
+        if not is_made and name in _KEPT:
+            continue
+        if os.path.lexists(there):
+            os.rename(there, kept)
+            files.sync_directory(os.path.dirname(kept))
+        if is_made:
+            os.rename(made, there)
+        files.sync_directory(os.path.dirname(there))
+    lock.claim()
+    # From here on nothing is put back, and the store may be opened.
+    os.rename(old, f"{old}.done")
+    files.sync_directory(partial)
+
+
+def _put_back(root: str, partial: str) -> None:
+    """Undo what a run that was ended had begun: what it had moved away, and has no new one yet, is put back. Raises
+    OSError."""
+    old = os.path.join(partial, "old")
+    for name in _PLACED:
+        there, kept = os.path.join(root, name), os.path.join(old, name)
+        if os.path.lexists(kept) and not os.path.lexists(there):
+            os.rename(kept, there)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a file or a directory, with holes as holes. Raises RepairError."""
+    done = subprocess.run(
+        ["cp", "-a", "--sparse=always", source, target], check=False, capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode:
+        raise RepairError(f"{source} could not be copied: {done.stderr.strip().splitlines()[-1]}")
+
+
+def _sync_tree(root: str) -> None:
+    """Make all of a directory durable. Raises OSError."""
+    for directory, _, names in os.walk(root, topdown=False):
+        for path in [*(os.path.join(directory, name) for name in names), directory]:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)

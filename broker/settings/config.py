@@ -1,0 +1,602 @@
+"""The broker's settings: RocketMQ's own property names, from a file, the environment and flags, the later over the
+earlier. Each is declared once, below; the declaration feeds the parser, its errors and the documentation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from duemq.broker.errors import ConfigError
+from duemq.broker.settings import config_text
+from duemq.broker.settings.rocketmq_properties import UNUSED
+from duemq.scheduler.levels.table import DEFAULT as DEFAULT_LEVELS
+from duemq.scheduler.levels.table import DelayLevels
+
+ENVIRONMENT_PREFIX: Final = "DUEMQ_"
+_HELP: Final = "help"
+_PROPERTY: Final = "property"
+_CHOICES: Final = "choices"
+_RANGE: Final = "range"
+_LIVE: Final = "live"
+PORTS: Final = (1, 65535)
+_DAY_SECONDS: Final = 86_400
+_MIB: Final = 1024 * 1024
+MAX_QUEUES: Final = 65536
+"""Of a topic, whatever the settings say."""
+MAX_DELAY_LEVELS: Final = 1000
+"""The checkpoint's note takes 28 bytes a level, and each has a queue with its files; nobody needs as many."""
+_TIMER_PRECISION_MS: Final = 1000
+_MAX_REPEATED: Final = 100
+
+
+def _setting(
+    name: str,
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    limits: tuple[int, int] | None = None,
+    live: bool = False,
+) -> Any:
+    """`live`: it may change while the broker runs; whoever uses it then subscribes to it, see
+    `broker.settings.changes`."""
+    metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """All settings; see `metadata["help"]` of each field. Times are ms and sizes bytes unless said otherwise."""
+
+    cluster_name: str = _setting("brokerClusterName", "DefaultCluster", "cluster this broker belongs to")
+    broker_name: str = _setting("brokerName", "", "name of the broker in routes; default: the machine's host name")
+    broker_id: int = _setting("brokerId", 0, "0, a primary; replicas are not supported yet", limits=(0, 0))
+    broker_role: str = _setting(
+        "brokerRole",
+        "ASYNC_MASTER",
+        "accepted for compatibility; without replicas both mean the same",
+        choices=("ASYNC_MASTER", "SYNC_MASTER"),
+    )
+    host: str = _setting("bindAddress", "127.0.0.1", "address to listen on (as --host)")
+    advertised_host: str = _setting("brokerIP1", "", "address that clients are told; default: the one listened on")
+    listen_port: int = _setting("listenPort", 10911, "port of the broker; port - 2 is the VIP port", limits=(3, 65535))
+    nameserver_port: int = _setting("nameserverPort", 9876, "port of the embedded name server", limits=PORTS)
+    nameserver_addresses: str = _setting(
+        "namesrvAddr", "", "host:port;host:port of external name servers; then the embedded one does not start"
+    )
+    register_period_ms: int = _setting(
+        "registerNameServerPeriod", 30_000, "time between registrations there", limits=(1000, 60_000)
+    )
+    broker_permission: int = _setting("brokerPermission", 6, "2 write, 4 read, added up", limits=(0, 7), live=True)
+    region: str = _setting("regionId", "DefaultRegion", "told to producers, for message traces")
+    trace_on: bool = _setting("traceOn", True, "told to producers, for message traces")
+    trace_topic_enabled: bool = _setting("traceTopicEnable", False, "whether to make the trace topic at start")
+    trace_topic: str = _setting("msgTraceTopicName", "RMQ_SYS_TRACE_TOPIC", "name of the trace topic")
+
+    store_root: str = _setting("storePathRootDir", "./data", "directory of the store (as --store)")
+    commitlog_directory: str = _setting("storePathCommitLog", "", "directory of the commitlog; default: in the store")
+    commitlog_segment_size: int = _setting(
+        "mappedFileSizeCommitLog", 1 << 30, "size of a commitlog file, fixed with the store", limits=(4096, 1 << 31)
+    )
+    queue_segment_size: int = _setting(
+        "mappedFileSizeConsumeQueue",
+        6_000_000,
+        "size of a consume queue file, fixed with the store",
+        limits=(20, 1 << 31),
+    )
+    flush_disk_type: str = _setting(
+        "flushDiskType",
+        "ASYNC_FLUSH",
+        "SYNC_FLUSH: a send is answered when its message is on the disk",
+        choices=("ASYNC_FLUSH", "SYNC_FLUSH"),
+    )
+    flush_interval_ms: int = _setting(
+        "flushIntervalCommitLog", 500, "ASYNC_FLUSH: time between flushes", limits=(1, 60_000), live=True
+    )
+    queue_flush_interval_ms: int = _setting(
+        "flushIntervalConsumeQueue", 1000, "time between writes of the consume queues", limits=(1, 60_000), live=True
+    )
+    offset_flush_interval_ms: int = _setting(
+        "flushConsumerOffsetInterval",
+        5000,
+        "time between writes of the consumer offsets",
+        limits=(1, 600_000),
+        live=True,
+    )
+    delay_offset_flush_interval_ms: int = _setting(
+        "flushDelayOffsetInterval",
+        10_000,
+        "time between writes of the levels' progress",
+        limits=(1, 600_000),
+        live=True,
+    )
+    sync_flush_timeout_ms: int = _setting(
+        "syncFlushTimeout",
+        5000,
+        "SYNC_FLUSH: a send that waits longer is answered FLUSH_DISK_TIMEOUT",
+        limits=(1, 600_000),
+    )
+    max_message_size: int = _setting(
+        "maxMessageSize", 4 * 1024 * 1024, "largest body of a message", limits=(1, 15 * 1024 * 1024), live=True
+    )
+    record_checksums: bool = _setting(
+        "enabledAppendPropCRC",
+        False,
+        "each record ends with a checksum of all of it, which `duemq spark audit --check-bodies` looks at",
+    )
+    file_reserved_hours: int = _setting(
+        "fileReservedTime", 72, "hours that messages are kept", limits=(0, 10_000_000), live=True
+    )
+    delete_when: str = _setting(
+        "deleteWhen", "04", "hours of the day at which expired files go, such as 04;16", live=True
+    )
+    disk_max_used_ratio: int = _setting(
+        "diskMaxUsedSpaceRatio",
+        75,
+        "percent; a fuller disk makes expired files go at any hour",
+        limits=(1, 100),
+        live=True,
+    )
+    disk_clean_forcibly_ratio: float = _setting(
+        "diskSpaceCleanForciblyRatio",
+        0.85,
+        "a fuller disk makes the oldest files go, expired or not",
+        limits=(0, 1),
+        live=True,
+    )
+    disk_warning_ratio: float = _setting(
+        "diskSpaceWarningLevelRatio", 0.90, "a fuller disk refuses messages", limits=(0, 1), live=True
+    )
+    clean_files_forcibly: bool = _setting(
+        "cleanFileForciblyEnable", True, "whether files that are not expired may go when the disk is full", live=True
+    )
+
+    auto_create_topic: bool = _setting(
+        "autoCreateTopicEnable", True, "whether a send makes its topic, as TBW102 says", live=True
+    )
+    auto_create_group: bool = _setting(
+        "autoCreateSubscriptionGroup", True, "whether a consumer group that is not known is made", live=True
+    )
+    default_topic_queues: int = _setting(
+        "defaultTopicQueueNums",
+        8,
+        "queues of TBW102, the most that an auto-created topic gets",
+        limits=(1, MAX_QUEUES),
+        live=True,
+    )
+    cluster_topic: bool = _setting("clusterTopicEnable", True, "whether there is a topic named as the cluster")
+    broker_topic: bool = _setting("brokerTopicEnable", True, "whether there is a topic named as the broker")
+    delay_levels: str = _setting("messageDelayLevel", DEFAULT_LEVELS, "the delay levels, from 1 on: s m h d", live=True)
+
+    async_delivery: bool = _setting(
+        "enableScheduleAsyncDeliver", True, "whether a level goes on before its deliveries are durable", live=True
+    )
+    async_delivery_pending: int = _setting(
+        "scheduleAsyncDeliverMaxPendingLimit",
+        2000,
+        "with that, most deliveries of a level that wait to be durable",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    async_delivery_resends: int = _setting(
+        "scheduleAsyncDeliverMaxResendNum2Blocked",
+        3,
+        "with that, a delivery that failed so often holds its level up",
+        limits=(1, 1000),
+        live=True,
+    )
+    delivery_batch: int = _setting(
+        "scheduleDeliverBatchSize",
+        512,
+        "duemq's own: most messages of a level delivered in one write",
+        limits=(1, 65536),
+        live=True,
+    )
+    lateness_warn_ms: int = _setting(
+        "scheduleLatenessWarnMillis",
+        1000,
+        "duemq's own: a level later than this is logged, with the reason",
+        limits=(1, 86_400_000),
+        live=True,
+    )
+    timer_wheel: bool = _setting("timerWheelEnable", True, "whether messages for any time are taken")
+    timer_max_delay_seconds: int = _setting(
+        "timerMaxDelaySec",
+        366 * _DAY_SECONDS,
+        "seconds; a message for a later time is refused",
+        limits=(1, 3660 * _DAY_SECONDS),
+        live=True,
+    )
+    timer_precision_ms: int = _setting(
+        "timerPrecisionMs",
+        _TIMER_PRECISION_MS,
+        "1000, the width of a slot of the timer wheel; delivery is exact to the millisecond all the same",
+        limits=(1, 2**31 - 1),
+    )
+    timer_roll_window: int = _setting(
+        "timerRollWindowSlot",
+        2 * _DAY_SECONDS,
+        "seconds; a message for a later time is put into the wheel again when so much has passed",
+        limits=(-(2**31), 2**31 - 1),
+        live=True,
+    )
+    timer_congest_limit: int = _setting(
+        "timerCongestNumEachSlot",
+        2**31 - 1,
+        "most messages that are taken for one second",
+        limits=(1, 2**31 - 1),
+        live=True,
+    )
+    timer_stop_enqueue: bool = _setting(
+        "timerStopEnqueue", False, "whether messages stay out of the timer wheel for now, and so wait", live=True
+    )
+    timer_stop_dequeue: bool = _setting(
+        "timerStopDequeue", False, "whether messages in the timer wheel are not delivered for now", live=True
+    )
+    timer_log_segment_size: int = _setting(
+        "mappedFileSizeTimerLog",
+        100 * 1024 * 1024,
+        "size of a timer log file, fixed with the store",
+        limits=(4096, 2**31 - 1),
+    )
+    recall_enabled: bool = _setting(
+        "recallMessageEnable", True, "whether a message that waits may be recalled or cancelled", live=True
+    )
+    test_clock: bool = _setting("testClock", False, "duemq's own: whether `duemq clock advance` may move the clock")
+
+    long_polling: bool = _setting(
+        "longPollingEnable", True, "whether a pull may wait as long as it asks for", live=True
+    )
+    short_polling_ms: int = _setting(
+        "shortPollingTimeMills", 1000, "how long a pull may wait otherwise", limits=(0, 60_000), live=True
+    )
+    pull_max_count: int = _setting(
+        "maxTransferCountOnMessageInMemory", 32, "most messages in a pull response", limits=(1, 10_000), live=True
+    )
+    pull_max_size: int = _setting(
+        "maxTransferBytesOnMessageInMemory",
+        256 * 1024,
+        "most bytes in a pull response",
+        limits=(1, 8 * 1024 * 1024),
+        live=True,
+    )
+    memory_ratio: int = _setting(
+        "accessMessageInMemoryMaxRatio", 40, "percent of memory taken for page cache of messages", limits=(1, 100)
+    )
+    notify_consumers: bool = _setting(
+        "notifyConsumerIdsChangedEnable", True, "whether a consumer group is told when its members change", live=True
+    )
+    send_queue_capacity: int = _setting(
+        "sendThreadPoolQueueCapacity",
+        10_000,
+        "sends that may wait for the disk; more are SYSTEM_BUSY",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    pull_hold_capacity: int = _setting(
+        "pullThreadPoolQueueCapacity",
+        100_000,
+        "pulls that may wait for messages; more are answered at once",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    max_unfinished_request_bytes: int = _setting(
+        "maxUnfinishedRequestBytes",
+        256 * _MIB,
+        "duemq's own: what may be held of requests that have not come as a whole; beyond it, who has sent most of one "
+        "loses the connection",
+        limits=(32 * _MIB, 1 << 40),
+    )
+    max_waiting_request_bytes: int = _setting(
+        "maxWaitingRequestBytes",
+        256 * _MIB,
+        "duemq's own: what may be held of requests and answers that wait for the disk, such as pulls of old messages; "
+        "beyond it connections are not read on",
+        limits=(8 * _MIB, 1 << 40),
+    )
+    max_unread_response_bytes: int = _setting(
+        "maxUnreadResponseBytes",
+        512 * _MIB,
+        "duemq's own: what may be held of responses that clients do not read; beyond it who holds most is closed",
+        limits=(32 * _MIB, 1 << 40),
+    )
+    max_groups_per_connection: int = _setting(
+        "maxGroupsPerConnection",
+        1000,
+        "duemq's own: producer and consumer groups of one connection, counted for each client id",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    max_heartbeat_entries: int = _setting(
+        "maxHeartbeatEntries",
+        200_000,
+        "duemq's own: what heartbeats may tell in all, some 600 bytes each: members of groups, and the groups' "
+        "subscriptions (long expressions count more)",
+        limits=(1000, 100_000_000),
+        live=True,
+    )
+    max_subscriptions: int = _setting(
+        "maxSubscriptionsPerGroup",
+        1000,
+        "duemq's own: topics that a consumer group may subscribe to",
+        limits=(1, 1_000_000),
+        live=True,
+    )
+    max_tags: int = _setting(
+        "maxTagsPerSubscription",
+        1000,
+        "duemq's own: tags in the expression of a subscription or a pull",
+        limits=(1, 30_000),
+        live=True,
+    )
+    max_batch_messages: int = _setting(
+        "maxBatchMessages",
+        32_768,
+        "duemq's own: messages in a batch, which are stored all at once, some 4 us each; others wait meanwhile",
+        limits=(1, 1_000_000),
+        live=True,
+    )
+    max_queue_locks: int = _setting(
+        "maxQueueLocks",
+        200_000,
+        "duemq's own: queues that consumers may have locked, some 300 bytes each",
+        limits=(1, 100_000_000),
+        live=True,
+    )
+    max_groups: int = _setting(
+        "maxSubscriptionGroups",
+        100_000,
+        "duemq's own: consumer groups; further ones are not made",
+        limits=(1, 10_000_000),
+        live=True,
+    )
+    max_topics: int = _setting(
+        "maxTopics", 100_000, "duemq's own: topics; further ones are not made", limits=(1, 10_000_000), live=True
+    )
+    max_queues_per_topic: int = _setting(
+        "maxQueuesPerTopic", 4096, "duemq's own: queues of one topic", limits=(1, MAX_QUEUES), live=True
+    )
+    max_queues: int = _setting(
+        "maxQueues", 2_000_000, "duemq's own: queues of all topics", limits=(1, 1_000_000_000), live=True
+    )
+    max_kv_entries: int = _setting(
+        "maxKVConfigEntries",
+        10_000,
+        "duemq's own: key-value configurations that the name server keeps",
+        limits=(0, 10_000_000),
+        live=True,
+    )
+    max_kv_bytes: int = _setting(
+        "maxKVConfigBytes", 4 * _MIB, "duemq's own: size of all of these", limits=(0, 1 << 30), live=True
+    )
+    max_registered_brokers: int = _setting(
+        "maxRegisteredBrokers",
+        1000,
+        "duemq's own: other brokers at the name server, replicas counted too",
+        limits=(0, 100_000),
+        live=True,
+    )
+    max_registration_bytes: int = _setting(
+        "maxRegistrationBytes",
+        128 * _MIB,
+        "duemq's own: size of what other brokers have registered at the name server, some 160 bytes a topic",
+        limits=(0, 1 << 40),
+        live=True,
+    )
+    idle_seconds: int = _setting(
+        "serverChannelMaxIdleTimeSeconds", 120, "a connection without traffic is closed after this", limits=(1, 86_400)
+    )
+    acl: bool = _setting("aclEnable", False, "access control is not supported yet: true is refused")
+    authentication: bool = _setting("authenticationEnabled", False, "not supported yet: true is refused")
+    authorization: bool = _setting("authorizationEnabled", False, "not supported yet: true is refused")
+
+    @property
+    def sync_flush(self) -> bool:
+        """Whether a send waits for the disk."""
+        return self.flush_disk_type == "SYNC_FLUSH"
+
+
+FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.fields(BrokerConfig)}
+"""Property name to field."""
+LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_LIVE])
+"""Properties that may change while the broker runs."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the settings came from. `file`: path of the configuration file, or None. `pinned`: properties that the
+    environment or a flag says, so that the file has no say in them."""
+
+    file: str | None = None
+    pinned: frozenset[str] = frozenset()
+
+
+class Loaded(NamedTuple):
+    """Settings as read. `ignored`: those of RocketMQ's properties that have no effect here."""
+
+    config: BrokerConfig
+    ignored: list[str]
+    origin: Origin
+
+
+def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
+    """Read the settings.
+
+    `overrides` are NAME=VALUE texts. Raises ConfigError in one sentence that names what is wrong.
+    """
+    values: dict[str, str] = {}
+    if file is not None:
+        values.update(config_text.read(file))
+    pinned = {}
+    for name, value in (environment if environment is not None else os.environ).items():
+        if name.startswith(ENVIRONMENT_PREFIX) and name.removeprefix(ENVIRONMENT_PREFIX) in FIELDS:
+            pinned[name.removeprefix(ENVIRONMENT_PREFIX)] = value
+    for override in overrides:
+        name, separator, value = override.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {override}: write it as NAME=VALUE")
+        pinned[name.strip()] = value
+    values.update(pinned)
+    known, ignored = _sort(values)
+    fields = {FIELDS[name].name: _parse(name, value) for name, value in known.items()}
+    return Loaded(_check(_fill(BrokerConfig(**fields))), ignored, Origin(file, frozenset(pinned)))
+
+
+def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
+    """The settings after properties were changed, and the names of those of RocketMQ's that have no effect here.
+
+    Raises ConfigError, in one sentence, for a property that there is not or that only a start can change, and for
+    whatever `load` would refuse.
+    """
+    known, ignored = _sort(values)
+    changes = {}
+    for name, text in known.items():
+        field, value = FIELDS[name], _parse(name, text)
+        if value == getattr(config, field.name):
+            continue
+        if name not in LIVE:
+            raise ConfigError(f"{name} cannot change while the broker runs: give it to the broker's next start")
+        changes[field.name] = value
+    return _check(dataclasses.replace(config, **changes)), ignored
+
+
+def limits_of(name: str) -> tuple[int, int]:
+    """The least and the greatest value of a setting that is a number and has them."""
+    low, high = FIELDS[name].metadata[_RANGE]
+    return low, high
+
+
+def as_text(value: object) -> str:
+    """A value as properties text has it."""
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _sort(values: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others."""
+    for name in values:
+        if name not in FIELDS and name not in UNUSED:
+            raise ConfigError(f"there is no property {_short(name)}{_nearest(name)}")
+    known = {name: value for name, value in values.items() if name in FIELDS}
+    return known, sorted(name for name in values if name not in FIELDS)
+
+
+def _short(text: str) -> str:
+    """A text as an error may repeat it."""
+    return text if len(text) <= _MAX_REPEATED else f"{text[:_MAX_REPEATED]}..."
+
+
+def _nearest(name: str) -> str:
+    if len(name) > _MAX_REPEATED:
+        return ""
+    known = {other.lower(): other for other in (*FIELDS, *UNUSED)}
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {known[near[0]]}?" if near else ""
+
+
+def _parse(name: str, text: str) -> Any:
+    field = FIELDS[name]
+    text = text.strip()
+    kind: type = type(field.default)
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{name}={_short(text)}: write true or false")
+        return text.lower() == "true"
+    choices = field.metadata[_CHOICES]
+    if choices and text not in choices:
+        raise ConfigError(f"{name}={_short(text)}: write one of {', '.join(choices)}")
+    if kind is str:
+        return text
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ConfigError(f"{name}={_short(text)}: write a number") from None
+    limits = field.metadata[_RANGE]
+    if limits and not limits[0] <= value <= limits[1]:
+        raise ConfigError(f"{name}={_short(text)}: allowed are {limits[0]} to {limits[1]}")
+    return value
+
+
+def _fill(config: BrokerConfig) -> BrokerConfig:
+    """Put in what depends on the machine."""
+    changes: dict[str, Any] = {"store_root": os.path.abspath(os.path.expanduser(config.store_root))}
+    if config.commitlog_directory:
+        changes["commitlog_directory"] = os.path.abspath(os.path.expanduser(config.commitlog_directory))
+    if not config.broker_name:
+        changes["broker_name"] = socket.gethostname() or "broker"
+    if not config.advertised_host:
+        everywhere = config.host in ("0.0.0.0", "::", "")
+        changes["advertised_host"] = _own_address() if everywhere else config.host
+    return dataclasses.replace(config, **changes)
+
+
+def _own_address() -> str:
+    """The address of the interface that the default route uses; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _check(config: BrokerConfig) -> BrokerConfig:
+    """The relations between settings."""
+    for name, wanted in (
+        ("aclEnable", config.acl),
+        ("authenticationEnabled", config.authentication),
+        ("authorizationEnabled", config.authorization),
+    ):
+        if wanted:
+            raise ConfigError(f"{name}=true: duemq has no access control yet and will not start as if it had")
+    levels = len(config.delay_levels.split())
+    if levels > MAX_DELAY_LEVELS:
+        raise ConfigError(
+            f"messageDelayLevel has {levels} levels: at most {MAX_DELAY_LEVELS} are possible. A message with a timer "
+            "may have any delay"
+        )
+    try:
+        DelayLevels(config.delay_levels)
+    except ValueError as error:
+        raise ConfigError(f"messageDelayLevel={_short(config.delay_levels)}: {_short(str(error))}") from None
+    try:
+        socket.inet_pton(socket.AF_INET6 if ":" in config.advertised_host else socket.AF_INET, config.advertised_host)
+    except OSError:
+        raise ConfigError(f"brokerIP1={config.advertised_host}: write an IP address") from None
+    if config.max_message_size + 65536 > config.commitlog_segment_size:
+        raise ConfigError(
+            f"maxMessageSize={config.max_message_size} does not fit into commitlog files of "
+            f"mappedFileSizeCommitLog={config.commitlog_segment_size} bytes"
+        )
+    if config.timer_precision_ms != _TIMER_PRECISION_MS:
+        raise ConfigError(
+            f"timerPrecisionMs={config.timer_precision_ms}: only {_TIMER_PRECISION_MS} is possible, since the slots of "
+            "a store would be misread with any other"
+        )
+    parse_addresses(config.nameserver_addresses)
+    hours = config.delete_when.split(";")
+    if len(hours) > 24 or not all(len(hour) == 2 and hour.isdecimal() and int(hour) < 24 for hour in hours):
+        raise ConfigError(f"deleteWhen={_short(config.delete_when)}: write hours of two digits, such as 04 or 04;16")
+    if config.nameserver_port in (config.listen_port, config.listen_port - 2) and not config.nameserver_addresses:
+        raise ConfigError(f"nameserverPort={config.nameserver_port} is also a port of the broker")
+    return config
+
+
+def parse_addresses(text: str, default_port: int = 9876) -> list[tuple[str, int]]:
+    """Hosts and ports of `host:port;host:port`. Raises ConfigError."""
+    addresses = []
+    for part in text.replace(",", ";").split(";"):
+        if not part.strip():
+            continue
+        host, separator, port = part.strip().rpartition(":")
+        if not separator:
+            host, port = port, str(default_port)
+        if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+            raise ConfigError(f"namesrvAddr={text}: {part.strip()!r} is not host:port")
+        addresses.append((host.strip("[]"), int(port)))
+    return addresses

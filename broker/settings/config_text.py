@@ -1,0 +1,120 @@
+"""The configuration file: a .properties file, read as `java.util.Properties` does, by the library javaproperties.
+
+`=`, `:` or a blank ends a name; # and ! start comments; a backslash at the end of a line continues it on the next one;
+`\\u00e4` is a character by its number. Of a name that comes more than once the last entry counts.
+
+Two things differ from Java. The file is UTF-8, of which Java sees the bytes as ISO 8859-1: no difference in ASCII. And
+a name with neither separator nor value is refused, where Java takes an empty value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+import javaproperties
+from javaproperties import KeyValue, PropertiesElement
+
+from duemq.broker.errors import ConfigError
+
+_MAX_REPEATED: Final = 100
+_UP_TO_VALUE: Final = re.compile(r"[ \t\f]*(?:\\\r?\n[ \t\f]*|\\.|[^\\=:\s])*[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
+"""What is before the value in an entry: the name and what separates it from the value."""
+
+
+def parse(text: str, source: str) -> dict[str, str]:
+    """The properties in a text; `source` is what an error calls the text. Raises ConfigError."""
+    values = {}
+    for line, element in _elements(text, source):
+        if isinstance(element, KeyValue):
+            if not element.value and re.search(r"[=:\s]", element.source.strip()) is None:
+                told = element.source.strip()[:_MAX_REPEATED]
+                raise ConfigError(f"{source}, line {line}: {told!r} is not NAME=VALUE")
+            values[element.key] = element.value.strip()
+    return values
+
+
+def read(path: str) -> dict[str, str]:
+    """The properties in a file. Raises ConfigError."""
+    return parse(_text_of(path), path)
+
+
+def save(path: str, changes: Mapping[str, str]) -> None:
+    """Change properties in a file, durably: readers and crashes see the old or the new text. May wait for the disk.
+    Raises ConfigError where the file cannot be read, OSError where it cannot be written."""
+    path = os.path.realpath(path)
+    text = changed(_text_of(path), changes)
+    temporary = f"{path}.tmp"
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            os.fchmod(file.fileno(), os.stat(path).st_mode & 0o7777)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def changed(text: str, changes: Mapping[str, str]) -> str:
+    """A text with other values: in the entries that have the properties, else in new lines at its end. All else stays
+    as it is. Raises ConfigError."""
+    entries = [element for _, element in _elements(text, "the configuration file")]
+    sources = [element.source for element in entries]
+    at = {element.key: number for number, element in enumerate(entries) if isinstance(element, KeyValue)}
+    for name, value in changes.items():
+        if name in at:
+            source = sources[at[name]]
+            begin = _UP_TO_VALUE.match(source)
+            end = source[len(source.rstrip("\r\n")) :]
+            head = begin[0].rstrip("\r\n") if begin is not None else ""
+            if value[:1] in ("", "=", ":") and not head.rstrip().endswith(("=", ":")):
+                head += "="  # a name alone would be refused, and the value's first character taken for a separator
+            sources[at[name]] = f"{head}{_escaped(value)}{end}"
+        else:
+            if sources and not sources[-1].endswith(("\n", "\r")):
+                sources[-1] += "\n"
+            sources.append(f"{name}={_escaped(value)}\n")
+    return "".join(sources)
+
+
+def _elements(text: str, source: str) -> Iterator[tuple[int, PropertiesElement]]:
+    """The entries, comments and blank lines of a text, each with the number of its first line, from 1 on. Raises
+    ConfigError."""
+    line = 1
+    elements = javaproperties.parse(text)
+    while True:
+        try:
+            element = next(elements, None)
+        except ValueError as error:  # a \\u that no four digits follow
+            raise ConfigError(f"{source}, after line {line - 1}: {error}") from None
+        if element is None:
+            return
+        yield line, element
+        line += len(re.findall(r"\r\n|\r|\n", element.source))
+
+
+def _escaped(value: str) -> str:
+    """A value as Java reads it back, whichever of the two encodings the file is read with."""
+    escaped = javaproperties.escape(value)
+    for character in ":=#!":
+        escaped = escaped.replace(f"\\{character}", character)  # these need it in names only
+    return escaped
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} cannot be read: {error}") from None

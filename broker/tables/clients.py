@@ -1,0 +1,361 @@
+"""Who is connected: producers and consumers, by group, as their heartbeats tell."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import chain
+from typing import Final, NamedTuple
+
+import structlog
+
+from duemq.broker.errors import Refused
+from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_EXPRESSION_LENGTH, MAX_NAME_LENGTH, Limits
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.request_turns import IsOver, RequestTurns
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records.properties import java_hash
+from duemq.protocol.requests.bodies import BROADCASTING, ConsumerData, HeartbeatData, SubscriptionData
+from duemq.protocol.requests.headers import ConsumerGroup as GroupHeader
+from duemq.storage.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+EXPIRE_MS: Final = 120_000
+"""A client without a heartbeat for this long is gone."""
+_MAX_KNOWN: Final = 256
+_ENTRY_CHARACTERS: Final = 256
+"""A subscription counts as one entry for so many characters."""
+
+
+class Client:
+    """A member of a group. `last_heartbeat_ms` in ms since the epoch, for people; `last_heartbeat` in seconds of the
+    monotonic clock."""
+
+    __slots__ = ("client_id", "connection", "language", "last_heartbeat", "last_heartbeat_ms", "version")
+
+    def __init__(self, client_id: str, connection: Connection, language: str | None, version: int) -> None:
+        self.client_id = client_id
+        self.connection = connection
+        self.language = language or "OTHER"
+        self.version = version
+        self.last_heartbeat = 0.0
+        self.last_heartbeat_ms = 0
+
+
+class Subscription:
+    """What a group wants of a topic."""
+
+    __slots__ = ("_codes", "_is_known", "data")
+
+    def __init__(self, data: SubscriptionData) -> None:
+        data.tags_set = data.code_set = None  # of no use here, and as large as the expression again
+        self.data = data
+        self._codes: frozenset[int] | None = None
+        self._is_known = False
+
+    @property
+    def codes(self) -> frozenset[int] | None:
+        """The tags codes, None for all; worked out when they are first asked for."""
+        if not self._is_known:
+            self._codes = tags_codes(self.data.sub_string)
+            self._is_known = True
+        return self._codes
+
+    @property
+    def entries(self) -> int:
+        """As how many entries of the limit it counts."""
+        return 1 + (len(self.data.sub_string or "") + len(self.data.topic)) // _ENTRY_CHARACTERS
+
+
+def tags_codes(expression: str | None) -> frozenset[int] | None:
+    """The tags codes of a tag expression, "a || b"; None for all."""
+    if not expression or expression == "*":
+        return None
+    return _known_codes(expression) if len(expression) <= _MAX_KNOWN else _codes_in(expression)
+
+
+def check_expression(expression: str | None, most_tags: int) -> None:
+    """Raise Refused for an expression that is too long, or has too many tags."""
+    if not expression or len(expression) <= min(most_tags, _MAX_KNOWN):
+        return
+    tags = expression.count("||") + 1
+    if tags > most_tags:
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"parse the consumer's subscription failed: it has {tags} tags, and maxTagsPerSubscription={most_tags}. "
+            "Subscribe to all (*) and filter in the consumer, or raise that setting",
+        )
+    if len(expression) > MAX_EXPRESSION_LENGTH:
+        raise Refused(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"parse the consumer's subscription failed: it has {len(expression)} characters, at most "
+            f"{MAX_EXPRESSION_LENGTH} are possible. Subscribe to all (*) and filter in the consumer",
+        )
+
+
+def _codes_in(expression: str) -> frozenset[int] | None:
+    text = expression.strip()
+    if text in ("", "*"):
+        return None
+    tags = [tag.strip() for tag in text.split("||")]
+    return frozenset(java_hash(tag) for tag in tags if tag) or None
+
+
+_known_codes = lru_cache(maxsize=4096)(_codes_in)
+"""For expressions of usual length only: what is remembered of those that clients make up stays small."""
+
+
+class ConsumerGroup:
+    """A consumer group with members online."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.members: dict[str, Client] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.consume_type = ""
+        self.message_model = ""
+        self.consume_from_where = ""
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether every member gets every message."""
+        return self.message_model == BROADCASTING
+
+    @property
+    def entries(self) -> int:
+        """As how many entries of the limit its subscriptions count."""
+        return sum(subscription.entries for subscription in self.subscriptions.values())
+
+    def update(self, data: ConsumerData) -> bool:
+        """Take over what a heartbeat says; whether that changed the subscriptions."""
+        self.consume_type = data.consume_type or ""
+        self.message_model = data.message_model or ""
+        self.consume_from_where = data.consume_from_where or ""
+        changed = False
+        wanted = {subscription.topic: subscription for subscription in data.subscription_data_set or ()}
+        for topic, subscription in wanted.items():
+            old = self.subscriptions.get(topic)
+            if old is None or subscription.sub_version > old.data.sub_version:
+                changed = changed or old is None or old.data.sub_string != subscription.sub_string
+                self.subscriptions[topic] = Subscription(subscription)
+        for topic in [topic for topic in self.subscriptions if topic not in wanted]:
+            del self.subscriptions[topic]
+            changed = True
+        return changed
+
+
+class _Membership(NamedTuple):
+    """A client's place in a group."""
+
+    is_consumer: bool
+    group: str
+    client_id: str
+
+
+class Clients:
+    """All members of all groups. Belongs to the event loop."""
+
+    def __init__(self, clock: Clock, limits: Limits, turns: RequestTurns, *, notify: bool) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._turns = turns
+        self.notify = notify
+        """Whether a group's members are told when they change."""
+        self.consumers: dict[str, ConsumerGroup] = {}
+        self.producers: dict[str, dict[str, Client]] = {}
+        self._of_connection: dict[Connection, set[_Membership]] = {}
+        self._by_age: OrderedDict[_Membership, Client] = OrderedDict()
+        """All members, the one whose heartbeat is the oldest first."""
+        self._entries = 0
+        """Members, and what the groups' subscriptions count as."""
+        self._changed: OrderedDict[str, None] = OrderedDict()
+        """Groups whose members are to be told..."""
+        self._to_tell: Iterator[Client] = iter(())
+        """...and those of the one that is being told, which is `_telling`."""
+        self._telling = ""
+        self._has_work = False
+
+    def check(self, connection: Connection, data: HeartbeatData) -> None:
+        """Raise Refused for a heartbeat that would go beyond the limits; nothing of it is to be taken over then."""
+        limits = self._limits
+        if len(data.client_id) > MAX_CLIENT_ID_LENGTH:
+            raise _beyond(f"a client id of {len(data.client_id)} characters: at most {MAX_CLIENT_ID_LENGTH} are taken")
+        mine = self._of_connection.get(connection, set())
+        wanted = set(_memberships(data))
+        for membership in wanted:
+            if len(membership.group) > MAX_NAME_LENGTH:
+                raise _beyond(
+                    f"a group's name of {len(membership.group)} characters: at most {MAX_NAME_LENGTH} are taken"
+                )
+        count = len(mine | wanted)
+        if count > limits.groups_per_connection:
+            raise _beyond(
+                f"{count} groups over one connection, and maxGroupsPerConnection={limits.groups_per_connection}: use "
+                "fewer groups in a process, or raise that setting"
+            )
+        more = sum(self._member(membership) is None for membership in wanted)
+        for consumer in data.consumer_data_set or ():
+            more += self._check_subscriptions(consumer)
+        if more > 0 and self._entries + more > limits.heartbeat_entries:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]broker busy: {self._entries} members and subscriptions are known, and "
+                f"maxHeartbeatEntries={limits.heartbeat_entries}. Try again later, or raise that setting",
+            )
+
+    def _check_subscriptions(self, consumer: ConsumerData) -> int:
+        """How many more entries a group's subscriptions count as after a heartbeat. Raises Refused."""
+        subscriptions = consumer.subscription_data_set or ()
+        if len(subscriptions) > self._limits.subscriptions:
+            raise _beyond(
+                f"the group {consumer.group_name} subscribes to {len(subscriptions)} topics, and "
+                f"maxSubscriptionsPerGroup={self._limits.subscriptions}: use several groups, or raise that setting"
+            )
+        entries = 0
+        for subscription in subscriptions:
+            check_expression(subscription.sub_string, self._limits.tags)
+            entries += Subscription(subscription).entries
+        group = self.consumers.get(consumer.group_name)
+        return entries - (group.entries if group is not None else 0)
+
+    def heartbeat(
+        self, connection: Connection, data: HeartbeatData, language: str | None, version: int, quiet: Iterable[str]
+    ) -> None:
+        """A client tells which groups it is in. `quiet`: groups that do not want to be told of changes."""
+        if connection.is_closed:
+            return
+        for producer in data.producer_data_set or ():
+            membership = _Membership(False, producer.group_name, data.client_id)
+            self._join(membership, self.producers.setdefault(producer.group_name, {}), connection, language, version)
+        for consumer in data.consumer_data_set or ():
+            group = self.consumers.get(consumer.group_name)
+            if group is None:
+                group = self.consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
+            membership = _Membership(True, group.name, data.client_id)
+            is_new = self._join(membership, group.members, connection, language, version)
+            self._entries -= group.entries
+            changed = group.update(consumer)
+            self._entries += group.entries
+            if (changed or is_new) and group.name not in quiet:
+                self._tell(group.name)
+
+    def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
+        """A client leaves a group."""
+        if producer_group is not None:
+            self._leave(_Membership(False, producer_group, client_id))
+        if consumer_group is not None:
+            self._leave(_Membership(True, consumer_group, client_id))
+
+    def connection_lost(self, connection: Connection) -> None:
+        """All that came over a connection is gone."""
+        for membership in list(self._of_connection.get(connection, ())):
+            self._leave(membership)
+        self._of_connection.pop(connection, None)
+
+    def expire(self) -> None:
+        """Close the connections of clients that stopped their heartbeats, which makes them leave."""
+        limit = self._clock.monotonic() - EXPIRE_MS / 1000
+        late: dict[Connection, None] = {}
+        for client in self._by_age.values():
+            if client.last_heartbeat >= limit:
+                break
+            late[client.connection] = None
+        for connection in late:
+            log.warning("client_expired", peer=connection.peer)
+            connection.abort()
+
+    def consumer(self, group: str, client_id: str) -> Client | None:
+        """A member of a consumer group."""
+        return self._member(_Membership(True, group, client_id))
+
+    # --- members
+
+    def _member(self, membership: _Membership) -> Client | None:
+        return self._by_age.get(membership)
+
+    def _join(
+        self,
+        membership: _Membership,
+        members: dict[str, Client],
+        connection: Connection,
+        language: str | None,
+        version: int,
+    ) -> bool:
+        """Make a client a member, or note that it still is; whether it is new, or came back over this connection."""
+        client = self._by_age.get(membership)
+        is_new = client is None or client.connection is not connection
+        if client is None or is_new:
+            if client is None:
+                self._entries += 1
+            else:
+                self._of_connection[client.connection].discard(membership)
+            client = Client(membership.client_id, connection, language, version)
+            self._by_age[membership] = members[membership.client_id] = client
+            self._of_connection.setdefault(connection, set()).add(membership)
+        client.last_heartbeat = self._clock.monotonic()
+        client.last_heartbeat_ms = self._clock.now_ms()
+        self._by_age.move_to_end(membership)
+        return is_new
+
+    def _leave(self, membership: _Membership) -> None:
+        client = self._by_age.pop(membership, None)
+        if client is None:
+            return
+        self._entries -= 1
+        self._of_connection[client.connection].discard(membership)
+        if not membership.is_consumer:
+            members = self.producers[membership.group]
+            del members[membership.client_id]
+            if not members:
+                del self.producers[membership.group]
+            return
+        group = self.consumers[membership.group]
+        del group.members[membership.client_id]
+        if group.members:
+            self._tell(group.name)
+        else:
+            self._entries -= group.entries
+            del self.consumers[membership.group]
+
+    # --- telling
+
+    def _tell(self, group: str) -> None:
+        """Have all members of a group told that they have to share anew: once, however many come and go in a turn of
+        the loop."""
+        if not self.notify:
+            return
+        self._changed[group] = None
+        if not self._has_work:
+            self._has_work = True
+            self._turns.add(self, is_little=True)
+
+    def work(self, is_over: IsOver) -> bool:
+        """See `request_turns.Work`: tell some members."""
+        while True:
+            member = next(self._to_tell, None)
+            if member is not None:
+                ext = GroupHeader(self._telling).to_ext()
+                member.connection.notify(Command(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext=ext))
+            elif self._changed:
+                self._telling, _ = self._changed.popitem(last=False)
+                group = self.consumers.get(self._telling)
+                self._to_tell = iter(list(group.members.values()) if group is not None else ())
+            else:
+                self._has_work = False
+                return False
+            if is_over():
+                return True
+
+
+def _memberships(data: HeartbeatData) -> Iterator[_Membership]:
+    return chain(
+        (_Membership(False, producer.group_name, data.client_id) for producer in data.producer_data_set or ()),
+        (_Membership(True, consumer.group_name, data.client_id) for consumer in data.consumer_data_set or ()),
+    )
+
+
+def _beyond(remark: str) -> Refused:
+    return Refused(ResponseCode.SYSTEM_ERROR, remark)

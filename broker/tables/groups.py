@@ -1,0 +1,144 @@
+"""Consumer groups as an administrator sees them: config/subscriptionGroup.json."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from duemq.broker.errors import Refused
+from duemq.broker.limits import Limits
+from duemq.broker.tables.persister import Persister, SavedTable
+from duemq.broker.tables.table import Fields, check_queues, section, typed
+from duemq.protocol.codes import ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests.bodies import DataVersion, SubscriptionGroupConfig
+from duemq.storage.clock import Clock
+from duemq.storage.config_file import ConfigFile
+
+log = structlog.get_logger(__name__)
+
+_OWN: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_OWNER",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_PULL",
+)
+MAX_GROUP_LENGTH: Final = 255
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_FIELDS: Final = {field.encode_name for field in msgspec.structs.fields(SubscriptionGroupConfig)}
+
+
+class Groups:
+    """All consumer groups."""
+
+    def __init__(
+        self, file: ConfigFile, clock: Clock, persister: Persister, limits: Limits, *, auto_create: bool
+    ) -> None:
+        self._limits = limits
+        self._file = file
+        self._clock = clock
+        self.auto_create = auto_create
+        """Whether a group that is not known is made."""
+        self._saved = SavedTable(persister, file, lambda: (self.to_json(), lambda _: None))
+        self._extra: dict[str, Any] = {}
+        self._unknown: dict[str, dict[str, Any]] = {}
+        self.table: dict[str, SubscriptionGroupConfig] = {}
+        self._json: dict[str, msgspec.Raw] = {}
+        """Each group as subscriptionGroup.json has it."""
+        self.version = DataVersion()
+
+    def load(self) -> None:
+        """Read the table; nothing is changed. Raises StoreFormatError, OSError."""
+        data = self._file.read()
+        self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
+        for name, fields in section(self._file, data, "subscriptionGroupTable", Fields).items():
+            unknown = {key: value for key, value in fields.items() if key not in _FIELDS}
+            if unknown:
+                self._unknown[name] = unknown
+            group = typed(self._file, {**fields, "groupName": name}, SubscriptionGroupConfig, f"group {name}")
+            check_queues(self._file, f"group {name}", retryQueueNums=group.retry_queue_nums)
+            self._set(group)
+        self._extra = data
+
+    def begin(self) -> None:
+        """Add RocketMQ's own groups that are missing. Raises OSError."""
+        is_same = self._file.is_newest
+        for name in _OWN:
+            if name not in self.table:
+                self._set(SubscriptionGroupConfig(name))
+                is_same = False
+        if is_same:
+            self._saved.loaded()
+        else:
+            self._saved.save_now()
+
+    def get(self, name: str) -> SubscriptionGroupConfig | None:
+        """A group; one that is not known yet is made, where that and its name are allowed. Raises Refused where there
+        are too many to make another."""
+        group = self.table.get(name)
+        if group is None and self.auto_create and is_group_name(name):
+            self._check_room(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+            group = self.put(SubscriptionGroupConfig(name))
+            self._saved.save()
+        return group
+
+    def put(self, group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        """Add or change a group. Not durable before `save`. Raises Refused where there are too many."""
+        if group.group_name not in self.table:
+            self._check_room(ResponseCode.SYSTEM_ERROR)
+            log.info("group_created", group=group.group_name)
+        self._set(group)
+        self._next_version()
+        return group
+
+    def remove(self, name: str) -> bool:
+        """Remove a group. Not durable before `save`."""
+        if self.table.pop(name, None) is None:
+            return False
+        self._unknown.pop(name, None)
+        del self._json[name]
+        log.info("group_deleted", group=name)
+        self._next_version()
+        return True
+
+    async def save(self) -> None:
+        """Make the table durable. Raises OSError."""
+        await self._saved.saved()
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as subscriptionGroup.json and GET_ALL_SUBSCRIPTIONGROUP_CONFIG have it; groups as JSON already."""
+        return {
+            **self._extra,
+            "dataVersion": self.version.to_json(),
+            "subscriptionGroupTable": dict(self._json),
+        }
+
+    def _set(self, group: SubscriptionGroupConfig) -> None:
+        name = group.group_name
+        self.table[name] = group
+        fields = {**self._unknown.get(name, {}), **msgspec.to_builtins(group)}
+        self._json[name] = msgspec.Raw(fastjson.dumps(fields))
+
+    def _check_room(self, code: int) -> None:
+        limit = self._limits.groups
+        if len(self.table) >= limit:
+            raise Refused(
+                code,
+                f"there are {len(self.table)} consumer groups, and maxSubscriptionGroups={limit}: delete some "
+                "(mqadmin deleteSubGroup), or raise that setting",
+            )
+
+    def _next_version(self) -> None:
+        self.version.timestamp = self._clock.now_ms()
+        self.version.counter += 1
+
+
+def is_group_name(name: str) -> bool:
+    """Whether a group may have this name."""
+    return len(name) <= MAX_GROUP_LENGTH and _NAME.fullmatch(name) is not None

@@ -1,0 +1,64 @@
+"""Locks on queues: who of a consumer group may consume a queue in order. Held in memory, as in RocketMQ: a lock ends
+60 s after it was last renewed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Final
+
+from duemq.broker.errors import Refused
+from duemq.broker.limits import Limits
+from duemq.protocol.codes import ResponseCode
+from duemq.protocol.requests.bodies import MessageQueue
+from duemq.storage.clock import Clock
+
+EXPIRE_SECONDS: Final = 60.0
+
+
+class QueueLocks:
+    """All locks."""
+
+    def __init__(self, clock: Clock, limits: Limits) -> None:
+        self._clock = clock
+        self._limits = limits
+        self._locks: OrderedDict[tuple[str, MessageQueue], tuple[str, float]] = OrderedDict()
+        """By group and queue, who has it and when it was renewed; the one renewed longest ago first."""
+
+    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Lock queues, or renew; gives those that the client holds now. Raises Refused where there would be too many
+        locks in all."""
+        now = self._clock.monotonic()
+        locks = self._locks
+        wanted = [(group, queue) for queue in queues]
+        count = len(locks) + sum(key not in locks for key in wanted)
+        if count > max(len(locks), self._limits.queue_locks):
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]broker busy: {len(locks)} queues are locked, and maxQueueLocks={self._limits.queue_locks}. "
+                "Try again later, or raise that setting",
+            )
+        held = []
+        for key in wanted:
+            owner, renewed = locks.get(key, ("", 0.0))
+            if owner in ("", client_id) or now - renewed > EXPIRE_SECONDS:
+                locks[key] = (client_id, now)
+                locks.move_to_end(key)
+                held.append(key[1])
+        return held
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Give up what the client holds of some queues."""
+        for queue in queues:
+            key = (group, queue)
+            if key in self._locks and self._locks[key][0] == client_id:
+                del self._locks[key]
+
+    def expire(self) -> None:
+        """Forget locks that nobody renews."""
+        limit = self._clock.monotonic() - EXPIRE_SECONDS
+        while self._locks:
+            key, (_, renewed) = next(iter(self._locks.items()))
+            if renewed >= limit:
+                break
+            del self._locks[key]

@@ -1,0 +1,115 @@
+"""How far consumer groups are: config/consumerOffset.json. A consumer offset is the next queue offset a group will
+read of a queue."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from duemq.broker.errors import Refused
+from duemq.broker.settings.config import MAX_QUEUES
+from duemq.broker.tables.persister import Persister, SavedTable, Table, Written
+from duemq.broker.tables.table import refuse, section
+from duemq.protocol.codes import ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.storage.config_file import ConfigFile
+
+SEPARATOR: Final = "@"
+MAX_OFFSET: Final = (2**63 - 1) // 20
+"""The files of a consume queue, of 20 bytes a message, are named by a place in the queue of 63 bits."""
+_NONE: Final = -1
+"""An offset in RocketMQ's table that it takes for none."""
+
+
+class ConsumerOffsets:
+    """All consumer offsets, by "topic@group" and queue id."""
+
+    def __init__(self, file: ConfigFile, persister: Persister) -> None:
+        self._file = file
+        self._saved = SavedTable(persister, file, self._snapshot)
+        self._extra: dict[str, Any] = {}
+        self._table: dict[str, dict[int, int]] = {}
+        self._json: dict[str, msgspec.Raw] = {}
+        """Offsets as consumerOffset.json has them, by the keys of the table, but for those that changed since."""
+        self._changed: set[str] = set()
+        """Keys whose offsets are not in `_json` yet, and..."""
+        self._is_saved = True
+        """...whether all is in the file, or was in the last write of it that began."""
+
+    def load(self) -> None:
+        """Read the table. Raises StoreFormatError."""
+        data = self._file.read()
+        for key, offsets in section(self._file, data, "offsetTable", dict[int, int]).items():
+            for queue_id, offset in offsets.items():
+                if not (0 <= queue_id < MAX_QUEUES and _NONE <= offset <= MAX_OFFSET):
+                    refuse(self._file, f"{key}: queue {queue_id} has the offset {offset}, which cannot be")
+            self._table[key] = {queue_id: offset for queue_id, offset in offsets.items() if offset != _NONE}
+        self._extra = data
+        self._changed.update(self._table)
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """A consumer offset, or None where the group has none."""
+        offsets = self._table.get(f"{topic}{SEPARATOR}{group}")
+        return offsets.get(queue_id) if offsets is not None else None
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set a consumer offset. Raises Refused for one that cannot be."""
+        if not 0 <= offset <= MAX_OFFSET:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"commitOffset={offset}: allowed are 0 to {MAX_OFFSET}")
+        key = f"{topic}{SEPARATOR}{group}"
+        self._table.setdefault(key, {})[queue_id] = offset
+        self._changed.add(key)
+        self._is_saved = False
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics of which a group has offsets."""
+        return [topic for key in self._table for topic, _, name in (key.rpartition(SEPARATOR),) if name == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have offsets of a topic."""
+        return [name for key in self._table for of, _, name in (key.rpartition(SEPARATOR),) if of == topic]
+
+    def remove_topic(self, topic: str) -> None:
+        """Forget a topic's offsets."""
+        for group in self.groups_of(topic):
+            self._remove(f"{topic}{SEPARATOR}{group}")
+
+    def remove_group(self, group: str) -> None:
+        """Forget a group's offsets."""
+        for topic in self.topics_of(group):
+            self._remove(f"{topic}{SEPARATOR}{group}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as consumerOffset.json and GET_ALL_CONSUMER_OFFSET have it; offsets as JSON already."""
+        for key in self._changed:
+            self._json[key] = msgspec.Raw(fastjson.dumps(self._table[key]))
+        self._changed.clear()
+        return {**self._extra, "offsetTable": dict(self._json)}
+
+    def save_if_changed(self) -> None:
+        """Have the table written in the background, if it changed since the last time or could not be written."""
+        if not self._is_saved:
+            self._saved.save()
+
+    async def save(self) -> None:
+        """Make the table durable. Raises OSError."""
+        await self._saved.saved()
+
+    def save_now(self) -> None:
+        """Write the table and wait for it."""
+        self._saved.save_now()
+
+    def _remove(self, key: str) -> None:
+        del self._table[key]
+        self._json.pop(key, None)
+        self._changed.discard(key)
+        self._is_saved = False
+
+    def _snapshot(self) -> tuple[Table, Written]:
+        def written(failure: OSError | None) -> None:
+            self._is_saved = self._is_saved and failure is None
+
+        table = self.to_json()
+        self._is_saved = True
+        return table, written

@@ -1,0 +1,457 @@
+"""The broker's topics: config/topics.json, and what the hot path knows of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Iterator
+from copy import copy
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from duemq.broker.errors import Refused
+from duemq.broker.limits import Limits
+from duemq.broker.settings.config import BrokerConfig
+from duemq.broker.tables.persister import Persister, SavedTable, Table, Written
+from duemq.broker.tables.table import Fields, check_queues, refuse, section, typed
+from duemq.protocol.codes import ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.requests.bodies import DataVersion, TopicConfig
+from duemq.scheduler.delivery.targets import HALF_TOPIC
+from duemq.scheduler.levels.table import DelayLevels
+from duemq.scheduler.timers.policy.policies import TimerPolicy, policy_of
+from duemq.storage.clock import Clock
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, ConsumeQueue
+from duemq.storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+PERM_INHERIT: Final = 1
+PERM_WRITE: Final = 2
+PERM_READ: Final = 4
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+AUTO_CREATE_TOPIC: Final = "TBW102"
+MAX_TOPIC_LENGTH: Final = 127
+_MAX_NAMED: Final = 20
+"""Topics that a warning names."""
+
+_NOT_FOR_CLIENTS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        TIMER_TOPIC,
+        HALF_TOPIC,
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+_SYSTEM: Final = _NOT_FOR_CLIENTS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+_SYSTEM_PREFIX: Final = "rmq_sys_"
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+DELAY_LEVELS: Final = "delay.levels"
+"""Topic attribute of ours: a table of levels as messageDelayLevel has, for the messages of this topic only. Its delays
+are among the broker's."""
+
+
+class Topic:
+    """A topic at run time. `queues` are those for which a message came, by queue id, else None."""
+
+    __slots__ = (
+        "config",
+        "delay_levels",
+        "extra",
+        "is_direct",
+        "is_saved",
+        "json",
+        "queues",
+        "store",
+        "takes_messages",
+    )
+
+    def __init__(self, store: MessageStore, config: TopicConfig, extra: Fields, *, takes_messages: bool) -> None:
+        """`takes_messages`: whether the broker takes any at all."""
+        self.store = store
+        self.takes_messages = takes_messages
+        self.config = config
+        self.extra = extra
+        self.is_saved = False
+        self.is_direct = False
+        """Whether a plain send needs no further look at the topic."""
+        self.delay_levels: DelayLevels | None = None
+        """The topic's own table of levels, where it has one (attribute delay.levels)."""
+        self.queues: list[ConsumeQueue | None] = []
+        self.json = msgspec.Raw()
+        """The topic as topics.json has it."""
+        self.change(config)
+
+    @property
+    def name(self) -> str:
+        """The topic's name."""
+        return self.config.topic_name
+
+    @property
+    def queue_limit(self) -> int:
+        """Queue ids are below this."""
+        return max(self.config.read_queue_nums, self.config.write_queue_nums)
+
+    def change(self, config: TopicConfig) -> None:
+        """Take over another config."""
+        self.config = config
+        self.json = msgspec.Raw(fastjson.dumps({**self.extra, **config.to_json()}))
+        known = self.store.queues.get(config.topic_name, {})
+        self.queues = [known.get(queue_id) for queue_id in range(self.queue_limit)]
+        self.delay_levels = delay_levels_of(config)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Work out anew what `is_direct` says."""
+        config = self.config
+        self.is_direct = (
+            self.is_saved
+            and self.takes_messages
+            and bool(config.perm & PERM_WRITE)
+            and config.topic_name not in _NOT_FOR_CLIENTS
+            and not config.topic_name.startswith(RETRY_PREFIX)
+        )
+
+    def queue(self, queue_id: int) -> ConsumeQueue:
+        """A queue, made if it is not there. The id is below `queue_limit`."""
+        queue = self.queues[queue_id]
+        if queue is None:
+            queue = self.queues[queue_id] = self.store.ensure_queue(self.config.topic_name, queue_id)
+        return queue
+
+
+def delay_levels_of(config: TopicConfig) -> DelayLevels | None:
+    """The table of levels in a topic's attributes; None without one, or with one that is wrong, which the
+    admin API refuses."""
+    text = (config.attributes or {}).get(DELAY_LEVELS)
+    try:
+        return DelayLevels(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def timer_policy_of(config: TopicConfig) -> TimerPolicy | None:
+    """What a topic's attributes ask for its timers; None without any, or with one that is wrong, which the admin API
+    refuses."""
+    try:
+        return policy_of(config.attributes or {})
+    except ValueError:
+        return None
+
+
+class Topics:
+    """All topics."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        file: ConfigFile,
+        clock: Clock,
+        persister: Persister,
+        limits: Limits,
+        on_change: Callable[[], None] = lambda: None,
+        on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None,
+    ) -> None:
+        """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's policy for its
+        timers may have changed."""
+        self._limits = limits
+        self._queues = 0
+        """Of all topics together."""
+        self._config = config
+        self._store = store
+        self._clock = clock
+        self._file = file
+        self._saved = SavedTable(persister, file, self._snapshot)
+        self._unsaved: list[Topic] = []
+        """Topics that no write of the table has begun with yet..."""
+        self._in_write: set[Topic] = set()
+        """...and those that the one which runs is the first to have."""
+        self._extra: Fields = {}
+        self.table: dict[str, Topic] = {}
+        self.version = DataVersion()
+        self._on_change = on_change
+        self._on_policy = on_policy
+
+    # --- start
+
+    def load(self) -> None:
+        """Read the table; nothing is changed. Raises StoreFormatError, OSError."""
+        data = self._file.read()
+        self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
+        known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
+        for name, fields in section(self._file, data, "topicConfigTable", Fields).items():
+            config = typed(self._file, {**fields, "topicName": name}, TopicConfig, f"topic {name}")
+            if "/" in name or "\0" in name or name in ("", ".", ".."):
+                refuse(self._file, f"{name!r} cannot be a topic: its messages are in a directory of its name")
+            queues = {"readQueueNums": config.read_queue_nums, "writeQueueNums": config.write_queue_nums}
+            check_queues(self._file, f"topic {name}", **queues)
+            extra = {key: value for key, value in fields.items() if key not in known}
+            self._add(config, extra)
+        self._extra = data
+
+    def begin(self) -> None:
+        """Add RocketMQ's own topics that are missing, and let all take messages; the store is open. Where the table was
+        lost, or an earlier edition was taken, the topics that have queues are made again: their messages would be there
+        and nobody could read them. Raises OSError."""
+        loaded = copy(self.version)
+        if not self._file.is_newest:
+            self._make_again()
+        for config in self._own_topics():
+            if config.topic_name not in self.table:
+                self._add(config, {})
+                self._next_version()
+        if self.version == loaded and self._file.is_newest:
+            self._saved.loaded()
+        else:
+            self._saved.save_now()
+        for topic in self.table.values():
+            policy = timer_policy_of(topic.config)
+            if policy is not None:
+                self._on_policy(topic.name, policy)
+
+    def _make_again(self) -> None:
+        made = []
+        for config in missing_topics(self._store, self.table, self.is_own):
+            self._add(config, {})
+            made.append(config.topic_name)
+        if made:
+            self._next_version()
+            log.warning(
+                "topics_made_again",
+                topics=len(made),
+                names=sorted(made)[:_MAX_NAMED],
+                reason=f"{self._file.path} does not have them, and the store has messages of theirs",
+                help="numbers of queues, permissions and attributes are to be set again: mqadmin updateTopic",
+            )
+
+    def _own_topics(self) -> list[TopicConfig]:
+        config, everything = self._config, PERM_INHERIT | PERM_READ | PERM_WRITE
+        own = [("SELF_TEST_TOPIC", 1, 6), ("BenchmarkTest", 1024, 6), ("OFFSET_MOVED_EVENT", 1, 6)]
+        own += [(SCHEDULE_TOPIC, 18, 6), (TIMER_TOPIC, 1, 6), (f"{config.cluster_name}_REPLY_TOPIC", 1, 6)]
+        if config.auto_create_topic:
+            own.append((AUTO_CREATE_TOPIC, config.default_topic_queues, everything))
+        perm = 1 | (PERM_READ | PERM_WRITE if config.cluster_topic else 0)
+        own.append((config.cluster_name, 16, perm))
+        perm = 1 | (PERM_READ | PERM_WRITE if config.broker_topic else 0)
+        own.append((config.broker_name, 1, perm))
+        if config.trace_topic_enabled:
+            own.append((config.trace_topic, 1, 6))
+        return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if _NAME.fullmatch(name)]
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """Take over settings that changed: brokerPermission, autoCreateTopicEnable, defaultTopicQueueNums."""
+        old, self._config = self._config, config
+        if config.auto_create_topic and (
+            AUTO_CREATE_TOPIC not in self.table or config.default_topic_queues != old.default_topic_queues
+        ):
+            queues = config.default_topic_queues
+            self.put(TopicConfig(AUTO_CREATE_TOPIC, queues, queues, PERM_INHERIT | PERM_READ | PERM_WRITE))
+            self.save_later()
+        if config.broker_permission != old.broker_permission:
+            for topic in self.table.values():
+                topic.takes_messages = bool(config.broker_permission & PERM_WRITE)
+                topic.refresh()
+            self._next_version()
+            self._on_change()
+
+    # --- finding
+
+    def get(self, name: str) -> Topic | None:
+        """A topic, or None."""
+        return self.table.get(name)
+
+    def is_own(self, name: str) -> bool:
+        """Whether a topic is one that the broker makes for itself."""
+        return is_own_topic(name, self._config)
+
+    def own_names(self) -> list[str]:
+        """The broker's own topics that there are."""
+        return [name for name in self.table if self.is_own(name)]
+
+    # --- changing
+
+    def create_for_send(self, name: str, default_topic: str, queues: int, sys_flag: int) -> Topic | None:
+        """Make a topic because a message was sent to it, after the example of a default topic that allows it; None
+        where that is not allowed. It takes messages when `save` is done. Raises Refused where there are too many."""
+        default = self.table.get(default_topic)
+        if default is None or not default.config.perm & PERM_INHERIT:
+            return None
+        if default_topic == AUTO_CREATE_TOPIC and not self._config.auto_create_topic:
+            return None
+        queues = max(0, min(queues, default.config.write_queue_nums, self._limits.queues_per_topic))
+        self._check_room(None, queues, ResponseCode.TOPIC_NOT_EXIST)
+        perm = default.config.perm & ~PERM_INHERIT
+        kind = default.config.topic_filter_type
+        return self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
+
+    def create_for_group(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
+        """Make the retry or dead-letter topic of a group, or give the one there is. Raises Refused where there are too
+        many."""
+        topic = self.table.get(name)
+        if topic is not None:
+            return topic
+        return self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
+
+    def put(self, config: TopicConfig) -> Topic:
+        """Add or change a topic. It is not durable before `save`. Raises Refused where there are too many topics or
+        queues."""
+        topic = self.table.get(config.topic_name)
+        if not self.is_own(config.topic_name):
+            self._check_room(topic, max(config.read_queue_nums, config.write_queue_nums), ResponseCode.SYSTEM_ERROR)
+        if topic is None:
+            topic = self._add(config, {})
+            log.info("topic_created", topic=config.topic_name, queues=config.write_queue_nums)
+        else:
+            self._queues -= topic.queue_limit
+            topic.change(config)
+            self._store.limit_queues(config.topic_name, config.read_queue_nums)
+            self._queues += topic.queue_limit
+            log.info("topic_changed", topic=config.topic_name)
+        self._on_policy(config.topic_name, timer_policy_of(config))
+        self._next_version()
+        self._on_change()
+        return topic
+
+    def remove(self, name: str) -> bool:
+        """Remove a topic; its queues are the caller's to remove. Not durable before `save`."""
+        topic = self.table.pop(name, None)
+        if topic is None:
+            return False
+        self._queues -= topic.queue_limit
+        self._store.limit_queues(name, None)
+        log.info("topic_deleted", topic=name)
+        self._on_policy(name, None)
+        self._next_version()
+        self._on_change()
+        return True
+
+    async def save(self) -> None:
+        """Make the table durable. Raises OSError."""
+        await self._saved.saved()
+
+    async def saved(self, topic: Topic) -> None:
+        """Wait until a topic is durable: by the write that runs, if it is in that. Raises OSError."""
+        if not topic.is_saved:
+            await (self._saved.written() if topic in self._in_write else self._saved.saved())
+
+    def save_later(self) -> None:
+        """Make the table durable in the background."""
+        self._saved.save()
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as topics.json and GET_ALL_TOPIC_CONFIG have it; topics as JSON already."""
+        return {
+            **self._extra,
+            "dataVersion": self.version.to_json(),
+            "topicConfigTable": {name: topic.json for name, topic in self.table.items()},
+        }
+
+    def announced(self, topic: Topic) -> TopicConfig:
+        """A topic as name servers are told of it: a broker that takes or gives no messages has no topic that does, so
+        that clients go to others."""
+        permission = self._config.broker_permission
+        if permission & PERM_READ and permission & PERM_WRITE:
+            return topic.config
+        return msgspec.structs.replace(topic.config, perm=topic.config.perm & permission)
+
+    def announcement(self) -> dict[str, Any]:
+        """The table as name servers are told of it."""
+        if self._config.broker_permission & PERM_READ and self._config.broker_permission & PERM_WRITE:
+            return self.to_json()
+        return {
+            **self.to_json(),
+            "topicConfigTable": {
+                name: {**topic.extra, **self.announced(topic).to_json()} for name, topic in self.table.items()
+            },
+        }
+
+    def _add(self, config: TopicConfig, extra: Fields) -> Topic:
+        takes_messages = bool(self._config.broker_permission & PERM_WRITE)
+        topic = self.table[config.topic_name] = Topic(self._store, config, extra, takes_messages=takes_messages)
+        self._queues += topic.queue_limit
+        self._unsaved.append(topic)
+        self._store.limit_queues(config.topic_name, config.read_queue_nums)
+        return topic
+
+    def _check_room(self, topic: Topic | None, queues: int, code: int) -> None:
+        """Raise Refused where a topic cannot be made, or cannot have so many queues: None stands for a new one."""
+        limits = self._limits
+        had = topic.queue_limit if topic is not None else 0
+        if topic is None and len(self.table) >= limits.topics:
+            why = f"there are {len(self.table)} topics, and maxTopics={limits.topics}: delete some"
+        elif queues > max(had, limits.queues_per_topic):
+            why = f"{queues} queues, and maxQueuesPerTopic={limits.queues_per_topic}: use fewer"
+        elif queues > had and self._queues + queues - had > limits.queues:
+            why = f"{queues} more queues than the {self._queues} there are, and maxQueues={limits.queues}: use fewer"
+        else:
+            return
+        raise Refused(code, f"{why}, or raise that setting")
+
+    def _snapshot(self) -> tuple[Table, Written]:
+        """The table for a write, and what lets topics take messages when it is durable: those that it has."""
+        unsaved, self._unsaved = self._unsaved, []
+        self._in_write.update(unsaved)
+
+        def written(failure: OSError | None) -> None:
+            self._in_write.difference_update(unsaved)
+            if failure is not None:
+                self._unsaved += unsaved
+                return
+            for topic in unsaved:
+                topic.is_saved = True
+                topic.refresh()
+
+        return self.to_json(), written
+
+    def _next_version(self) -> None:
+        self.version.timestamp = self._clock.now_ms()
+        self.version.counter += 1
+
+
+def is_own_topic(name: str, config: BrokerConfig) -> bool:
+    """Whether a topic is one that the broker makes for itself."""
+    return (
+        name in _SYSTEM
+        or name.startswith(_SYSTEM_PREFIX)
+        or name in (config.cluster_name, config.broker_name, f"{config.cluster_name}_REPLY_TOPIC")
+    )
+
+
+def missing_topics(store: MessageStore, known: Container[str], is_own: Callable[[str], bool]) -> Iterator[TopicConfig]:
+    """Topics that have messages and are not known, with as many queues as those are in, and default permissions."""
+    for name, queues in store.queues.items():
+        count = 1 + max((queue_id for queue_id, queue in queues.items() if queue.next_offset), default=-1)
+        if count and name not in known and not is_own(name):
+            yield TopicConfig(name, count, count, PERM_READ | PERM_WRITE)
+
+
+def check_name(name: str) -> None:
+    """Raise Refused unless a topic may have this name."""
+    if not name.strip():
+        raise Refused(ResponseCode.SYSTEM_ERROR, "The specified topic is blank.")
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",
+        )
+    if len(name) > MAX_TOPIC_LENGTH:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"The specified topic is longer than topic max length {MAX_TOPIC_LENGTH}.",
+        )
+
+
+def check_sendable(name: str) -> None:
+    """Raise Refused where clients may not send to a topic."""
+    if name in _NOT_FOR_CLIENTS:
+        raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")

@@ -1,0 +1,1 @@
+"""Handlers of what is asked about messages that wait: lists, changes, recalls."""

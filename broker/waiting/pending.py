@@ -1,0 +1,317 @@
+"""What waits, for operators and programs: LIST_PENDING (30003), DUE_CURVE (30004), CHANGE_PENDING (30005), all duemq's
+own.
+
+A search may read the timer log as a whole. It is done in slices, between which everything else has its turn; few at a
+time, since each holds a piece of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Final, NamedTuple, TypeVar
+
+from duemq.broker.errors import Refused
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router, outcome_of
+from duemq.broker.net.slices import Slices
+from duemq.broker.waiting.recall import TimerHandlers
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.frames import fastjson
+from duemq.protocol.records import properties
+from duemq.protocol.records.message_id import parse_offset_message_id
+from duemq.protocol.requests.bodies import (
+    ChangedMessage,
+    ChangedMessages,
+    ChangeOutcome,
+    DueCounts,
+    PendingMessage,
+    PendingPage,
+)
+from duemq.protocol.requests.headers import ChangePending, DueCurve, ListPending, Request, response
+from duemq.scheduler.pending import Pending, Place, Selection, Waiting
+from duemq.scheduler.timers.config import Cancelled, Refusal
+from duemq.scheduler.timers.index.ids import given_id
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.clock import Clock
+from duemq.storage.errors import StoreError
+from duemq.storage.queues.pull import ColdRead
+
+T = TypeVar("T")
+
+MAX_PAGE: Final = 1000
+MAX_PAGE_BYTES: Final = 1024 * 1024
+"""A page ends before its messages have more properties than this."""
+MAX_IDS: Final = 1000
+"""Most message ids in one request, and in the answer about a selection."""
+MAX_STEPS: Final = 10_000
+MIN_STEP_MS: Final = 1000
+MAX_SEARCHES: Final = 2
+MAX_QUEUED: Final = 64
+"""Searches that wait for their turn; further ones are refused."""
+_CHANGE_UNITS: Final = 256
+"""So many messages of a selection are looked for before they are changed."""
+_MAX_MS: Final = 2**53
+"""No number of ms beyond this is a time."""
+
+_CANCEL: Final = "cancel"
+_RESCHEDULE: Final = "reschedule"
+ACTIONS: Final[dict[str, ChangeOutcome]] = {
+    _CANCEL: "CANCELLED",
+    _RESCHEDULE: "RESCHEDULED",
+    "deliver": "DELIVERED_NOW",
+}
+"""What can be done to messages, and what is said of those to which it was."""
+_REFUSALS: Final = {
+    Refusal.DISABLED: (ResponseCode.SYSTEM_ERROR, "timerWheelEnable is false"),
+    Refusal.TOO_FAR: (ResponseCode.MESSAGE_ILLEGAL, "the time is further ahead than timerMaxDelaySec"),
+    Refusal.CONGESTED: (ResponseCode.SYSTEM_ERROR, "timerCongestNumEachSlot messages wait for that second"),
+}
+_OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
+    Cancelled.DELIVERED: "ALREADY_DELIVERED",
+    Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
+    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
+    Cancelled.UNKNOWN: "NEVER_EXISTED",
+}
+
+
+class _Found(NamedTuple):
+    """A message to be changed: its id, and the physical offset of its record, None where that is to be found out."""
+
+    message_id: str
+    place: int | None = None
+
+
+class PendingHandlers:
+    """Lists, counts and changes what waits. `clock` is the messages' clock."""
+
+    def __init__(
+        self,
+        timers: Timers,
+        pending: Pending,
+        waiting: TimerHandlers,
+        router: Router,
+        clock: Clock,
+        slices: Slices,
+        reads: ColdReads,
+    ) -> None:
+        self._slices = slices
+        self._reads = reads
+        self._timers = timers
+        self._pending = pending
+        self._waiting = waiting
+        self._router = router
+        self._clock = clock
+        self._turns = asyncio.Semaphore(MAX_SEARCHES)
+        self._queued = 0
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.LIST_PENDING, ListPending, self.list_pending)
+        router.add(RequestCode.DUE_CURVE, DueCurve, self.curve)
+        router.add(RequestCode.CHANGE_PENDING, ChangePending, self.change)
+
+    # --- in slices
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """Wait until one more search may begin. Raises Refused where too many wait."""
+        if self._queued >= MAX_QUEUED:
+            raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_QUEUED} searches wait already, try again later")
+        self._queued += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._queued -= 1
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _result(self, connection: Connection, steps: Iterator[T | ColdRead | None]) -> T:
+        """The one result of a search."""
+        async with self._turn():
+            results = [
+                found async for found in self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)
+            ]
+        return results[0]
+
+    # --- looking
+
+    async def list_pending(self, connection: Connection, request: Request[ListPending]) -> Answer:
+        """Give a page of the messages that wait, or count them."""
+        header = request.header
+        selection = _selection(header)
+        if header.count_only:
+            counted = await self._result(connection, self._pending.count(selection, request.now_ms))
+            return response(ResponseCode.SUCCESS, body=fastjson.dumps(PendingPage([], None, counted)))
+        if not 1 <= header.limit <= MAX_PAGE:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"limit={header.limit}: a page has 1 to {MAX_PAGE} messages")
+        try:
+            after = Place.parse(header.cursor) if header.cursor is not None else None
+        except ValueError:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the cursor is none that this broker gave") from None
+        async with self._turn():
+            page = await self._page(
+                connection, self._pending.select(selection, self._clock.now_ms(), after), header.limit
+            )
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(page))
+
+    async def _page(
+        self, connection: Connection, steps: Iterator[Waiting | ColdRead | None], limit: int
+    ) -> PendingPage:
+        messages: list[PendingMessage] = []
+        place, size = None, 0
+        async with aclosing(self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)) as all_found:
+            async for found in all_found:
+                size += len(found.message.properties_text)
+                if len(messages) == limit or (messages and size > MAX_PAGE_BYTES):
+                    return PendingPage(messages, str(place), len(messages))
+                messages.append(_described(found))
+                place = found.place
+        return PendingPage(messages, None, len(messages))
+
+    async def curve(self, connection: Connection, request: Request[DueCurve]) -> Answer:
+        """Tell how many messages are due in each span of time."""
+        header = request.header
+        begin_ms = header.begin_ms if header.begin_ms is not None else self._clock.now_ms() // 1000 * 1000
+        if not MIN_STEP_MS <= header.step_ms <= _MAX_MS or not 1 <= header.steps <= MAX_STEPS:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"stepMs={header.step_ms}, steps={header.steps}: a curve has 1 to {MAX_STEPS} steps of "
+                f"{MIN_STEP_MS} ms or more",
+            )
+        if abs(begin_ms) > _MAX_MS:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"beginMs={begin_ms} is no time")
+        steps = self._pending.curve(begin_ms, header.step_ms, header.steps, request.now_ms, header.topic or None)
+        counts = await self._result(connection, steps)
+        return response(ResponseCode.SUCCESS, body=fastjson.dumps(DueCounts(begin_ms, header.step_ms, counts)))
+
+    # --- changing
+
+    async def change(self, connection: Connection, request: Request[ChangePending]) -> Answer:
+        """Cancel messages, give them another time or deliver them now, and tell what became of each. It is answered
+        when that is as durable as a send would be."""
+        header = request.header
+        self._waiting.check_allowed("change")
+        _check_action(header)
+        if header.delay_ms is not None:
+            header.deliver_ms, header.delay_ms = self._clock.now_ms() + header.delay_ms, None
+        if header.deliver_ms is not None:
+            await self._reads.run(self._check_time, header.deliver_ms)
+        done = ChangedMessages({}, [])
+        try:
+            if header.msg_id is not None:
+                await self._change(self._named(header), header, done)
+            else:
+                async with self._turn():
+                    await self._change_selected(_selection_to_change(header), header, done)
+        except (Refused, StoreError, OSError) as error:
+            code, remark = outcome_of(error)
+            answer = response(code, f"{remark} (after {sum(done.counts.values())} messages)")
+        else:
+            answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(done))
+        return self._router.answer_when_flushed(connection, request, answer)
+
+    def _named(self, header: ChangePending) -> Iterator[_Found]:
+        """The messages that a request names. Raises Refused, RemoteProtocolError."""
+        ids = (header.msg_id or "").split(",")
+        if len(ids) > MAX_IDS:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed, {len(ids)} ids are over {MAX_IDS}")
+        if _selection(header) != Selection():
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed: name messages or select them, not both")
+        for message_id in ids:
+            parse_offset_message_id(message_id)
+        return map(_Found, ids)
+
+    async def _change_selected(self, selection: Selection, header: ChangePending, done: ChangedMessages) -> None:
+        """Change the messages of a selection, some of which are looked for before they are changed. Raises Refused,
+        StoreError, OSError."""
+        part: list[_Found] = []
+        async for found in self._slices.of(self._pending.select(selection, self._clock.now_ms()), is_patient=True):
+            # Not the message itself: together they may be large.
+            part.append(_Found(given_id(found.message), found.message.physical_offset))
+            if len(part) == _CHANGE_UNITS:
+                await self._change(part, header, done)
+                part = []
+        await self._change(part, header, done)
+
+    async def _change(self, messages: Iterable[_Found], header: ChangePending, done: ChangedMessages) -> None:
+        """Change messages, and note what became of each. Raises Refused, StoreError, OSError."""
+        async for found in self._slices.of(messages):
+            outcome = await self._change_one(found, header)
+            done.counts[outcome] = done.counts.get(outcome, 0) + 1
+            if len(done.messages) < MAX_IDS:
+                done.messages.append(ChangedMessage(found.message_id, outcome))
+
+    async def _change_one(self, found: _Found, header: ChangePending) -> ChangeOutcome:
+        place = found.place if found.place is not None else await self._waiting.place_of(found.message_id)
+        if place is None:
+            return "NEVER_EXISTED"
+
+        def change() -> Cancelled | None:
+            if header.action == _CANCEL:
+                return self._pending.cancel(place, self._clock.now_ms())
+            if header.deliver_ms is not None:
+                self._check_time(header.deliver_ms)
+            return self._pending.reschedule(place, header.deliver_ms or 0, self._clock.now_ms())
+
+        result = await self._waiting.outcome(change)
+        return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
+
+    def _check_time(self, deliver_ms: int) -> None:
+        """Raises Refused where no message may wait for a time now."""
+        now_ms = self._clock.now_ms()
+        refusal = self._timers.refusal(deliver_ms, now_ms) if deliver_ms > now_ms else None
+        if refusal is not None:
+            code, reason = _REFUSALS[refusal]
+            raise Refused(code, f"reschedule failed, {reason}")
+
+
+def _check_action(header: ChangePending) -> None:
+    if header.action not in ACTIONS:
+        raise Refused(ResponseCode.SYSTEM_ERROR, f"action={header.action[:40]} is none of {', '.join(ACTIONS)}")
+    given = [number for number in (header.deliver_ms, header.delay_ms) if number is not None]
+    if len(given) != (1 if header.action == _RESCHEDULE else 0) or abs(sum(given)) > _MAX_MS:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"{header.action}, deliverMs={header.deliver_ms}, delayMs={header.delay_ms}: reschedule needs a time, in "
+            "one of them, and no other action",
+        )
+
+
+def _selection(header: ListPending | ChangePending) -> Selection:
+    """The messages that a request selects. A text without characters is none, as in the binary header."""
+    return Selection(header.topic or None, header.key or None, header.begin_ms, header.end_ms)
+
+
+def _selection_to_change(header: ChangePending) -> Selection:
+    """As `_selection`, but not without a topic and something more. Raises Refused."""
+    selection = _selection(header)
+    if selection.topic is None or selection[1:] == (None, None, None):
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            f"{header.action} failed: give msgId, or topic and at least one of key, beginMs, endMs",
+        )
+    return selection
+
+
+def _described(found: Waiting) -> PendingMessage:
+    message = found.message
+    values = properties.parse(message.properties_text)
+    queue_id = values.get(properties.REAL_QID, "")
+    return PendingMessage(
+        given_id(message),
+        values.get(properties.UNIQ_KEY),
+        found.topic,
+        int(queue_id) if queue_id.isascii() and queue_id.isdecimal() else 0,
+        found.due_ms,
+        found.delay_level,
+        values.get(properties.KEYS),
+        values.get(properties.TAGS),
+        len(message.body),
+        message.born_timestamp,
+        message.store_timestamp,
+    )

@@ -1,0 +1,230 @@
+"""Messages that wait: RECALL_MESSAGE (370), GET_TIMER_CHECK_POINT (60), GET_TIMER_METRICS (61), and CANCEL_MESSAGE
+(30002), duemq's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from duemq.broker.errors import Refused
+from duemq.broker.net.cold_reads import ColdReads
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router, outcome_of
+from duemq.broker.net.slices import Slices
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.tables.topics import Topics
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import RemoteProtocolError
+from duemq.protocol.frames import fastjson
+from duemq.protocol.records import properties
+from duemq.protocol.records.message_id import offset_message_id, parse_offset_message_id
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.requests import recall_handle
+from duemq.protocol.requests.bodies import CancelledMessage, CancelOutcome
+from duemq.protocol.requests.headers import (
+    CancelMessage,
+    NoFields,
+    RecallMessage,
+    RecallMessageResponse,
+    Request,
+    response,
+)
+from duemq.protocol.requests.recall_handle import RecallHandle
+from duemq.scheduler.timers.config import Cancelled
+from duemq.scheduler.timers.files.formats import metrics_json
+from duemq.scheduler.timers.index.ids import given_id
+from duemq.scheduler.timers.service import Timers
+from duemq.storage.clock import Clock
+from duemq.storage.errors import StoreError
+from duemq.storage.queues.pull import ColdRead, patiently
+from duemq.storage.store import MessageStore
+
+MAX_CANCELLED: Final = 1000
+"""Most message ids in one request."""
+
+_OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
+    Cancelled.CANCELLED: "CANCELLED",
+    Cancelled.DELIVERED: "ALREADY_DELIVERED",
+    Cancelled.CANCELLED_BEFORE: "ALREADY_CANCELLED",
+    Cancelled.NO_LONGER_WAITS: "NO_LONGER_WAITS",
+    Cancelled.UNKNOWN: "NEVER_EXISTED",
+}
+_NOT_RECALLED: Final = {
+    Cancelled.DELIVERED: "the message is already delivered",
+    Cancelled.NO_LONGER_WAITS: "it was delivered or cancelled, or the store was compacted since",
+    Cancelled.UNKNOWN: "no such message",
+}
+
+
+class TimerHandlers:
+    """Cancels messages that wait, and tells of the timers."""
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        store: MessageStore,
+        topics: Topics,
+        timers: Timers,
+        router: Router,
+        clock: Clock,
+        slices: Slices,
+        reads: ColdReads,
+    ) -> None:
+        """`clock`: the messages' clock."""
+        self._reads = reads
+        self._settings = settings
+        self._clock = clock
+        self._slices = slices
+        self._learning = asyncio.Lock()
+        self._store = store
+        self._topics = topics
+        self._timers = timers
+        self._router = router
+
+    def register(self, router: Router) -> None:
+        """Add the handlers to a router."""
+        router.add(RequestCode.RECALL_MESSAGE, RecallMessage, self.recall)
+        router.add(RequestCode.CANCEL_MESSAGE, CancelMessage, self.cancel)
+        router.add(RequestCode.GET_TIMER_CHECK_POINT, NoFields, self.checkpoint)
+        router.add(RequestCode.GET_TIMER_METRICS, NoFields, self.metrics)
+
+    # --- cancelling
+
+    async def recall(self, connection: Connection, request: Request[RecallMessage]) -> Answer:
+        """Cancel the message that a handle names. It is answered when that is as durable as a send would be; also where
+        the message was delivered before, which may be in memory only."""
+        header = request.header
+        self.check_allowed("recall")
+        if self._topics.get(header.topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
+        try:
+            handle = recall_handle.decode(header.recall_handle)
+        except RemoteProtocolError as error:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, str(error)) from None
+        if handle.topic != header.topic:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
+        if handle.broker_name != self._settings.config.broker_name:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
+        if handle.place is not None:
+            result = await self._recall_place(handle, handle.place)
+        else:
+            result = await self._recall_key(connection, handle, request.now_ms)
+        if result in _NOT_RECALLED:
+            answer = response(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {_NOT_RECALLED[result]}")
+        else:
+            answer = response(ResponseCode.SUCCESS, None, RecallMessageResponse(handle.unique_key))
+            answer.ext["MSG_REGION"] = self._settings.config.region
+        return self._router.answer_when_flushed(connection, request, answer)
+
+    async def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:
+        """Cancel by a handle of ours, which says where the message lies."""
+        physical_offset, _ = place
+        if physical_offset >= self._store.log.end:
+            return Cancelled.UNKNOWN
+        message = await self._record_of(physical_offset)
+        if message is not None and (
+            message.get_property(properties.REAL_TOPIC) != handle.topic
+            or message.get_property(properties.UNIQ_KEY) != handle.unique_key
+        ):
+            # The handle is of another store, which this broker had before.
+            return Cancelled.UNKNOWN
+        return await self._cancel(physical_offset)
+
+    async def _recall_key(self, connection: Connection, handle: RecallHandle, now_ms: int) -> Cancelled:
+        """Cancel by a handle of Apache's broker: the message is looked for in its slot. Raises Refused."""
+        latest = now_ms + self._timers.config.max_delay * 1000
+        physical_offset = None
+        if 0 < handle.slot_ms < latest:
+            steps = self._timers.changes.find(handle.topic, handle.unique_key, handle.slot_ms)
+            searching = self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)
+            found = [each async for each in searching]
+            physical_offset = found[0] if found else None
+        if physical_offset is not None:
+            return await self._cancel(physical_offset)
+        if not now_ms < handle.slot_ms < latest:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        return Cancelled.UNKNOWN
+
+    async def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
+        """Cancel messages by the ids that this broker gave them, and tell what became of each."""
+        self.check_allowed("cancel")
+        ids = request.header.msg_id.split(",")
+        if len(ids) > MAX_CANCELLED:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"cancel failed, {len(ids)} message ids are over {MAX_CANCELLED}")
+        for message_id in ids:
+            parse_offset_message_id(message_id)
+        told: list[CancelledMessage] = []
+        try:
+            async for message_id in self._slices.of(ids):
+                place = await self.place_of(message_id)
+                result = await self._cancel(place) if place is not None else Cancelled.UNKNOWN
+                told.append(CancelledMessage(message_id, _OUTCOMES[result]))
+        except (Refused, StoreError, OSError) as error:
+            code, remark = outcome_of(error)
+            answer = response(code, f"{remark} (after {len(told)} messages)")
+        else:
+            answer = response(ResponseCode.SUCCESS, body=fastjson.dumps(told))
+        return self._router.answer_when_flushed(connection, request, answer)
+
+    async def place_of(self, message_id: str) -> int | None:
+        """The physical offset in an id, None where it is of another broker or store. Raises RemoteProtocolError."""
+        _, _, physical_offset = parse_offset_message_id(message_id)
+        if physical_offset >= self._store.log.end:
+            return None
+        message = await self._record_of(physical_offset)
+        # A store that moved has messages whose ids name its old address: each record knows its own.
+        known = (
+            given_id(message)
+            if message is not None and message.physical_offset != physical_offset
+            else message.offset_message_id
+            if message is not None
+            else offset_message_id(self._store.appender.store_host, physical_offset)
+        )
+        return physical_offset if message_id.upper() == known else None
+
+    async def _record_of(self, physical_offset: int) -> StoredMessage | None:
+        """See `TimerChanges.record_of`."""
+        changes = self._timers.changes
+        if physical_offset < self._store.log.begin and not changes.ids.is_complete:
+            await self._learn_ids()
+        return await self._reads.run(changes.record_of, physical_offset)
+
+    async def _cancel(self, physical_offset: int) -> Cancelled:
+        return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms()))
+
+    async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
+        """What became of a change of `TimerChanges`, tried again when ids are known if it needs them."""
+        while (result := await self._reads.run(change)) is None:
+            await self._learn_ids()
+        return result
+
+    async def _learn_ids(self) -> None:
+        """Have the timers know by which records messages wait that were appended again."""
+        ids = self._timers.changes.ids
+        async with self._learning:
+
+            def steps() -> Iterator[ColdRead | None]:
+                while not ids.is_complete:
+                    yield from patiently(lambda: ids.look(self._clock.now_ms()))
+                    yield None
+
+            async for _ in self._slices.of(steps(), is_patient=True):
+                pass
+
+    def check_allowed(self, what: str) -> None:
+        """Raises Refused where messages that wait are not to be touched."""
+        if not self._settings.config.recall_enabled:
+            raise Refused(
+                ResponseCode.NO_PERMISSION, f"{what} failed, operation is forbidden: recallMessageEnable is false"
+            )
+
+    # --- telling
+
+    def checkpoint(self, _: Connection, __: Request[NoFields]) -> Answer:
+        """Give how far the timers are, as RocketMQ's replicas read it."""
+        return response(ResponseCode.SUCCESS, body=self._timers.checkpoint_body())
+
+    def metrics(self, _: Connection, request: Request[NoFields]) -> Answer:
+        """Give how many messages of each topic wait."""
+        return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), request.now_ms, 0))

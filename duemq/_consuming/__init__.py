@@ -1,0 +1,1 @@
+"""How a consumer belongs to its group and reads its queues."""

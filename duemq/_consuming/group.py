@@ -1,0 +1,215 @@
+"""The requests of a consumer group's member to brokers, typed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+
+from duemq._consuming.subscription import Subscription
+from duemq._net.client import Client, typed_body, typed_header
+from duemq._net.routes import PRIMARY, Route
+from duemq.errors import DueMQError, NoRouteError, NotFoundError, PeerError
+from duemq.messages import MessageQueue, ReceivedMessage
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import RecordError
+from duemq.protocol.records import record
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.requests.bodies import ConsumerIdList
+from duemq.protocol.requests.headers import (
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    ConsumerGroup,
+    ConsumerSendMsgBack,
+    Header,
+    OffsetResponse,
+    PullMessage,
+    PullMessageResponse,
+    QueryConsumerOffset,
+    QueueOfTopic,
+    SearchOffset,
+    UnregisterClient,
+    UpdateConsumerOffset,
+)
+
+PULL_MESSAGES = 32
+"""Messages asked for in one pull: RocketMQ's default, and its brokers' limit."""
+
+_PULL_ANSWERS = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+
+log = logging.getLogger("duemq.consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull found."""
+
+    messages: list[StoredMessage]
+    next_offset: int
+    """Where to read on."""
+    end_offset: int
+    """Where the queue ended at that time."""
+    moved: bool
+    """There is nothing at the offset asked for and never will be: `next_offset` is the nearest that there is."""
+
+
+class GroupApi:
+    """Requests of one member of a consumer group. All raise what `Client.call` raises, and NoRouteError."""
+
+    def __init__(self, client: Client, group: str, max_reconsume_times: int) -> None:
+        self._client = client
+        self._group = group
+        self._max_reconsume_times = max_reconsume_times
+        self._pull_from: dict[MessageQueue, int] = {}
+        """Broker id to pull a queue from, where the broker suggested a replica."""
+
+    async def members(self, route: Route) -> list[str]:
+        """Client ids of the group's members, as one of the topic's brokers knows them."""
+        broker = random.choice(list(route.brokers))
+        address = route.address(broker)
+        if address is None:
+            raise NoRouteError(route.topic, f"the broker {broker} has no address now")
+        header = ConsumerGroup(consumer_group=self._group)
+        answer = await self._client.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        return typed_body(answer, ConsumerIdList, address).consumer_id_list
+
+    async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription, *, hold: bool) -> Pulled:
+        """Messages from an offset on. `hold`: where there is none yet, let the broker answer when one comes."""
+        rhythm = self._client.rhythm
+        address = await self._address(queue, self._pull_from.get(queue, PRIMARY))
+        header = PullMessage(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=PULL_MESSAGES,
+            sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if hold else 0),
+            commit_offset=0,
+            suspend_timeout_millis=round(rhythm.suspend * 1000),
+            sub_version=subscription.version,
+            subscription=subscription.text,
+            expression_type="TAG",
+        )
+        answer = await self._client.call(
+            address, RequestCode.PULL_MESSAGE, header, timeout=rhythm.pull_timeout, expected=_PULL_ANSWERS
+        )
+        fields = typed_header(answer, PullMessageResponse, address)
+        self._pull_from[queue] = fields.suggest_which_broker_id
+        next_offset = fields.next_begin_offset
+        messages: list[StoredMessage] = []
+        if answer.code == ResponseCode.SUCCESS:
+            messages, next_offset = _read_records(bytes(answer.body), queue, offset, next_offset, address)
+        return Pulled(messages, next_offset, fields.max_offset, answer.code == ResponseCode.PULL_OFFSET_MOVED)
+
+    async def stored_offset(self, queue: MessageQueue) -> int | None:
+        """The group's consumer offset, or None if it has none yet."""
+        header = QueryConsumerOffset(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        try:
+            return await self._offset(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        except NotFoundError:
+            return None
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Store the group's consumer offset."""
+        header = UpdateConsumerOffset(
+            consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        )
+        await self._client.call(await self._address(queue), RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    async def first_offset(self, queue: MessageQueue) -> int:
+        """Offset of the oldest message there is."""
+        header = QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
+        return await self._offset(queue, RequestCode.GET_MIN_OFFSET, header)
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        """Offset that the next message will get."""
+        header = QueueOfTopic(topic=queue.topic, queue_id=queue.queue_id)
+        return await self._offset(queue, RequestCode.GET_MAX_OFFSET, header)
+
+    async def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
+        """Offset of about the first message stored at a time (ms since the epoch) or later."""
+        header = SearchOffset(topic=queue.topic, queue_id=queue.queue_id, timestamp=time_ms)
+        return await self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    async def send_back(self, message: ReceivedMessage, level: int) -> None:
+        """Have the broker deliver a message again, see `ReceivedMessage.retry`."""
+        header = ConsumerSendMsgBack(
+            offset=message.physical_offset,
+            group=self._group,
+            delay_level=level,
+            origin_msg_id=message.message_id,
+            origin_topic=message.topic,
+            unit_mode=False,
+            max_reconsume_times=self._max_reconsume_times,
+        )
+        await self._client.call(await self._address(message.queue), RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+    async def leave(self) -> None:
+        """Tell all brokers that this member is gone, so that the others take over its queues at once."""
+        header = UnregisterClient(client_id=self._client.client_id, consumer_group=self._group)
+        leaving = (
+            self._client.call(address, RequestCode.UNREGISTER_CLIENT, header)
+            for address in self._client.broker_addresses
+        )
+        for error in await asyncio.gather(*leaving, return_exceptions=True):
+            if isinstance(error, DueMQError):
+                log.debug("no goodbye: %s", error)
+
+    async def _offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
+        address = await self._address(queue)
+        answer = await self._client.call(address, code, header)
+        # Apache's broker says -1 of a queue that has no file yet.
+        return max(0, typed_header(answer, OffsetResponse, address).offset)
+
+    async def _address(self, queue: MessageQueue, broker_id: int = PRIMARY) -> str:
+        route = await self._client.routes.find(queue.topic)
+        address = route.address(queue.broker, broker_id)
+        if address is None:
+            raise NoRouteError(queue.topic, f"the broker {queue.broker} is gone")
+        return address
+
+
+def _read_records(
+    body: bytes, queue: MessageQueue, offset: int, next_offset: int, address: str
+) -> tuple[list[StoredMessage], int]:
+    """The messages in a pull's answer and where to read on: behind the last sound one, if one is broken.
+
+    A broken record in front is passed over, with an error in the log: it would otherwise stop the queue for good.
+    """
+    messages: list[StoredMessage] = []
+    position = 0
+    try:
+        while position < len(body):
+            message = record.decode(body, position)
+            messages.append(message)
+            position += message.size
+    except RecordError as error:
+        log.error("%s gave a broken record of %s, read from offset %d: %s", address, queue, offset, error)
+        return messages, (messages[-1].queue_offset if messages else offset) + 1
+    if messages and not offset <= messages[0].queue_offset <= messages[-1].queue_offset < next_offset:
+        raise PeerError(address, f"asked for {queue} from offset {offset} on, it gave others")
+    return messages, next_offset
+
+
+class BrokerOffsets:
+    """Consumer offsets of a clustering group: the brokers keep them."""
+
+    def __init__(self, api: GroupApi) -> None:
+        self._api = api
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """The group's offset, or None if it has none yet."""
+        return await self._api.stored_offset(queue)
+
+    async def save(self, offsets: dict[MessageQueue, int]) -> None:
+        """Store offsets. Raises the first error; the others are stored all the same."""
+        commits = (self._api.commit(queue, offset) for queue, offset in offsets.items())
+        for error in await asyncio.gather(*commits, return_exceptions=True):
+            if error is not None:
+                raise error

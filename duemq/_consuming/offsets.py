@@ -1,0 +1,128 @@
+"""How far a consumer is: in each queue, and where that is kept between runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from duemq.errors import ArgumentError
+from duemq.messages import MessageQueue
+
+
+class OffsetTracker:
+    """One queue: what was read and is not finished, and the offset that may be committed.
+
+    Invariant: `committable` never passes an unfinished message, so that after a crash nothing is missed; what was
+    finished beyond it is delivered once more. How much that is, `ahead`, the reader has to bound.
+    """
+
+    def __init__(self, next_offset: int) -> None:
+        self.next_offset = next_offset
+        """Where to read on."""
+        self._order: deque[int] = deque()
+        """Queue offsets as they were read, ascending; a finished one stays until all before it are finished."""
+        self._unfinished: set[int] = set()
+
+    def __len__(self) -> int:
+        """How many messages are unfinished."""
+        return len(self._unfinished)
+
+    @property
+    def ahead(self) -> int:
+        """How many messages are finished beyond one that is not."""
+        return len(self._order) - len(self._unfinished)
+
+    @property
+    def committable(self) -> int:
+        """The lowest unfinished offset, or where to read on if there is none."""
+        return self._order[0] if self._order else self.next_offset
+
+    def read(self, offsets: Iterable[int], next_offset: int) -> None:
+        """Messages at `offsets`, ascending, were read, and reading goes on at `next_offset`."""
+        for offset in offsets:
+            self._order.append(offset)
+            self._unfinished.add(offset)
+        self.next_offset = next_offset
+
+    def finish(self, offset: int) -> None:
+        """A message is consumed. One that was not read, or was finished before, changes nothing."""
+        self._unfinished.discard(offset)
+        while self._order and self._order[0] not in self._unfinished:
+            self._order.popleft()
+
+    def reset(self, next_offset: int) -> None:
+        """Forget everything and read on elsewhere: the broker says that there is nothing where we were."""
+        self._order.clear()
+        self._unfinished.clear()
+        self.next_offset = next_offset
+
+
+class OffsetStore(Protocol):
+    """Where consumer offsets are kept between runs."""
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """The stored offset, or None."""
+
+    async def save(self, offsets: dict[MessageQueue, int]) -> None:
+        """Store offsets. Raises DueMQError or OSError; they are then stored with the next ones."""
+
+
+class LocalOffsets:
+    """Offsets of a broadcasting consumer, each of whose members reads everything: in memory, or in a file.
+
+    The file is JSON, {"topic": {"broker:queue id": offset}}, replaced as a whole. It belongs to one consumer.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._offsets: dict[MessageQueue, int] = {}
+        if path is not None and path.exists():
+            self._offsets = _parse_offsets(path)
+
+    async def load(self, queue: MessageQueue) -> int | None:
+        """The offset of a queue, or None."""
+        return self._offsets.get(queue)
+
+    async def save(self, offsets: dict[MessageQueue, int]) -> None:
+        """Keep offsets, and write the file. Raises OSError."""
+        self._offsets.update(offsets)
+        if self._path is not None:
+            await asyncio.to_thread(_replace, self._path, _format_offsets(self._offsets))
+
+
+def _parse_offsets(path: Path) -> dict[MessageQueue, int]:
+    try:
+        tables = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, int]])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} is no file of offsets: {error}") from None
+    offsets = {}
+    for topic, table in tables.items():
+        for name, offset in table.items():
+            broker, _, queue_id = name.rpartition(":")
+            if not broker or not queue_id.isdigit():
+                raise ArgumentError(f"{path} is no file of offsets: {name!r} is no broker:queue")
+            offsets[MessageQueue(topic, broker, int(queue_id))] = offset
+    return offsets
+
+
+def _format_offsets(offsets: dict[MessageQueue, int]) -> bytes:
+    tables: dict[str, dict[str, int]] = {}
+    for queue in sorted(offsets):
+        tables.setdefault(queue.topic, {})[f"{queue.broker}:{queue.queue_id}"] = offsets[queue]
+    return msgspec.json.format(msgspec.json.encode(tables), indent=2)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    # Beside it and renamed: a crash leaves the old file or the new one, never half of one.
+    temporary = path.with_name(f"{path.name}.new")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,246 @@
+"""Reads one queue: from where the group stands, as long as this member has the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Literal
+
+from duemq._consuming.group import GroupApi, Pulled
+from duemq._consuming.inbox import Inbox
+from duemq._consuming.offsets import OffsetStore, OffsetTracker
+from duemq._consuming.subscription import Subscription
+from duemq._net.complaints import Complaints
+from duemq._values.settings import Rhythm
+from duemq._values.times import Clock
+from duemq.errors import DueMQError
+from duemq.messages import RETRY_PREFIX, MessageQueue, ReceivedMessage
+
+log = logging.getLogger("duemq.consumer")
+
+Start = Literal["first", "last"] | int
+"""Where a group begins that has no offset yet: at the oldest message, behind the newest, or at a time in ms."""
+
+FIRST: Final = "first"
+LAST: Final = "last"
+
+
+class QueueReader:
+    """Pulls a queue and puts what it finds into the inbox.
+
+    `subscription` is asked for before each pull, since it may change. `progressed` is called when something was read
+    or finished, `overtaken`, with this reader, when it ends because the group has gone on without it. `monotonic` is in
+    seconds.
+
+    A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
+    gives its queues to others, maybe back later. So whoever has heard nothing of the broker for long asks for the
+    group's offset before anything else is handled or stored.
+    """
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        *,
+        api: GroupApi,
+        offsets: OffsetStore,
+        inbox: Inbox,
+        subscription: Callable[[], Subscription],
+        start: Start,
+        broadcasting: bool,
+        rhythm: Rhythm,
+        clock: Clock,
+        monotonic: Callable[[], float],
+        progressed: Callable[[], None],
+        overtaken: Callable[[QueueReader], None],
+        complaints: Complaints,
+        max_ahead: int,
+    ) -> None:
+        self._max_ahead = max_ahead
+        self._not_too_far_ahead = asyncio.Event()
+        self.queue = queue
+        self.dropped = False
+        """Whether another member has the queue now, or had it meanwhile: what was read of it is neither handled nor
+        committed any more."""
+        self._api = api
+        self._offsets = offsets
+        self._inbox = inbox
+        self._subscription = subscription
+        self._start = start
+        self._broadcasting = broadcasting
+        self._rhythm = rhythm
+        self._clock = clock
+        self._monotonic = monotonic
+        self._progressed = progressed
+        self._overtaken = overtaken
+        self._complaints = complaints
+        self._tracker: OffsetTracker | None = None
+        self._committed = -1
+        self._heard = monotonic()
+        """When the broker last told something of this queue."""
+        self._end: int | None = None
+        self._hold = False
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all is finished that was in the queue when this member got it."""
+        return self._end is not None and self._tracker is not None and self._tracker.committable >= self._end
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing was heard of the queue for so long that others may have it."""
+        return self._monotonic() - self._heard > self._rhythm.expiry
+
+    @property
+    def has_to_check(self) -> bool:
+        """Whether there is an offset to be stored, but others may have stored a newer one."""
+        return self._tracker is not None and self._tracker.committable != self._committed and self.is_silent
+
+    async def check(self) -> None:
+        """Where nothing was heard for long, look whether the group has gone on without this member, or was sent back:
+        then this reader is `dropped`. Raises what the request for the group's offset raises."""
+        if self._tracker is None or not self.is_silent:
+            return
+        stored = await self._offsets.load(self.queue)
+        if stored is not None and not self._committed <= stored <= self._tracker.committable:
+            self.dropped = True
+        self._heard = self._monotonic()
+
+    def offset_to_commit(self, *, even_unchanged: bool) -> int | None:
+        """The offset to be stored, or None where there is none, it is stored already, or others may have stored a newer
+        one."""
+        if self.dropped or self.is_silent:
+            return None
+        if self._tracker is None or (self._tracker.committable == self._committed and not even_unchanged):
+            return None
+        return self._tracker.committable
+
+    def committed(self, offset: int) -> None:
+        """An offset was stored."""
+        self._committed = offset
+
+    async def ack(self, message: ReceivedMessage) -> None:
+        """See `ReceivedMessage.ack`."""
+        if not message.settled:
+            message.settled = True
+            self._finish(message)
+
+    async def retry(self, message: ReceivedMessage, level: int) -> None:
+        """See `ReceivedMessage.retry`."""
+        if message.settled:
+            return
+        message.settled = True
+        if self._broadcasting:
+            log.warning("dropping %r: a broadcasting consumer has no retries", message)
+        elif not self.dropped:
+            try:
+                await self._api.send_back(message, level)
+            except DueMQError as error:
+                pause = self._rhythm.retry_here
+                log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, error)
+                message.settled = False
+                asyncio.get_running_loop().call_later(pause, self._inbox.put_again, message)
+                return
+        self._finish(message)
+
+    def _finish(self, message: ReceivedMessage) -> None:
+        self._inbox.release(message)
+        if self._tracker is not None and not self.dropped:
+            self._tracker.finish(message.queue_offset)
+            if self._tracker.ahead < self._max_ahead:
+                self._not_too_far_ahead.set()
+            self._progressed()
+
+    async def run(self) -> None:
+        """Read until cancelled or overtaken. What goes wrong is logged once and tried again, with growing pauses."""
+        failures, who = 0, f"reading {self.queue}"
+        while True:
+            try:
+                await self._step()
+            except DueMQError as error:
+                self._complaints.raise_(who, str(error))
+            except asyncio.CancelledError:
+                self._complaints.forget(who)
+                self._complaints.forget(f"waiting for a message of {self.queue}")
+                raise
+            except Exception:
+                # Whatever it is, the other queues go on, and this one tries again.
+                log.exception("cannot read %s", self.queue)
+            else:
+                self._complaints.settle(who)
+                if self.dropped:
+                    self._overtaken(self)
+                    return
+                failures = 0
+                continue
+            failures += 1
+            self._hold = False
+            await asyncio.sleep(self._rhythm.pause(failures))
+
+    async def _step(self) -> None:
+        if self._tracker is None:
+            offset = await self._find_start()
+            log.debug("reading %s from offset %d on", self.queue, offset)
+            self._tracker = OffsetTracker(offset)
+            self._heard = self._monotonic()
+        await self._wait_for_the_slowest(self._tracker)
+        await self._inbox.wait_for_room()
+        await self._pull(self._tracker)
+
+    async def _wait_for_the_slowest(self, tracker: OffsetTracker) -> None:
+        """Wait while too much is finished beyond a message that is not."""
+        who = f"waiting for a message of {self.queue}"
+        while tracker.ahead >= self._max_ahead:
+            self._complaints.raise_(
+                who,
+                f"the one at offset {tracker.committable} is not finished, but {tracker.ahead} behind it are. Nothing "
+                "more of that queue is read until it is",
+            )
+            self._not_too_far_ahead.clear()
+            await self._not_too_far_ahead.wait()
+        self._complaints.settle(who)
+
+    async def _pull(self, tracker: OffsetTracker) -> None:
+        loop = asyncio.get_running_loop()
+        begin, asked = loop.time(), tracker.next_offset
+        # The first pull is not held, since its answer tells where the queue ends; nor is the first after a failure,
+        # whose answer tells that it is over.
+        hold, self._hold = self._hold, True
+        pulled = await self._api.pull(self.queue, asked, self._subscription(), hold=hold)
+        await self.check()
+        if self.dropped:
+            return
+        self._heard = self._monotonic()
+        if self._end is None:
+            self._end = pulled.end_offset
+        if pulled.moved:
+            log.warning("%s has nothing at offset %d any more, reading on at %d", self.queue, asked, pulled.next_offset)
+            tracker.reset(pulled.next_offset)
+            self._end = min(self._end, pulled.end_offset)
+        else:
+            self._take(tracker, pulled)
+        self._progressed()
+        if hold and tracker.next_offset == asked:
+            # A broker that does not hold a pull must not be asked in a tight loop.
+            await asyncio.sleep(max(0.0, self._rhythm.first_pause - (loop.time() - begin)))
+
+    def _take(self, tracker: OffsetTracker, pulled: Pulled) -> None:
+        """Note what was read and hand it over; without an await between, so that no commit sees one half of it."""
+        subscription, now = self._subscription(), self._clock()
+        received = [ReceivedMessage(stored, self.queue, now, self) for stored in pulled.messages]
+        wanted = [message for message in received if subscription.wants(message.tags)]
+        tracker.read((message.queue_offset for message in wanted), pulled.next_offset)
+        self._inbox.put(wanted)
+
+    async def _find_start(self) -> int:
+        stored = await self._offsets.load(self.queue)
+        if stored is not None:
+            self._committed = stored
+            return stored
+        if self._start == FIRST or self.queue.topic.startswith(RETRY_PREFIX):
+            # A retry is never too old: it waited for this group.
+            return await self._api.first_offset(self.queue)
+        if self._start == LAST:
+            return await self._api.end_offset(self.queue)
+        assert isinstance(self._start, int)
+        return await self._api.offset_at(self.queue, self._start)

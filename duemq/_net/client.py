@@ -1,0 +1,193 @@
+"""What a producer and a consumer have in common: connections, routes, heartbeats, and how a request becomes an answer.
+
+Each producer and each consumer has a client of its own, with its own client id and connections: members of one group
+in one process need different ids, and a slow reader must not hold up a sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
+
+from duemq._net.connection import Codec, Connection, OnRequest, check_codec, connect
+from duemq._net.pool import Pool
+from duemq._net.routes import NameServers, Routes
+from duemq._values.settings import Rhythm
+from duemq.errors import DueMQError, PeerError, RequestTimeoutError, error_of
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import BodyError, FieldError
+from duemq.protocol.frames import fastjson
+from duemq.protocol.frames.command import Body, Command
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import HeartbeatData
+from duemq.protocol.requests.headers import Header, decode_ext
+
+H = TypeVar("H", bound=Header)
+T = TypeVar("T")
+
+SUCCESS: Final = (ResponseCode.SUCCESS,)
+
+log = logging.getLogger("duemq.client")
+
+
+class Client:
+    """Talks to name servers and brokers on behalf of one producer or consumer.
+
+    `heartbeat` gives what brokers are to be told of it; it is sent as the first request on each connection to a
+    broker, so that the broker knows the client before it is asked anything else.
+    """
+
+    def __init__(
+        self,
+        nameserver: str,
+        *,
+        codec: Codec,
+        heartbeat: Callable[[str], HeartbeatData],
+        on_request: OnRequest = lambda command: None,
+        rhythm: Rhythm | None = None,
+    ) -> None:
+        check_codec(codec)
+        self.client_id = f"{socket.gethostname()}@{os.getpid()}#{secrets.token_hex(5)}"
+        """Tells this client from all others, among the members of a group above all."""
+        self.rhythm = rhythm or Rhythm()
+        self._codec = codec
+        self._heartbeat = heartbeat
+        self._on_request = on_request
+        self._nameserver_pool = Pool(self._connect)
+        self._brokers = Pool(self._open_broker)
+        self._nameservers = NameServers(nameserver, self._nameserver_pool)
+        self.routes = Routes(self._nameservers, self.rhythm.request_timeout)
+        self.tasks = Tasks()
+
+    async def start(self) -> None:
+        """Make sure that a name server answers, and begin to send heartbeats. Raises what `NameServers.ask` does."""
+        await self._nameservers.check(timeout=self.rhythm.connect_timeout)
+        self.tasks.start(self._keep_up(), "duemq heartbeats")
+
+    async def close(self) -> None:
+        """End the background tasks and all connections."""
+        await self.tasks.close()
+        await self._brokers.close()
+        await self._nameserver_pool.close()
+
+    async def broker(self, address: str) -> Connection:
+        """The connection to a broker. Raises ConnectError, and what the heartbeat that opens it meets with."""
+        return await self._brokers.get(address)
+
+    async def all_brokers(self) -> list[str]:
+        """The addresses of all brokers that the name servers know. Raises what `NameServers.brokers` does."""
+        return await self._nameservers.brokers(timeout=self.rhythm.request_timeout)
+
+    @property
+    def broker_addresses(self) -> list[str]:
+        """Brokers that there is a connection to now."""
+        return self._brokers.addresses
+
+    async def call(
+        self,
+        address: str,
+        code: int,
+        header: Header | None = None,
+        body: Body = b"",
+        *,
+        timeout: float | None = None,
+        expected: Iterable[int] = SUCCESS,
+    ) -> Command:
+        """Ask a broker and give its answer, whose code is one of `expected`. `timeout` in seconds.
+
+        Raises a BrokerError for any other code, and what `broker` and `Connection.request` raise.
+        """
+        connection = await self._brokers.get(address)
+        answer = await connection.request(code, header, body, timeout=timeout or self.rhythm.request_timeout)
+        if answer.code not in expected:
+            raise error_of(answer, address)
+        return answer
+
+    async def beat(self, addresses: Iterable[str]) -> None:
+        """Send a heartbeat to brokers; what goes wrong is logged. A broker that does not answer is disconnected."""
+        connected = set(self._brokers.addresses)
+        await asyncio.gather(*(self._beat_one(address, address in connected) for address in set(addresses)))
+
+    async def _beat_one(self, address: str, connected: bool) -> None:
+        try:
+            connection = await self._brokers.get(address)
+            if connected:
+                await self._send_heartbeat(connection)
+        except RequestTimeoutError as error:
+            log.warning("%s; connecting anew", error)
+            self._brokers.drop(address)
+        except DueMQError as error:
+            log.warning("no heartbeat: %s", error)
+
+    async def _send_heartbeat(self, connection: Connection) -> None:
+        body = fastjson.dumps(self._heartbeat(self.client_id))
+        answer = await connection.request(RequestCode.HEART_BEAT, None, body, timeout=self.rhythm.request_timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise error_of(answer, connection.address)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(self.rhythm.heartbeat)
+            await self.routes.refresh()
+            await self.beat(self._brokers.addresses)
+
+    async def _connect(self, address: str) -> Connection:
+        return await connect(
+            address, codec=self._codec, on_request=self._on_request, timeout=self.rhythm.connect_timeout
+        )
+
+    async def _open_broker(self, address: str) -> Connection:
+        connection = await self._connect(address)
+        try:
+            await self._send_heartbeat(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class Tasks:
+    """Background tasks, ended together. One that fails is logged: nobody waits for it."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Run `work` until it ends or `close` is called."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancel all and wait until they have ended."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the task %s failed", task.get_name(), exc_info=task.exception())
+
+
+def typed_header(answer: Command, header_type: type[H], address: str) -> H:
+    """The typed header of an answer. Raises PeerError."""
+    try:
+        return decode_ext(header_type, answer.ext)
+    except FieldError as error:
+        raise PeerError(address, str(error)) from None
+
+
+def typed_body(answer: Command, body_type: type[T], address: str) -> T:
+    """The typed body of an answer. Raises PeerError."""
+    try:
+        return bodies.decode(answer.body, body_type)
+    except BodyError as error:
+        raise PeerError(address, str(error)) from None

@@ -1,0 +1,262 @@
+"""One connection to a broker or name server: moves bytes, matches answers to requests, owns timeouts.
+
+The codec of the headers, with "auto": the first request goes out in JSON, which every peer reads. A duemq broker says
+of itself in the header of its answer that it is written in Python, and from then on requests go out in MessagePack;
+Apache's brokers say Java, and would close the connection on a codec that they do not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Final, Literal, cast, get_args
+
+from duemq.errors import ArgumentError, ConnectError, ConnectionLostError, DueMQError, PeerError, RequestTimeoutError
+from duemq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE, RequestCode, ResponseCode
+from duemq.protocol.errors import FrameError, LocalProtocolError
+from duemq.protocol.frames import codec as frame_codec
+from duemq.protocol.frames.command import Body, Command
+from duemq.protocol.frames.frame import JSON, MSGPACK, FrameReader
+from duemq.protocol.requests.headers import Header, response
+from duemq.protocol.requests.pending import PendingRequests
+
+Codec = Literal["auto", "json", "msgpack"]
+
+MAX_IN_FLIGHT: Final = 16_384
+"""Requests of one connection that wait for their answer; a further one waits for its turn."""
+
+DEFAULT_PORT: Final = 9876
+
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+
+log = logging.getLogger("duemq.connection")
+
+
+class Connection(asyncio.Protocol):
+    """A connection. Made by `connect`."""
+
+    def __init__(self, address: str, codec: Codec, on_request: OnRequest) -> None:
+        self.address = address
+        """Where it leads, "host:port"."""
+        self.codec = MSGPACK if codec == "msgpack" else JSON
+        """In which codec requests go out now."""
+        self._choice = codec
+        self._on_request = on_request
+        self._heard = False
+        self._frames = FrameReader()
+        self._pending: PendingRequests[asyncio.Future[Command]] = PendingRequests()
+        self._turns = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._transport: asyncio.Transport | None = None
+        self._end_reason: tuple[type[ConnectionLostError | PeerError], str] | None = None
+        self._lost = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be sent."""
+        return self._transport is not None and self._end_reason is None
+
+    async def request(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> Command:
+        """Ask and wait for the answer, whatever its code. `timeout` in seconds.
+
+        Raises RequestTimeoutError, ConnectionLostError, PeerError; ArgumentError for more than a frame can hold.
+        """
+        try:
+            async with asyncio.timeout(timeout), self._turns:
+                await self._writable.wait()
+                return await self._ask(code, header, body, timeout)
+        except TimeoutError:
+            raise RequestTimeoutError(self.address, _name(code), timeout) from None
+
+    async def send_oneway(self, code: int, header: Header | None = None, body: Body = b"", *, timeout: float) -> None:
+        """Send a request that is not answered; returns when it is on its way. Raises as `request` does."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writable.wait()
+        except TimeoutError:
+            raise RequestTimeoutError(self.address, _name(code), timeout) from None
+        self._write(_command(code, self._pending.new_opaque(), header, body, FLAG_ONEWAY), self.codec)
+
+    def close(self) -> None:
+        """Close it when what was written is sent; requests under way fail with ConnectionLostError."""
+        self._end(ConnectionLostError, "closed by this client")
+
+    async def wait_closed(self, timeout: float = 1.0) -> None:
+        """Wait until it is closed; if the peer does not take what was written within `timeout` s, cut it off."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._lost.wait()
+        except TimeoutError:
+            if self._transport is not None:
+                self._transport.abort()
+            await self._lost.wait()
+
+    async def _ask(self, code: int, header: Header | None, body: Body, timeout: float) -> Command:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Command] = loop.create_future()
+        opaque = self._pending.add(answer, loop.time() + timeout)
+        try:
+            self._write(_command(code, opaque, header, body, 0), self.codec)
+            return await answer
+        finally:
+            self._pending.take(opaque)
+
+    def _write(self, command: Command, codec: int) -> None:
+        if self._end_reason is not None:
+            raise self._error()
+        assert self._transport is not None
+        try:
+            frame = frame_codec.encode(command, codec)
+        except LocalProtocolError as error:
+            raise ArgumentError(str(error)) from None
+        self._transport.write(frame)
+
+    # --- called by the event loop --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        # A cast, since uvloop's transports are not of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames apart and give them to those who wait."""
+        for frame in self._frames.receive_data(data):
+            try:
+                command = frame_codec.decode(frame)
+            except FrameError as error:
+                self._end(PeerError, str(error))
+                return
+            if command.is_response:
+                self._response_received(command)
+            else:
+                self._request_received(command, frame[0])
+        if self._frames.error is not None:
+            self._end(PeerError, str(self._frames.error))
+
+    def eof_received(self) -> None:
+        """The peer closed."""
+        self._frames.receive_eof()
+
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than we write: requests wait."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Requests go on."""
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everybody who waits."""
+        self._end(ConnectionLostError, self._why_closed(exc))
+        self._lost.set()
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def _why_closed(self, error: Exception | None) -> str:
+        if self._choice == "msgpack" and not self._heard:
+            return "closed at a MessagePack header, which only duemq brokers read; use the codec 'auto' or 'json'"
+        if self._frames.error is not None:
+            return str(self._frames.error)
+        if error is not None:
+            return _reason(error)
+        return "closed by the other side"
+
+    def _response_received(self, command: Command) -> None:
+        self._heard = True
+        if self._choice == "auto" and command.language == LANGUAGE:
+            self.codec = MSGPACK
+        answer = self._pending.take(command.opaque)
+        if answer is not None and not answer.done():
+            answer.set_result(command)
+
+    def _request_received(self, command: Command, codec: int) -> None:
+        try:
+            answer = self._on_request(command)
+        except Exception as error:
+            # The only place that can tell: an error here must not end the connection for everybody else.
+            log.exception("cannot handle a request of %s, code %d", self.address, command.code)
+            answer = response(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        if command.is_oneway or not self.is_open:
+            return
+        if answer is None:
+            answer = response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"this client has no request {command.code}")
+        answer.opaque = command.opaque
+        answer.flag = FLAG_RESPONSE
+        self._write(answer, codec)
+
+    def _end(self, kind: type[ConnectionLostError | PeerError], why: str) -> None:
+        if self._end_reason is not None:
+            return
+        self._end_reason = (kind, why)
+        self._writable.set()
+        for answer in self._pending.clear():
+            if not answer.done():
+                answer.set_exception(self._error())
+        if self._transport is not None:
+            self._transport.close()
+
+    def _error(self) -> DueMQError:
+        # A new one for everybody who waits: an exception raised in several tasks would collect all their tracebacks.
+        assert self._end_reason is not None
+        kind, why = self._end_reason
+        return kind(self.address, why)
+
+
+OnRequest = Callable[[Command], Command | None]
+"""Handles a request of the broker: gives the answer, or None where it knows no such request or none is wanted."""
+
+
+async def connect(address: str, *, codec: Codec, on_request: OnRequest, timeout: float) -> Connection:
+    """Open a connection to "host:port". `timeout` in seconds. Raises ConnectError."""
+    host, port = split_address(address)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout):
+            _, connection = await loop.create_connection(lambda: Connection(address, codec, on_request), host, port)
+    except TimeoutError:
+        raise ConnectError(address, f"no answer within {timeout:g} s") from None
+    except OSError as error:
+        raise ConnectError(address, _reason(error)) from None
+    return connection
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port", "host" or "[::1]:port". Raises ArgumentError."""
+    host, separator, port = address.strip().rpartition(":")
+    if not separator or port.endswith("]"):
+        host, port = address.strip(), str(DEFAULT_PORT)
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ArgumentError(f"{address!r} is no address; write it as host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_codec(codec: Codec) -> None:
+    """Raises ArgumentError unless it is one of the codecs."""
+    if codec not in get_args(Codec):
+        raise ArgumentError(f"the codec {codec!r}; there are {', '.join(get_args(Codec))}")
+
+
+def _command(code: int, opaque: int, header: Header | None, body: Body, flag: int) -> Command:
+    return Command(code=code, opaque=opaque, ext=header.to_ext() if header else {}, body=body, flag=flag)
+
+
+def _reason(error: Exception) -> str:
+    """The system's own words: asyncio puts addresses and numbers around them, and joins the errors of a host's several
+    addresses into a text."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and (found := _ERRNO.search(str(error))):
+        number = int(found[1])
+    if number is not None and number > 0:
+        return os.strerror(number)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _name(code: int) -> str:
+    try:
+        return RequestCode(code).name
+    except ValueError:
+        return f"the request {code}"

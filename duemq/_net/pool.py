@@ -1,0 +1,62 @@
+"""Connections by address, each opened once and shared, opened anew after it was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from duemq._net.connection import Connection
+from duemq.errors import ClosedError
+
+Open = Callable[[str], Awaitable[Connection]]
+
+
+class Pool:
+    """At most one connection per address. `open_` makes it ready for use."""
+
+    def __init__(self, open_: Open) -> None:
+        self._open = open_
+        self._connections: dict[str, Connection] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._closed = False
+
+    async def get(self, address: str) -> Connection:
+        """The connection to an address. Raises ConnectError, ClosedError, and whatever making it ready raises."""
+        connection = self._connections.get(address)
+        if connection is not None and connection.is_open:
+            return connection
+        async with self._locks.setdefault(address, asyncio.Lock()):
+            connection = self._connections.get(address)
+            if connection is None or not connection.is_open:
+                self._check_open()
+                connection = await self._open(address)
+                if self._closed:
+                    connection.close()
+                self._check_open()
+                self._connections[address] = connection
+        return connection
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where there is a connection now."""
+        return [address for address, connection in self._connections.items() if connection.is_open]
+
+    def drop(self, address: str) -> None:
+        """Close the connection to an address, so that the next use opens a new one."""
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")
+
+    async def close(self) -> None:
+        """Close all; no connection is opened afterwards."""
+        self._closed = True
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
+            connection.close()
+        for connection in connections:
+            await connection.wait_closed()

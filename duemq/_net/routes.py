@@ -1,0 +1,263 @@
+"""Which brokers have which topics: asked of the name servers, kept, and asked again from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from duemq._net.connection import Connection, split_address
+from duemq._net.pool import Pool
+from duemq.errors import (
+    ArgumentError,
+    ConnectError,
+    ConnectionLostError,
+    DueMQError,
+    NoRouteError,
+    PeerError,
+    RequestTimeoutError,
+    error_of,
+)
+from duemq.messages import MessageQueue
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import BodyError
+from duemq.protocol.frames.command import Command
+from duemq.protocol.requests import bodies
+from duemq.protocol.requests.bodies import ClusterInfo, TopicRoute
+from duemq.protocol.requests.headers import GetRouteInfo, Header
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""The topic that brokers have which create topics by themselves: a send names it as the model of the new one."""
+
+_MAX_QUEUES: Final = 65_536
+"""Of a topic at one broker: each is an object of a route."""
+AUTO_CREATE_QUEUES: Final = 4
+"""How many queues a topic made by a send gets, at most."""
+
+PERM_WRITE: Final = 2
+PERM_READ: Final = 4
+PRIMARY: Final = 0
+
+log = logging.getLogger("duemq.routes")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The queues of one topic and the brokers that have them."""
+
+    topic: str
+    write_queues: tuple[MessageQueue, ...]
+    """Where messages may be sent to: at brokers that have their primary."""
+    read_queues: tuple[MessageQueue, ...]
+    """Where messages may be read from, sorted."""
+    brokers: Mapping[str, Mapping[int, str]]
+    """By name of the broker, the addresses "host:port" by broker id: 0 the primary, others replicas."""
+
+    def address(self, broker: str, broker_id: int = PRIMARY) -> str | None:
+        """The address of one of a broker's members; of the primary where there is no such member, else of any."""
+        members = self.brokers.get(broker, {})
+        return members.get(broker_id) or members.get(PRIMARY) or next(iter(members.values()), None)
+
+    def primary(self, broker: str) -> str | None:
+        """The address of a broker's primary, or None where it has none now."""
+        return self.brokers.get(broker, {}).get(PRIMARY)
+
+    @property
+    def addresses(self) -> set[str]:
+        """Of all members of all brokers."""
+        return {address for members in self.brokers.values() for address in members.values()}
+
+
+def build_route(topic: str, answer: TopicRoute, *, most_queues: int | None = None) -> Route:
+    """A route from a name server's answer. `most_queues` per broker: for a topic that a send is going to create."""
+    brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in answer.broker_datas}
+    write, read = [], []
+    for queues in sorted(answer.queue_datas, key=lambda queues: queues.broker_name):
+        count = queues.write_queue_nums
+        if most_queues is not None:
+            # RocketMQ takes the read queues of the model topic for both.
+            count = min(most_queues, queues.read_queue_nums)
+        name = queues.broker_name
+        if queues.perm & PERM_WRITE and PRIMARY in brokers.get(name, {}):
+            write += [MessageQueue(topic, name, number) for number in range(count)]
+        if queues.perm & PERM_READ and most_queues is None:
+            read += [MessageQueue(topic, name, number) for number in range(queues.read_queue_nums)]
+    return Route(topic, tuple(write), tuple(read), brokers)
+
+
+class NameServers:
+    """The name servers, of which any will do: the one that answered last is asked first.
+
+    `addresses`: "host:port", several joined by ; as in RocketMQ.
+    """
+
+    def __init__(self, addresses: str, pool: Pool) -> None:
+        self.addresses = parse_nameservers(addresses)
+        self._pool = pool
+        self._preferred = 0
+
+    async def ask(self, code: int, header: Header | None, *, timeout: float) -> tuple[Command, str]:
+        """The answer, whatever its code, and whose it is. `timeout` in seconds for all of them together.
+
+        Raises the last one's ConnectError, ConnectionLostError or RequestTimeoutError where none answers.
+        """
+        count = len(self.addresses)
+        start, share = self._preferred, timeout / count
+        for attempt in range(count):
+            address = self.addresses[(start + attempt) % count]
+            try:
+                answer = await (await self._connection(address, share)).request(code, header, timeout=share)
+            except (ConnectError, ConnectionLostError, RequestTimeoutError) as error:
+                if attempt == count - 1:
+                    raise
+                log.warning("%s; asking the next name server", error)
+            else:
+                self._preferred = (start + attempt) % count
+                return answer, address
+        raise AssertionError("no name server")
+
+    async def brokers(self, *, timeout: float) -> list[str]:
+        """The addresses of all brokers that a name server knows. Raises ConnectError where it knows none, BrokerError,
+        PeerError, and what `ask` raises."""
+        answer, address = await self.ask(RequestCode.GET_BROKER_CLUSTER_INFO, None, timeout=timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise error_of(answer, address)
+        try:
+            brokers = bodies.decode(answer.body, ClusterInfo).broker_addr_table.values()
+        except BodyError as error:
+            raise PeerError(address, str(error)) from None
+        addresses = sorted({one for broker in brokers for one in broker.broker_addrs.values()})
+        if not addresses:
+            raise ConnectError(address, "the name server knows no broker")
+        return addresses
+
+    async def check(self, *, timeout: float) -> None:
+        """Connect to one of them. Raises ConnectError where there is none."""
+        count = len(self.addresses)
+        for number, address in enumerate(self.addresses):
+            try:
+                await self._connection(address, timeout / count)
+            except ConnectError as error:
+                if number == count - 1:
+                    raise
+                log.warning("%s; trying the next name server", error)
+            else:
+                self._preferred = number
+                return
+
+    async def _connection(self, address: str, timeout: float) -> Connection:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._pool.get(address)
+        except TimeoutError:
+            raise ConnectError(address, f"no answer within {timeout:g} s") from None
+
+
+def parse_nameservers(text: str) -> list[str]:
+    """The addresses in "a:9876;b:9876". Raises ArgumentError."""
+    addresses = [part.strip() for part in text.replace(",", ";").split(";") if part.strip()]
+    if not addresses:
+        raise ArgumentError("no address of a name server")
+    return ["{}:{}".format(*_bracketed(*split_address(address))) for address in addresses]
+
+
+def _bracketed(host: str, port: int) -> tuple[str, int]:
+    return (f"[{host}]" if ":" in host else host), port
+
+
+class Routes:
+    """The routes of the topics in use, kept until `refresh` finds others."""
+
+    def __init__(self, nameservers: NameServers, timeout: float) -> None:
+        self._nameservers = nameservers
+        self._timeout = timeout
+        self._routes: dict[str, Route] = {}
+        self._fallbacks: dict[str, Route] = {}
+        self._lock = asyncio.Lock()
+
+    async def find(self, topic: str) -> Route:
+        """The route of a topic that exists. Raises NoRouteError, and what the name servers raise."""
+        route = self._routes.get(topic)
+        if route is not None:
+            return route
+        async with self._lock:
+            if topic not in self._routes:
+                self._routes[topic] = await self._look_up(topic)
+            return self._routes[topic]
+
+    async def find_to_send(self, topic: str) -> Route:
+        """The route of a topic, or of the brokers that would create it. Raises NoRouteError, and as `find`."""
+        route = self._routes.get(topic) or self._fallbacks.get(topic)
+        if route is None:
+            try:
+                route = await self.find(topic)
+            except NoRouteError:
+                route = await self._find_fallback(topic)
+        if not route.write_queues:
+            raise NoRouteError(topic, "none of its queues can be written to now")
+        return route
+
+    def known(self) -> list[Route]:
+        """The routes that were asked for."""
+        return [*self._routes.values(), *self._fallbacks.values()]
+
+    async def refresh(self) -> None:
+        """Ask for all routes again. One that cannot be had now stays as it is, one whose topic is gone is dropped."""
+        for topic in {*self._routes, *self._fallbacks}:
+            try:
+                self._routes[topic] = await self._look_up(topic)
+                self._fallbacks.pop(topic, None)
+            except NoRouteError:
+                self._routes.pop(topic, None)
+            except DueMQError as error:
+                log.warning("cannot refresh the route of %s: %s", topic, error)
+
+    async def _find_fallback(self, topic: str) -> Route:
+        try:
+            answer = await self._ask(AUTO_CREATE_TOPIC)
+        except NoRouteError:
+            raise NoRouteError(topic, "it does not exist, and no broker creates topics by itself") from None
+        route = self._fallbacks[topic] = build_route(topic, answer, most_queues=AUTO_CREATE_QUEUES)
+        return route
+
+    async def _look_up(self, topic: str) -> Route:
+        return build_route(topic, await self._ask(topic))
+
+    async def _ask(self, topic: str) -> TopicRoute:
+        header = GetRouteInfo(topic=topic, accept_standard_json_only=True)
+        answer, address = await self._nameservers.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout=self._timeout)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRouteError(topic, "it does not exist")
+        if answer.code != ResponseCode.SUCCESS:
+            raise error_of(answer, address)
+        try:
+            route = bodies.decode(answer.body, TopicRoute)
+        except BodyError as error:
+            raise PeerError(address, str(error)) from None
+        for queues in route.queue_datas:
+            count = max(queues.read_queue_nums, queues.write_queue_nums)
+            if count > _MAX_QUEUES:
+                raise PeerError(address, f"the topic {topic} has {count} queues, more than {_MAX_QUEUES}")
+        return route
+
+
+class RoundRobin:
+    """Takes queues in turn, passing over those of the broker that just failed as long as there is another."""
+
+    def __init__(self, choose_start: Callable[[int], int] = random.randrange) -> None:
+        # A random start: many short-lived producers must not all begin with the first queue.
+        self._next = choose_start(1 << 16)
+
+    def choose(self, queues: tuple[MessageQueue, ...], failed_broker: str | None = None) -> MessageQueue:
+        """The next of `queues`, of which there is at least one."""
+        for _ in queues:
+            queue = queues[self._next % len(queues)]
+            self._next += 1
+            if queue.broker != failed_broker:
+                return queue
+        queue = queues[self._next % len(queues)]
+        self._next += 1
+        return queue

@@ -1,0 +1,1 @@
+"""How a producer sends: delays, batches, compression."""

@@ -1,0 +1,207 @@
+"""How a message is delayed so that the broker at hand delivers it when it is due, and never early.
+
+RocketMQ has delay levels, a short table of spans, and since 5.0 timers with any time. An older broker ignores a timer
+and delivers at once, and any broker takes a level beyond its table for the last one. At a duemq broker a topic may
+have a table of its own, by which its levels are read. So the client asks each broker what it has, for each connection
+and again from time to time, and refuses what would be delivered early.
+
+A delay is told as a delay, and counts by the broker's clock: this machine's may be slow or fast.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from duemq._values.durations import format_duration, parse_duration
+from duemq._values.times import Span, Time, span_ms, time_ms
+from duemq.errors import ArgumentError, DelayError, NotSupportedError
+from duemq.protocol.codes import LANGUAGE, ResponseCode
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records import properties
+from duemq.protocol.requests.bodies import TopicConfig
+
+VERSION_TIMERS: Final = 413
+"""From this broker version on (5.0.0) RocketMQ has timers."""
+
+TOPIC_LEVELS: Final = "delay.levels"
+"""Attribute of a topic, of duemq's: its own table of levels, written as messageDelayLevel."""
+
+_TOPIC_LEVEL: Final = re.compile(r"[0-9]{1,9}[smhd]")
+"""Exactly what the broker takes for a level: a table with anything else in it does not count there."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLevels:
+    """A topic's own table: its levels in ms, the first being level 1."""
+
+    topic: str
+    levels_ms: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return _format_levels(self.levels_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """The delays that a broker has: its levels in ms, the first being level 1, and whether it takes any time."""
+
+    levels_ms: tuple[int, ...] = ()
+    timers: bool = False
+    topics_have_levels: bool = False
+    """Whether a topic may have a table of its own there: at a duemq broker. RocketMQ's pay no heed to that attribute,
+    which a topic has there too when duemq wrote the store before."""
+    replaces: bool = False
+    """Whether a message may take the place of one that waits: at a duemq broker."""
+    own: TopicLevels | None = None
+    """The table of the topic that is sent to; where there is one, it is what counts, not the broker's."""
+
+    def __str__(self) -> str:
+        return _format_levels(self.levels_ms)
+
+    @property
+    def valid_levels_ms(self) -> tuple[int, ...]:
+        """The table by which the broker reads the level of a message at hand, in ms."""
+        return self.levels_ms if self.own is None else self.own.levels_ms
+
+
+def _format_levels(levels_ms: tuple[int, ...]) -> str:
+    return " ".join(format_duration(level) for level in levels_ms) or "none"
+
+
+def read_delays(response: Command) -> Delays:
+    """What the answer to GET_BROKER_CONFIG says: Java properties, one `name=value` a line. A broker of ours counts as
+    having timers by its setting alone, since it shows clients the version number of RocketMQ 4.9."""
+    settings = dict[str, str]()
+    for line in bytes(response.body).decode(errors="replace").splitlines():
+        name, _, value = line.partition("=")
+        settings[name.strip()] = value.strip()
+    is_ours = response.language == LANGUAGE
+    knows_timers = is_ours or response.version >= VERSION_TIMERS
+    return Delays(
+        levels_ms=_read_levels(settings.get("messageDelayLevel", "")),
+        timers=knows_timers and settings.get("timerWheelEnable", "").lower() == "true",
+        topics_have_levels=is_ours,
+        replaces=is_ours,
+    )
+
+
+def read_topic_levels(topic: str, config: TopicConfig) -> TopicLevels | None:
+    """What the answer to GET_TOPIC_CONFIG says: the topic's own levels. None without any, and where something is wrong
+    with them, since the broker goes by its own then."""
+    levels = (config.attributes or {}).get(TOPIC_LEVELS, "").split()
+    if not levels or not all(_TOPIC_LEVEL.fullmatch(level) for level in levels):
+        return None
+    return TopicLevels(topic, tuple(parse_duration(level) for level in levels))
+
+
+def _read_levels(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(parse_duration(level) for level in text.split())
+    except ArgumentError:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """When a caller wants a message delivered. Exactly one of the first three is set, or none: at once."""
+
+    level: int | None = None
+    delay_ms: int | None = None
+    """Counted from the call."""
+    time_ms: int | None = None
+    """In ms since the epoch."""
+    replaces: bool = False
+    """Whether it is to take the place of the message that waits for its topic and key."""
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it is to be delivered without a delay."""
+        return self.level is None and self.delay_ms is None and self.time_ms is None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing has to be asked of the broker."""
+        return self.at_once and not self.replaces
+
+    @property
+    def needs_timer(self) -> bool:
+        """Whether no level can fulfil it: a time of delivery is no delay."""
+        return self.time_ms is not None
+
+
+def read_wish(level: int | None, delay: Span | None, deliver_at: Time | None, *, replaces: bool = False) -> Wish:
+    """Check the arguments of a send. Raises ArgumentError."""
+    arguments = {"level": level, "delay": delay, "deliver_at": deliver_at}
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) > 1:
+        raise ArgumentError(f"{' and '.join(given)} contradict each other; give one of them")
+    if level is not None and (not isinstance(level, int) or isinstance(level, bool) or level < 1):
+        raise ArgumentError(f"the delay level {level!r}; the first level is 1")
+    if delay is not None:
+        return Wish(delay_ms=span_ms(delay) or None, replaces=replaces)
+    return Wish(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The properties that delay a message at one broker, and when it is due, ms since the epoch; where that depends on
+    when the broker gets it, by this machine's clock."""
+
+    properties: dict[str, str]
+    due_time_ms: int | None = None
+
+
+def make_plan(wish: Wish, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> Plan:
+    """How to fulfil a wish at the broker at `address`, so long after the call. Raises DelayError where it cannot,
+    NotSupportedError where it would not replace anything."""
+    if wish.replaces:
+        if not delays.replaces:
+            raise NotSupportedError(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                "only a duemq broker replaces a message that waits; this one would deliver both",
+                address,
+            )
+        plan = make_plan(replace(wish, replaces=False), delays, now_ms, address, elapsed_ms)
+        return Plan({**plan.properties, properties.TIMER_REPLACE: "true"}, plan.due_time_ms)
+    if wish.at_once:
+        return Plan({})
+    if wish.level is not None:
+        return _plan_level(wish.level, delays, now_ms, address)
+    levels = delays.valid_levels_ms
+    if wish.delay_ms is not None:
+        if wish.delay_ms in levels:
+            return _plan_level(levels.index(wish.delay_ms) + 1, delays, now_ms, address)
+        if delays.timers:
+            # A message that was to wait does so for a moment at least: the broker says then when it was due.
+            rest = max(1, wish.delay_ms - elapsed_ms)
+            return Plan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest)
+    elif wish.time_ms is not None:
+        if delays.timers:
+            return Plan({properties.TIMER_DELIVER_MS: str(wish.time_ms)}, wish.time_ms)
+        if wish.time_ms <= now_ms:
+            return Plan({properties.DUE_MS: str(wish.time_ms)}, wish.time_ms)
+    what = "a time of delivery" if wish.delay_ms is None else f"a delay of {format_duration(wish.delay_ms)}"
+    has = f"the delay levels {delays}"
+    if delays.own is not None:
+        has = (
+            f"the delay levels {delays.own} of the topic {delays.own.topic}; the broker's own do not count there: "
+            f"{delays}"
+        )
+    raise DelayError(f"the broker {address} cannot keep {what}: it has no timers, only {has}", levels)
+
+
+def _plan_level(level: int, delays: Delays, now_ms: int, address: str) -> Plan:
+    levels = delays.valid_levels_ms
+    if not levels:
+        # It does not say which levels it has: nothing to check against, and no due time to tell.
+        return Plan({properties.DELAY: str(level)})
+    if level > len(levels):
+        where = "" if delays.own is None else f" for the topic {delays.own.topic}"
+        raise DelayError(
+            f"the broker {address} has no delay level {level}{where}, only {len(levels)}: {_format_levels(levels)}",
+            levels,
+        )
+    due = now_ms + levels[level - 1]
+    return Plan({properties.DELAY: str(level), properties.DUE_MS: str(due)}, due)

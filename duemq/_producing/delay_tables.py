@@ -1,0 +1,107 @@
+"""What brokers say of the delays they have: asked for each connection, kept, and asked again from time to time.
+
+A broker is asked for its settings, and a duemq broker for each topic as well, which may have levels of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from duemq._net.client import Client, typed_body
+from duemq._net.connection import Connection
+from duemq._producing.delay import Delays, TopicLevels, Wish, read_delays, read_topic_levels
+from duemq.errors import BrokerError, NotSupportedError, TopicNotFoundError
+from duemq.protocol.codes import RequestCode
+from duemq.protocol.requests.bodies import TopicConfig
+from duemq.protocol.requests.headers import Topic
+
+T = TypeVar("T")
+
+
+class DelayTables:
+    """The delays of brokers and topics, as a producer needs them. Each is believed for `Rhythm.delays` seconds."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._brokers = Answers[Delays](client.rhythm.delays)
+        self._topics = Answers[TopicLevels | None](client.rhythm.delays)
+
+    async def find(self, address: str, topic: str, wish: Wish) -> Delays:
+        """The delays that the broker at `address` has for a message to `topic`. A broker that does not tell has none;
+        where only a level is wished for, that is no error, since it goes unchecked then.
+
+        Raises BrokerError where the broker refuses to tell and has to, and what `Client.call` raises.
+        """
+        connection = await self._client.broker(address)
+        try:
+            delays = await self._brokers.get(connection, "", lambda: self._ask_broker(address))
+        except BrokerError as error:
+            _raise_unless_a_level(wish, error)
+            delays = self._brokers.keep(connection, "", Delays())
+        if not delays.topics_have_levels or (delays.timers and wish.needs_timer):
+            return delays
+        try:
+            own = await self._own(connection, address, topic)
+        except BrokerError as error:
+            _raise_unless_a_level(wish, error)
+            # Not kept: the broker's own table must not be taken for the topic's.
+            return Delays()
+        return delays if own is None else replace(delays, own=own)
+
+    async def _own(self, connection: Connection, address: str, topic: str) -> TopicLevels | None:
+        try:
+            return await self._topics.get(connection, topic, lambda: self._ask_topic(address, topic))
+        except TopicNotFoundError:
+            # The send makes it, without levels of its own. This is not kept: the next send asks again.
+            return None
+
+    async def _ask_broker(self, address: str) -> Delays:
+        return read_delays(await self._client.call(address, RequestCode.GET_BROKER_CONFIG))
+
+    async def _ask_topic(self, address: str, topic: str) -> TopicLevels | None:
+        try:
+            answer = await self._client.call(address, RequestCode.GET_TOPIC_CONFIG, Topic(topic))
+        except NotSupportedError:
+            return None
+        return read_topic_levels(topic, typed_body(answer, TopicConfig, address))
+
+
+def _raise_unless_a_level(wish: Wish, error: BrokerError) -> None:
+    if wish.level is None:
+        error.add_note("a delay or time of delivery needs to know which delays the broker has")
+        raise error
+
+
+class Answers(Generic[T]):
+    """Answers by connection and by what was asked for, each believed for `lifetime` seconds of the loop's clock."""
+
+    def __init__(self, lifetime: float) -> None:
+        self.lifetime = lifetime
+        self._kept: WeakKeyDictionary[Connection, dict[str, tuple[T, float]]] = WeakKeyDictionary()
+
+    async def get(self, connection: Connection, name: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer that is kept, or a new one. Raises what `ask` does; nothing is kept of the answer then."""
+        time = asyncio.get_running_loop().time
+        kept = self._kept.setdefault(connection, {})
+        if name in kept:
+            answer, until = kept[name]
+            if time() < until:
+                return answer
+            # Others who send meanwhile take what is known, rather than ask as well.
+            self.keep(connection, name, answer)
+        try:
+            answer = await ask()
+        except BaseException:
+            kept.pop(name, None)
+            raise
+        return self.keep(connection, name, answer)
+
+    def keep(self, connection: Connection, name: str, answer: T) -> T:
+        """Believe an answer from now on; gives it back."""
+        until = asyncio.get_running_loop().time() + self.lifetime
+        self._kept.setdefault(connection, {})[name] = answer, until
+        return answer

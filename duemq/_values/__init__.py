@@ -1,0 +1,1 @@
+"""Durations, times, settings and checks of what callers hand in."""

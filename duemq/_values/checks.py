@@ -1,0 +1,119 @@
+"""What can be known to be wrong before anything is sent. All functions raise ArgumentError.
+
+The limits are RocketMQ's (client/Validators.java and common/topic/TopicValidator.java at 4.9.7).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from duemq.errors import ArgumentError
+from duemq.protocol.records import properties as property_text
+
+MAX_TOPIC_LENGTH: Final = 127
+MAX_GROUP_LENGTH: Final = 255
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+"""RocketMQ's default of maxMessageSize, at producers and at brokers."""
+
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+_OFFSET_MESSAGE_ID: Final = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
+_BROKERS_OWN: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "rmq_sys_wheel_timer",
+    }
+)
+
+# Names that steer a message on its way. Whoever forwards a received message must not send these along: DELAY would
+# delay it again, TIMER_OUT_MS would make a timer ineffective.
+STEERING_PROPERTIES: Final = frozenset(
+    """
+    KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
+    ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY
+    EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME INNER_NUM INNER_BASE DUP_INFO
+    CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_PREPARED_QUEUE_OFFSET __transactionId__ TRANSACTION_CHECK_TIMES INSTANCE_ID
+    CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE POP_CK POP_CK_OFFSET 1ST_POP_TIME
+    __SHARDINGKEY PROPERTY_FORWARD_QUEUE_ID REDIRECT INNER_MULTI_DISPATCH INNER_MULTI_QUEUE_OFFSET TRACE_CONTEXT
+    TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS
+    TIMER_DEL_UNIQKEY TIMER_REPLACE TIMER_FIRST_ID TIMER_FROM_LEVEL TIMER_DELAY_LEVEL __BORNHOST BORN_TIMESTAMP
+    DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID __CRC32# DUE_MS
+    """.split()  # noqa: SIM905
+)
+
+
+def check_topic(topic: str) -> None:
+    """A topic that one may subscribe to."""
+    _check_name("topic", topic, MAX_TOPIC_LENGTH)
+
+
+def check_topic_to_send(topic: str) -> None:
+    """A topic that one may send to."""
+    check_topic(topic)
+    if topic in _BROKERS_OWN:
+        raise ArgumentError(f"the topic {topic} belongs to the broker itself; nothing can be sent to it")
+
+
+def check_group(group: str) -> None:
+    """The name of a producer group or consumer group."""
+    _check_name("group", group, MAX_GROUP_LENGTH)
+
+
+def _check_name(kind: str, name: str, max_length: int) -> None:
+    if not isinstance(name, str) or not name:
+        raise ArgumentError(f"a {kind} needs a name")
+    if len(name) > max_length:
+        raise ArgumentError(f"a {kind} of {len(name)} characters; the most is {max_length}")
+    if not _NAME.fullmatch(name):
+        raise ArgumentError(f"the {kind} {name!r} has characters other than letters, digits and % | _ -")
+
+
+def check_offset_message_id(message_id: str) -> None:
+    """The id that a broker gave a message."""
+    if not isinstance(message_id, str) or not _OFFSET_MESSAGE_ID.fullmatch(message_id):
+        raise ArgumentError(f"{message_id!r} is no offset message id, which has 32 or 56 hex digits")
+
+
+def check_body(body: bytes, limit: int) -> None:
+    """The body of one message, before it is compressed."""
+    if not body:
+        raise ArgumentError("an empty body; RocketMQ stores none")
+    if len(body) > limit:
+        raise ArgumentError(f"a body of {len(body)} bytes; the most is {limit}")
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """The user's own properties: names that mean something to the broker are refused."""
+    for name, value in properties.items():
+        if name in STEERING_PROPERTIES:
+            raise ArgumentError(f"the property {name} is not yours to set; there is an argument for what it does")
+        check_property_text(name, "a property name")
+        check_property_text(value, f"the property {name}")
+
+
+def check_property_text(text: str, what: str) -> None:
+    """One name or value in the property text, where it must neither be empty nor contain a separator."""
+    if not isinstance(text, str) or not text:
+        raise ArgumentError(f"{what} has to be a text and not empty, it is {text!r}")
+    if property_text.NAME_END in text or property_text.PROPERTY_END in text:
+        raise ArgumentError(f"{what} contains \\x01 or \\x02, which RocketMQ uses as separators")
+
+
+def check_tags(tags: str) -> None:
+    """A message's tag. One that a subscription could not name is refused."""
+    check_property_text(tags, "a tag")
+    if "||" in tags or tags != tags.strip() or tags == "*":
+        raise ArgumentError(f"the tag {tags!r} could not be subscribed to: no ||, no * and no blanks around it")
+
+
+def check_property_size(text: str) -> None:
+    """All properties of a message in their wire form."""
+    size = len(text.encode())
+    if size > property_text.MAX_BYTES:
+        raise ArgumentError(f"properties of {size} bytes; the most is {property_text.MAX_BYTES}")

@@ -1,0 +1,64 @@
+"""Times and spans as callers give them, turned into whole milliseconds. Rounded up: later, never earlier."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+from duemq._values.durations import parse_duration
+from duemq.errors import ArgumentError
+
+Span = float | timedelta | str
+"""Seconds, a timedelta, or text such as "1h30m"."""
+
+Time = float | datetime
+"""Seconds since the epoch as `time.time()` gives them, or a datetime with a time zone."""
+
+Clock = Callable[[], int]
+"""Gives the time in ms since the epoch."""
+
+_LATEST: Final = 1e11
+"""Seconds; beyond it (the year 5138) somebody passed milliseconds."""
+
+
+def now_ms() -> int:
+    """The time, in ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+def span_ms(span: Span) -> int:
+    """A span in milliseconds. Raises ArgumentError where it is negative or no span."""
+    if isinstance(span, str):
+        return parse_duration(span)
+    if isinstance(span, timedelta):
+        return _checked_span(-(-span // timedelta(milliseconds=1)), span)
+    if not isinstance(span, int | float) or isinstance(span, bool) or not math.isfinite(span):
+        raise ArgumentError(f"{span!r} is no span of time; give seconds, a timedelta or text such as '1h30m'")
+    return _checked_span(_up(span), span)
+
+
+def time_ms(moment: Time) -> int:
+    """A time in ms since the epoch. Raises ArgumentError where it is ambiguous or no time."""
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise ArgumentError(f"{moment} has no time zone; use datetime.now(timezone.utc) or .astimezone()")
+        return _up(moment.timestamp())
+    if not isinstance(moment, int | float) or isinstance(moment, bool) or not math.isfinite(moment) or moment < 0:
+        raise ArgumentError(f"{moment!r} is no time; give seconds since the epoch or a datetime with a time zone")
+    if moment > _LATEST:
+        raise ArgumentError(f"{moment!r} looks like milliseconds; a time is given in seconds since the epoch")
+    return _up(moment)
+
+
+def _up(seconds: float) -> int:
+    # Rounded to the microsecond first: 1.1 * 1000 is 1100.0000000000002, which must not become 1101.
+    return math.ceil(round(seconds * 1000, 3))
+
+
+def _checked_span(milliseconds: int, span: object) -> int:
+    if milliseconds < 0:
+        raise ArgumentError(f"{span!r} is negative; a span of time is 0 or more")
+    return milliseconds

@@ -1,0 +1,121 @@
+"""The command line: `duemq send`, `duemq receive`, `duemq cancel`, `duemq pending`, `duemq serve`,
+`duemq clock advance`, `duemq store`, whose commands `broker.repair.cli` has, and `duemq spark`, whose commands
+`spark_jobs.cli.commands` has.
+
+Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. Ctrl-C at `receive` is its regular end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import click
+
+_ELSEWHERE: Final = {
+    "send": ("duemq.cli.messages", "send"),
+    "receive": ("duemq.cli.messages", "receive"),
+    "cancel": ("duemq.cli.messages", "cancel"),
+    "pending": ("duemq.cli.pending", "pending"),
+    "clock": ("duemq.cli.clock", "clock"),
+    "store": ("duemq.broker.repair.cli", "main"),
+    "spark": ("duemq.spark_jobs.cli.commands", "main"),
+}
+"""Commands by their names: the modules that have them, and what they are called there."""
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported when they are asked for: `duemq serve` needs no client."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See click."""
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See click."""
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, name = _ELSEWHERE[cmd_name]
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="duemq", prog_name="duemq")
+def main() -> None:
+    """A message broker for delayed messages, compatible with Apache RocketMQ.
+
+    \b
+    duemq serve                          start a broker with its name server
+    duemq receive greetings --follow     wait for messages
+    duemq send greetings hello --in 5s   send one that is due in 5 seconds
+    duemq pending list                   show what waits
+    duemq store repair ./store           make anew what a store has beside its commitlog
+
+    `send` and `receive` work with Apache RocketMQ's brokers too.
+    """
+
+
+@main.command(short_help="Run a broker with its name server.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="File of settings, NAME=VALUE a line, with RocketMQ's names.",
+)
+@click.option("--store", type=click.Path(path_type=Path), help="Directory of the store; ./data by default.")
+@click.option("--host", help="Address to listen on; 127.0.0.1 by default.")
+@click.option("--port", type=int, metavar="PORT", help="Port of the broker, and the VIP port two below; 10911.")
+@click.option("--nameserver-port", type=int, metavar="PORT", help="Port of the name server inside; 9876.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="One setting, which counts before the file. May be repeated.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    help="How to log, on standard error.",
+)
+def serve(
+    config: Path | None,
+    store: Path | None,
+    host: str | None,
+    port: int | None,
+    nameserver_port: int | None,
+    settings: tuple[str, ...],
+    log_format: str,
+) -> None:
+    """Start a broker, with a name server inside, and run it until SIGTERM or Ctrl-C.
+
+    \b
+    duemq serve --store ./data
+    duemq serve --store ./data --set messageDelayLevel='1s 5s 1m 1h' --log-format json
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads for algebra, of which a broker does none
+    try:
+        from duemq.broker.main import serve as run_broker
+    except ModuleNotFoundError as error:
+        from duemq.cli.shared import fail
+
+        fail(f"the broker needs the package {error.name}; install duemq[broker]")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    sys.exit(
+        run_broker(
+            config_file=str(config) if config else None,
+            store=str(store) if store else None,
+            host=host,
+            port=port,
+            nameserver_port=nameserver_port,
+            settings=list(settings),
+            log_format=log_format,
+        )
+    )

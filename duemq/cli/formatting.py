@@ -1,0 +1,205 @@
+"""How the command line shows messages and results: a line of text for people, a line of JSON for programs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from duemq._net.id_brokers import broker_of
+from duemq._values.durations import format_duration
+from duemq.messages import CancelResult, ChangeResult, Changes, DueCurve, PendingMessage, ReceivedMessage, SendResult
+
+_UNKNOWN: Final = "is of the broker {broker}, which is not there now; it may wait there"
+_CANCELLED: Final = {
+    CancelResult.CANCELLED: "is cancelled",
+    CancelResult.ALREADY_CANCELLED: "was cancelled before",
+    CancelResult.ALREADY_DELIVERED: "is delivered already",
+    CancelResult.NO_LONGER_WAITS: "was delivered or cancelled long ago, or its store was compacted since",
+    CancelResult.NEVER_EXISTED: "is no message that waits or waited here",
+    CancelResult.BROKER_UNKNOWN: _UNKNOWN,
+}
+
+_CHANGED: Final = {
+    ChangeResult.CANCELLED: ("is cancelled", "are cancelled"),
+    ChangeResult.RESCHEDULED: ("has another time", "have another time"),
+    ChangeResult.DELIVERED_NOW: ("is due now", "are due now"),
+    ChangeResult.ALREADY_DELIVERED: ("is delivered already", "are delivered already"),
+    ChangeResult.ALREADY_CANCELLED: ("was cancelled before", "were cancelled before"),
+    ChangeResult.NO_LONGER_WAITS: (
+        "was delivered or cancelled long ago, or its store was compacted since",
+        "were delivered or cancelled long ago, or their store was compacted since",
+    ),
+    ChangeResult.NEVER_EXISTED: ("is no message that waits or waited here", "are no messages that wait or waited here"),
+    ChangeResult.BROKER_UNKNOWN: (_UNKNOWN, _UNKNOWN),
+}
+_BAR: Final = 50
+"""Characters of the longest bar of a curve."""
+
+
+def result_as_text(result: SendResult, now_ms: int, delay_ms: int | None = None) -> str:
+    """What became of a sent message; `delay_ms` is the delay that was asked for, if one was."""
+    if result.due_time_ms is None:
+        return f"sent {result.message_id} to {result.queue} offset {result.queue_offset}"
+    when = f"in {format_duration(delay_ms)}" if delay_ms else _from_now(result.due_time_ms - now_ms)
+    return (
+        f"sent {result.message_id} to {result.queue} schedule offset {result.queue_offset}, "
+        f"due {local_time(result.due_time_ms)} ({when})"
+    )
+
+
+def result_as_json(result: SendResult) -> str:
+    """What became of a sent message."""
+    return _line(
+        {
+            "message_id": result.message_id,
+            "offset_message_id": result.offset_message_id,
+            "status": str(result.status),
+            "topic": result.queue.topic,
+            "broker": result.queue.broker,
+            "queue_id": result.queue.queue_id,
+            "queue_offset": result.queue_offset,
+            "due_time_ms": result.due_time_ms,
+            "recall_handle": result.recall_handle,
+        }
+    )
+
+
+def cancelled_as_text(name: str, result: CancelResult) -> str:
+    """What became of a message that was to be cancelled."""
+    return _outcome(name, _CANCELLED[result])
+
+
+def _outcome(offset_message_id: str, text: str) -> str:
+    if text is _UNKNOWN:
+        text = text.format(broker=broker_of(offset_message_id))
+    return f"{printable(offset_message_id)} {text}"
+
+
+def cancelled_as_json(name: str, result: CancelResult) -> str:
+    """What became of a message that was to be cancelled."""
+    return _line({"id": name, "result": str(result)})
+
+
+def pending_as_text(message: PendingMessage) -> str:
+    """Due time, topic, level, [tag], (keys), id."""
+    parts = [local_time(message.due_time_ms), printable(message.topic)]
+    if message.delay_level is not None:
+        parts.append(f"level {message.delay_level}")
+    if message.tags:
+        parts.append(f"[{printable(message.tags)}]")
+    if message.keys:
+        parts.append(f"({printable(' '.join(message.keys))})")
+    parts.append(printable(message.offset_message_id))
+    return "  ".join(parts)
+
+
+def pending_as_json(message: PendingMessage) -> str:
+    """All there is of a message that waits."""
+    return _line(asdict(message))
+
+
+def curve_as_text(curve: DueCurve) -> Iterator[str]:
+    """A line for each span: when it begins, how many messages are due in it, and a bar."""
+    most = max(curve.counts)
+    width = len(str(most))
+    for number, count in enumerate(curve.counts):
+        begin = local_time(curve.begin_ms + number * curve.step_ms)
+        yield f"{begin}  {count:{width}}  {'#' * -(-count * _BAR // most) if most else ''}".rstrip()
+
+
+def curve_as_json(curve: DueCurve) -> str:
+    """How many messages are due when."""
+    return _line(asdict(curve))
+
+
+def changes_as_text(changes: Changes, *, by_id: bool) -> Iterator[str]:
+    """What became of messages: a line for each, or one for all with the same result."""
+    if by_id:
+        for message in changes.messages:
+            yield _outcome(message.offset_message_id, _CHANGED[message.result][0])
+        return
+    for result, count in changes.counts.items():
+        yield f"{count} message{'s' if count != 1 else ''} {_CHANGED[result][count != 1]}"
+    if not changes.counts:
+        yield "no such message waits"
+
+
+def changes_as_json(changes: Changes) -> str:
+    """What became of messages."""
+    return _line(asdict(changes))
+
+
+def message_as_text(message: ReceivedMessage) -> str:
+    """Time of receipt, lateness, [tag], (keys), body. Raises BodyError."""
+    parts = [local_time(message.receive_time_ms)]
+    if message.lateness_ms is not None:
+        parts.append(f"{message.lateness_ms:+d}ms")
+    if message.tags:
+        parts.append(f"[{printable(message.tags)}]")
+    if message.keys:
+        parts.append(f"({printable(' '.join(message.keys))})")
+    parts.append(printable(message.body.decode(errors="backslashreplace")))
+    return "  ".join(parts)
+
+
+def message_as_json(message: ReceivedMessage) -> str:
+    """All there is of a message; a body that is no UTF-8 as `body_base64`. Raises BodyError."""
+    body: dict[str, str]
+    try:
+        body = {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(message.body).decode()}
+    return _line(
+        {
+            "topic": message.topic,
+            **body,
+            "tags": message.tags,
+            "keys": message.keys,
+            "properties": message.properties,
+            "message_id": message.message_id,
+            "offset_message_id": message.offset_message_id,
+            "broker": message.queue.broker,
+            "queue_id": message.queue.queue_id,
+            "queue_offset": message.queue_offset,
+            "born_time_ms": message.born_time_ms,
+            "store_time_ms": message.store_time_ms,
+            "receive_time_ms": message.receive_time_ms,
+            "due_time_ms": message.due_time_ms,
+            "lateness_ms": message.lateness_ms,
+            "delay_level": message.delay_level,
+            "reconsume_times": message.reconsume_times,
+        }
+    )
+
+
+def local_time(time_ms: int) -> str:
+    """A time in ms since the epoch, to the millisecond, in this machine's zone."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        return f"{time_ms} ms since the epoch"
+
+
+def printable(text: str) -> str:
+    """Text that stays on its line and leaves the terminal alone."""
+    return "".join(each if each.isprintable() or each == "\t" else _escape(each) for each in text)
+
+
+def _from_now(milliseconds: int) -> str:
+    if milliseconds <= 0:
+        return "now"
+    # Nobody wants to read that of a level's 5s there are 4s990ms left.
+    return f"in {format_duration(round(milliseconds, -3) or milliseconds)}"
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return msgspec.json.encode(fields).decode()

@@ -1,0 +1,252 @@
+"""`duemq send`, `duemq receive` and `duemq cancel`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import datetime
+
+import click
+
+from duemq._net.connection import Codec
+from duemq._values.times import now_ms
+from duemq.cli import formatting
+from duemq.cli.shared import (
+    GROUP,
+    client_options,
+    duration,
+    fail,
+    moment,
+    one_line_errors,
+    origin,
+    print_line,
+    run,
+    until_signal,
+)
+from duemq.consumer import From, PushConsumer
+from duemq.errors import RequestTimeoutError
+from duemq.messages import CancelResult, ReceivedMessage
+from duemq.producer import Producer
+
+
+@click.command(short_help="Send a message, now or due later.")
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Deliver it after so long: 250ms, 5s, 1h30m.")
+@click.option(
+    "--at", type=moment, metavar="TIME", help="Deliver it at a time: 2030-01-31T08:30, local unless it has a zone."
+)
+@click.option(
+    "--level",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Deliver it after the delay of this level, the topic's or the broker's.",
+)
+@click.option("--tag", help="Tag, by which consumers may filter.")
+@click.option("--key", "keys", multiple=True, help="Key, under which the broker indexes it. May be repeated.")
+@click.option("--property", "pairs", multiple=True, metavar="NAME=VALUE", help="Property of your own. May be repeated.")
+@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--replace", is_flag=True, help="Take the place of the message that waits with --replace for this --key.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
+@client_options
+@one_line_errors
+def send(
+    topic: str,
+    body: str | None,
+    delay: int | None,
+    at: datetime | None,
+    level: int | None,
+    tag: str | None,
+    keys: tuple[str, ...],
+    pairs: tuple[str, ...],
+    timeout: int,
+    replace: bool,
+    as_json: bool,
+    nameserver: str,
+    codec: Codec,
+) -> None:
+    """Send one message to TOPIC and print its id, where it lies, and when it is due.
+
+    BODY is text; without it, or if it is -, the body is read from standard input, as it is.
+
+    The broker is asked which delays it has. A duration that equals one of its delay levels, or of the topic's where
+    that has its own, is sent as that level; any other duration, and --at, need a broker with timers: duemq, or RocketMQ
+    from 5.0 on. An older one would deliver such a message at once, so it is refused here.
+
+    \b
+    duemq send orders '{"id": 7}' --tag paid --key 7
+    duemq send reminders 'call back' --in 1h30m
+    duemq send reminders 'happy new year' --at 2031-01-01T00:00
+    duemq send searches 'index 4711' --in 30s --key 4711 --replace
+    date | duemq send log --level 3
+    """
+    properties = dict(_split_pair(pair) for pair in pairs)
+    content = _read_body(body)
+
+    async def work() -> None:
+        async with Producer(nameserver, group=GROUP, codec=codec, timeout=timeout / 1000) as producer:
+            result = await producer.send(
+                topic,
+                content,
+                tags=tag,
+                keys=keys,
+                properties=properties,
+                level=level,
+                delay=None if delay is None else delay / 1000,
+                deliver_at=at,
+                replace=replace,
+            )
+        click.echo(formatting.result_as_json(result) if as_json else formatting.result_as_text(result, now_ms(), delay))
+
+    run(work())
+
+
+def _read_body(body: str | None) -> bytes:
+    if body is not None and body != "-":
+        return body.encode()
+    stdin = sys.stdin.buffer
+    if body is None and stdin.isatty():
+        raise click.UsageError("no BODY; give it as an argument, or pipe it in")
+    return stdin.read()
+
+
+def _split_pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.UsageError(f"{text!r} is no NAME=VALUE")
+    return name, value
+
+
+@click.command(short_help="Receive messages and print them.")
+@click.argument("topic")
+@click.option("--group", default=GROUP, show_default=True, help="Consumer group to be a member of.")
+@click.option("--follow", "-f", is_flag=True, help="Do not end: wait for further messages until Ctrl-C.")
+@click.option(
+    "--wait",
+    type=duration,
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    help="Without --follow: how long to wait for a first message.",
+)
+@click.option("--count", "-n", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option("--tag", "tags", default="*", metavar="TAGS", help="Only messages with this tag; several joined by ||.")
+@click.option(
+    "--from",
+    "from_",
+    type=origin,
+    default="first",
+    show_default=True,
+    metavar="first|last|TIME",
+    help="Where to begin if the group has not read the topic before.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON, with all there is.")
+@client_options
+@one_line_errors
+def receive(
+    topic: str,
+    group: str,
+    follow: bool,
+    wait: int,
+    count: int | None,
+    tags: str,
+    from_: From,
+    as_json: bool,
+    nameserver: str,
+    codec: Codec,
+) -> None:
+    """Receive messages of TOPIC and print one line for each: when it came, how late, [tag], (key), body.
+
+    How late is told where the due time is known: of messages with a timer, and of those that duemq delayed by level.
+
+    Messages that were printed are consumed: the group remembers how far it has read, so the next `receive` goes on from
+    there, and members of one group that run at the same time share the messages. Give another --group to read a
+    topic from its beginning again.
+
+    Without --follow it ends when everything was printed that was there at its start; if there is nothing, it waits up
+    to --wait for a first message. Messages that are not due yet are not there yet.
+
+    \b
+    duemq receive orders --follow
+    duemq receive orders --group audit --json | jq .lateness_ms
+    duemq receive orders --count 1 --wait 1m
+    """
+
+    async def work() -> None:
+        consumer = PushConsumer(group, nameserver=nameserver, from_=from_, codec=codec)
+        consumer.subscribe(topic, tags)
+        async with consumer:
+            await until_signal(_print_messages(consumer, topic, follow, wait, count, as_json))
+
+    run(work())
+
+
+async def _print_messages(
+    consumer: PushConsumer, topic: str, follow: bool, wait_ms: int, count: int | None, as_json: bool
+) -> None:
+    printed = 0
+    while count is None or printed < count:
+        message = await _next_message(consumer, follow, wait_ms if not printed else None)
+        if message is None:
+            break
+        line = formatting.message_as_json(message) if as_json else formatting.message_as_text(message)
+        if not print_line(line):
+            return  # this message was not seen and is not acknowledged
+        await message.ack()
+        printed += 1
+    if not printed and not follow:
+        click.echo(f"duemq: no message in {topic} for this group", err=True)
+
+
+async def _next_message(consumer: PushConsumer, follow: bool, wait_ms: int | None) -> ReceivedMessage | None:
+    """The next message, or None at the end: nothing came for `wait_ms`; or without it, all that was there is read."""
+    if follow:
+        return await consumer.receive()
+    if wait_ms is not None:
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                return await consumer.receive()
+        except TimeoutError:
+            return None
+    message = asyncio.create_task(consumer.receive())
+    end = asyncio.create_task(consumer.caught_up())
+    try:
+        await asyncio.wait([message, end], return_when=asyncio.FIRST_COMPLETED)
+        return message.result() if message.done() else None
+    finally:
+        message.cancel()
+        end.cancel()
+
+
+@click.command(short_help="Cancel messages that wait.")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@click.option("--timeout", type=duration, default="3s", show_default=True, help="Give up after so long.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each message.")
+@client_options
+@one_line_errors
+def cancel(ids: tuple[str, ...], timeout: int, as_json: bool, nameserver: str, codec: Codec) -> None:
+    """Cancel messages that wait for a time or a delay level, and print what became of each.
+
+    ID is what `duemq send --json` prints as offset_message_id. The exit code is 0 if none of the messages will be
+    delivered. Needs duemq brokers.
+
+    \b
+    id=$(duemq send reminders 'call back' --in 1h --json | jq -r .offset_message_id)
+    duemq cancel $id
+    """
+    results = dict[str, CancelResult]()
+
+    async def work() -> None:
+        async with Producer(nameserver, group=GROUP, codec=codec, timeout=timeout / 1000) as producer:
+            results.update(await producer.cancel(ids))
+
+    try:
+        run(work())
+    except RequestTimeoutError as error:
+        fail(f"{error}. The same command again tells what became of each message")
+    for name, result in results.items():
+        click.echo(
+            formatting.cancelled_as_json(name, result) if as_json else formatting.cancelled_as_text(name, result)
+        )
+    if set(results.values()) - {CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED}:
+        sys.exit(1)

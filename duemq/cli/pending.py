@@ -1,0 +1,224 @@
+"""`duemq pending`: looking at what waits, and changing it."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from duemq._net.connection import Codec
+from duemq.admin import LEAST_STEP_MS, MOST_STEPS, Admin
+from duemq.cli import formatting
+from duemq.cli.shared import client_options, duration, fail, moment, one_line_errors, print_line, run
+from duemq.errors import RequestTimeoutError
+from duemq.messages import ChangeResult, Changes
+from duemq.protocol.codes import RequestCode
+
+
+@click.group(short_help="Look at messages that wait, and change them.")
+def pending() -> None:
+    """Look at the messages that wait for a time or a delay level, and change them.
+
+    \b
+    duemq pending list --topic reminders --key 4711
+    duemq pending curve --step 10m --steps 24
+    duemq pending cancel --topic reminders --from 2031-01-01T00:00 --to 2031-01-02T00:00
+
+    Needs duemq brokers. All that the name servers know are asked: what waits at a broker that is down is neither shown
+    nor changed.
+    """
+
+
+def admin_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What all commands about waiting messages share: they are given an `admin` that is not open yet, and `as_json`."""
+
+    @functools.wraps(command)
+    @one_line_errors
+    def wrapper(*, nameserver: str, codec: Codec, timeout: int, **options: Any) -> None:
+        command(admin=Admin(nameserver, codec=codec, timeout=timeout / 1000), **options)
+
+    timeout = click.option("--timeout", type=duration, default="30s", show_default=True, help="Give up after so long.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+    return timeout(as_json(client_options(wrapper)))
+
+
+def selection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say which messages, as the methods of `Admin` take them, and what all commands share."""
+    options = [
+        click.option("--topic", help="Messages for this topic."),
+        click.option("--key", help="Messages with this key, or message id."),
+        click.option("--from", "begin", type=moment, metavar="TIME", help="Messages due from this time on."),
+        click.option("--to", "end", type=moment, metavar="TIME", help="Messages due before this time."),
+    ]
+    command = admin_options(command)
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@pending.command("list", short_help="Print messages that wait.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@selection_options
+def list_pending(limit: int | None, as_json: bool, admin: Admin, **selection: Any) -> None:
+    """Print a line for each message that waits: when it is due, its topic, its level unless it has a timer, [tag],
+    (keys), and the broker's id, for `duemq pending cancel` and the like. They are in no order."""
+
+    async def work() -> None:
+        printed = 0
+        async with admin, aclosing(admin.pending(**selection)) as found:
+            async for message in found:
+                line = formatting.pending_as_json(message) if as_json else formatting.pending_as_text(message)
+                if not print_line(line):
+                    return
+                printed += 1
+                if printed == limit:
+                    return
+
+    run(work())
+
+
+@pending.command(short_help="Count messages that wait.")
+@selection_options
+def count(as_json: bool, admin: Admin, **selection: Any) -> None:
+    """Print how many messages wait."""
+
+    async def work() -> None:
+        async with admin:
+            number = await admin.count(**selection)
+        click.echo(f'{{"count":{number}}}' if as_json else str(number))
+
+    run(work())
+
+
+@pending.command(short_help="Show how many messages are due when.")
+@click.option("--topic", help="Messages for this topic.")
+@click.option("--from", "begin", type=moment, metavar="TIME", help="Begin at this time; now by default.")
+@click.option("--to", "end", type=moment, metavar="TIME", help="End at this time, instead of --steps.")
+@click.option("--step", type=duration, default="1m", show_default=True, metavar="DURATION", help="Length of a span.")
+@click.option("--steps", type=click.IntRange(1, MOST_STEPS), metavar="N", help="Number of spans; 60 by default.")
+@admin_options
+def curve(
+    topic: str | None,
+    begin: datetime | None,
+    end: datetime | None,
+    step: int,
+    steps: int | None,
+    as_json: bool,
+    admin: Admin,
+) -> None:
+    """Print a line for each span of time: when it begins, how many messages are due in it, and a bar. What is overdue
+    counts as due now.
+
+    \b
+    duemq pending curve --step 1h --steps 24
+    duemq pending curve --topic reminders --from 2031-01-01T00:00 --to 2031-01-02T00:00 --step 30m
+    """
+    if step < LEAST_STEP_MS:
+        raise click.UsageError("a span is 1s or longer")
+    if end is not None:
+        begin = begin or datetime.now().astimezone()
+        if steps is not None or end <= begin:
+            raise click.UsageError("--to is a time after --from, and goes without --steps")
+        steps = -((begin - end) // timedelta(milliseconds=step))
+    number = steps or 60
+
+    async def work() -> None:
+        async with admin:
+            found = await admin.due_curve(topic, begin=begin, step=step / 1000, steps=number)
+        for line in [formatting.curve_as_json(found)] if as_json else formatting.curve_as_text(found):
+            click.echo(line)
+
+    run(work())
+
+
+def change_options(command: Callable[..., None]) -> Callable[..., None]:
+    """What the commands share that change messages."""
+    return click.argument("ids", metavar="[ID]...", nargs=-1)(selection_options(command))
+
+
+@pending.command("cancel", short_help="Cancel them.")
+@change_options
+def cancel_pending(**options: Any) -> None:
+    """Cancel messages that wait: those with an ID, as `duemq pending list` prints it; or those with --topic and at
+    least one of --key, --from and --to. `duemq pending count` with the same options tells beforehand how many they are.
+
+    Prints what became of each ID, or how many had which result. The exit code is 1 if there are some that will be
+    delivered all the same, and if --timeout is over before a broker is done: it goes on then.
+    """
+    _change(Admin.cancel, {ChangeResult.CANCELLED, ChangeResult.ALREADY_CANCELLED}, **options)
+
+
+@pending.command(short_help="Give them another time.")
+@click.option("--in", "delay", type=duration, metavar="DURATION", help="Deliver them after so long: 250ms, 5s, 1h30m.")
+@click.option(
+    "--at", type=moment, metavar="TIME", help="Deliver them at a time: 2030-01-31T08:30, local unless it has a zone."
+)
+@change_options
+def reschedule(delay: int | None, at: datetime | None, **options: Any) -> None:
+    """Give messages that wait another time, with --in or --at. Their IDs stay. Which messages, and what is printed: as
+    for `duemq pending cancel`. The exit code is 1 if some have no other time.
+
+    \b
+    duemq pending reschedule --topic reminders --key 4711 --in 2h
+    """
+    if (delay is None) == (at is None):
+        raise click.UsageError("give one of --in and --at")
+    span = None if delay is None else timedelta(milliseconds=delay)
+    _change(functools.partial(Admin.reschedule, deliver_at=at, delay=span), {ChangeResult.RESCHEDULED}, **options)
+
+
+@pending.command(short_help="Deliver them now.")
+@change_options
+def deliver(**options: Any) -> None:
+    """Deliver messages that wait at once. Which messages, and what is printed: as for `duemq pending cancel`. The exit
+    code is 1 if some are not delivered now."""
+    _change(Admin.deliver_now, {ChangeResult.DELIVERED_NOW}, **options)
+
+
+def _change(
+    change: Callable[..., Coroutine[Any, Any, Changes]],
+    wanted: set[ChangeResult],
+    ids: tuple[str, ...],
+    as_json: bool,
+    admin: Admin,
+    **selection: Any,
+) -> None:
+    """Change messages and say what became of them; the exit code is 1 where that is not what was wanted."""
+    found: list[Changes] = []
+
+    async def work() -> None:
+        async with admin:
+            found.append(await change(admin, ids or None, **selection))
+
+    try:
+        run(work())
+    except RequestTimeoutError as error:
+        # Any other request changes nothing, as that to the name server.
+        fail(f"{error}. {_what_now(ids)}" if error.request == RequestCode.CHANGE_PENDING.name else str(error))
+    (changes,) = found
+    for line in (
+        [formatting.changes_as_json(changes)] if as_json else formatting.changes_as_text(changes, by_id=bool(ids))
+    ):
+        click.echo(line)
+    if set(changes.counts) - wanted:
+        sys.exit(1)
+
+
+def _what_now(ids: tuple[str, ...]) -> str:
+    """What a user should know where a change was not answered in time."""
+    goes_on = "The broker goes on with the change"
+    if ids:
+        return f"{goes_on}; the same command again tells what became of each message"
+    options = click.get_current_context().params
+    words = ["duemq", "pending", "count"]
+    for option, name in (("topic", "topic"), ("key", "key"), ("from", "begin"), ("to", "end"), ("nameserver",) * 2):
+        value = options[name]
+        if value is not None:
+            words += [f"--{option}", value.isoformat() if isinstance(value, datetime) else value]
+    return f"{goes_on}; how many of the messages still wait: {shlex.join(words)}"

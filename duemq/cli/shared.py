@@ -1,0 +1,140 @@
+"""What the commands share: values and options on the command line, how errors are told, and running."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+
+import click
+
+from duemq._values.durations import parse_duration
+from duemq.errors import ArgumentError, DelayError, DueMQError
+
+if TYPE_CHECKING:
+    from duemq.consumer import From
+
+P = ParamSpec("P")
+
+GROUP = "duemq-cli"
+
+
+def duration(text: str) -> int:
+    """A duration on the command line, in ms."""
+    try:
+        return parse_duration(text)
+    except ArgumentError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def moment(text: str) -> datetime:
+    """A time on the command line, by this machine's clock unless it names another zone."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"{text!r} is no time; write it as 2030-01-31T08:30 or 2030-01-31T08:30:00.250+02:00"
+        ) from None
+
+
+def origin(text: str) -> From:
+    """Where a new group begins: first, last, or a time."""
+    if text == "first":
+        return "first"
+    return "last" if text == "last" else moment(text)
+
+
+def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """Turn what a user can do something about into one line and an exit code."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except (DueMQError, OSError) as error:
+            # A delay is wrong only at this broker; the call is right.
+            if isinstance(error, ArgumentError) and not isinstance(error, DelayError):
+                raise click.UsageError(str(error)) from None
+            fail(str(error))
+
+    return wrapper
+
+
+def fail(text: str) -> NoReturn:
+    """End with one line on stderr."""
+    click.echo(f"duemq: {text}", err=True)
+    sys.exit(1)
+
+
+nameserver_option = click.option(
+    "--nameserver",
+    metavar="HOST:PORT[;...]",
+    default="127.0.0.1:9876",
+    envvar=["DUEMQ_NAMESERVER", "NAMESRV_ADDR"],
+    show_default=True,
+    show_envvar=True,
+    help="Name servers, any of which will do.",
+)
+
+
+def client_options(command: Callable[P, None]) -> Callable[P, None]:
+    """The options that `send` and `receive` share."""
+    codec = click.option(
+        "--codec",
+        type=click.Choice(["auto", "json", "msgpack"]),
+        default="auto",
+        show_default=True,
+        help="Codec of the request headers; auto: MessagePack with a duemq broker, JSON with any other.",
+    )
+    return nameserver_option(codec(command))
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of a command, on uvloop where that is installed."""
+    logging.basicConfig(level=logging.WARNING, format="duemq: %(message)s")
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(work)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop
+    return new_event_loop
+
+
+async def until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Do `work` until it ends or SIGINT or SIGTERM comes; a second Ctrl-C then interrupts the end as well."""
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
+
+    def stop() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        await asyncio.wait([task])
+    finally:
+        task.cancel()
+    if not task.cancelled():
+        task.result()
+
+
+def print_line(line: str) -> bool:
+    """Print; whether whoever reads it is still there."""
+    try:
+        click.echo(line)
+    except BrokenPipeError:
+        # Python would complain at its end that it cannot write the rest either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True

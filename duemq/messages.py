@@ -1,0 +1,320 @@
+"""The values that callers see: messages to send, what became of them, messages received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
+
+from duemq._net.compression import unpack
+from duemq.protocol.records import message_id, properties
+from duemq.protocol.records.record import StoredMessage
+
+RETRY_PREFIX: Final = "%RETRY%"
+"""A group's retry topic is this and the group's name."""
+SHARDING_KEY: Final = "__SHARDINGKEY"
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic at one broker. They sort as RocketMQ sorts them: by topic, broker, queue id."""
+
+    topic: str
+    broker: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.broker}:{self.queue_id}"
+
+
+class SendStatus(StrEnum):
+    """How safe a message is that the broker took. In every case it is stored and will be delivered."""
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    """Not known to be on disk yet: it would be lost if the broker's machine failed now."""
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    """Not known to be at a replica yet."""
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    """There is no replica that keeps up."""
+
+
+class CancelResult(StrEnum):
+    """What became of a request to cancel a message."""
+
+    CANCELLED = "CANCELLED"
+    ALREADY_CANCELLED = "ALREADY_CANCELLED"
+    ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    NO_LONGER_WAITS = "NO_LONGER_WAITS"
+    """Delivered or cancelled, so long ago that its broker does not know which any more; or its store was compacted
+    since, which ends the life of ids."""
+    NEVER_EXISTED = "NEVER_EXISTED"
+    """No broker has such a message, or had one."""
+    BROKER_UNKNOWN = "BROKER_UNKNOWN"
+    """No broker that the name servers know has it, and the one that gave the id is none of them now, by the address in
+    the id: where that one is only down, the message may wait there."""
+
+
+class ChangeResult(StrEnum):
+    """What became of a request to change a message that waits."""
+
+    CANCELLED = "CANCELLED"
+    RESCHEDULED = "RESCHEDULED"
+    DELIVERED_NOW = "DELIVERED_NOW"
+    ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    ALREADY_CANCELLED = "ALREADY_CANCELLED"
+    NO_LONGER_WAITS = "NO_LONGER_WAITS"
+    """Delivered or cancelled, so long ago that its broker does not know which any more; or its store was compacted
+    since, which ends the life of ids."""
+    NEVER_EXISTED = "NEVER_EXISTED"
+    """No broker has such a message, or had one."""
+    BROKER_UNKNOWN = "BROKER_UNKNOWN"
+    """No broker that the name servers know has it, and the one that gave the id is none of them now, by the address in
+    the id: where that one is only down, the message may wait there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedMessage:
+    """What became of one message that was to be changed."""
+
+    offset_message_id: str
+    result: ChangeResult
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What became of messages that were to be changed."""
+
+    counts: Mapping[ChangeResult, int]
+    """How many had which result."""
+    messages: tuple[ChangedMessage, ...]
+    """Those that were named; of a selection the first 1000 of each broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessage:
+    """A message that waits at a broker. Times in ms since the epoch."""
+
+    message_id: str
+    """The sender's id for it; the broker's where the sender made none."""
+    offset_message_id: str
+    """The broker's id."""
+    broker_address: str
+    """Where it waits, "host:port"."""
+    topic: str
+    queue_id: int
+    """Topic and queue that it is for."""
+    due_time_ms: int
+    delay_level: int | None
+    """None with a timer."""
+    keys: tuple[str, ...]
+    tags: str | None
+    body_size: int
+    """In bytes, as stored: it may be compressed."""
+    born_time_ms: int
+    store_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueCurve:
+    """How many messages are due in each span of time."""
+
+    begin_ms: int
+    """When the first span begins, ms since the epoch."""
+    step_ms: int
+    """How long each is."""
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """What became of a message that was sent."""
+
+    status: SendStatus
+    message_id: str
+    """The client's id, which consumers see too; 32 hex digits."""
+    offset_message_id: str
+    """The broker's id: where the message lies at which broker."""
+    queue: MessageQueue
+    queue_offset: int
+    """Position in the queue. For a delayed message: in the broker's schedule, where it waits."""
+    due_time_ms: int | None = None
+    """When a delayed message is due, ms since the epoch; None for one that is delivered at once."""
+    recall_handle: str | None = None
+    """For `Producer.recall`: of a message that waits for a time, not for a delay level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to send. `tags`, `keys` and `properties` as in `Producer.send`."""
+
+    topic: str
+    body: bytes | str
+    tags: str | None = field(default=None, kw_only=True)
+    keys: str | Iterable[str] = field(default=(), kw_only=True)
+    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+
+
+class Settler(Protocol):
+    """Who is told what became of a received message."""
+
+    dropped: bool
+    """Whether that does not matter any more."""
+
+    async def ack(self, message: ReceivedMessage) -> None:
+        """It is consumed."""
+
+    async def retry(self, message: ReceivedMessage, level: int) -> None:
+        """It is to be delivered again."""
+
+
+class ReceivedMessage:
+    """A message as a consumer gets it."""
+
+    __slots__ = (
+        "_body",
+        "_settler",
+        "_stored",
+        "properties",
+        "queue",
+        "receive_time_ms",
+        "settled",
+        "topic",
+    )
+
+    def __init__(self, stored: StoredMessage, queue: MessageQueue, receive_time_ms: int, settler: Settler) -> None:
+        self._stored = stored
+        self._settler = settler
+        self._body: bytes | None = None
+        self.properties: dict[str, str] = stored.properties
+        """All properties, those of RocketMQ among them."""
+        retried = self.properties.get(properties.RETRY_TOPIC) if stored.topic.startswith(RETRY_PREFIX) else None
+        self.topic: str = retried or stored.topic
+        """The topic it was sent to, also when it comes back through the group's retry topic."""
+        self.queue: MessageQueue = queue
+        """The queue it was read from."""
+        self.receive_time_ms: int = receive_time_ms
+        """When this client received it, ms since the epoch."""
+        self.settled: bool = False
+        """Whether ack or retry was called."""
+
+    def __repr__(self) -> str:
+        return f"<ReceivedMessage {self.message_id} {self.queue} offset {self.queue_offset}>"
+
+    @property
+    def body(self) -> bytes:
+        """The body, unpacked where the producer compressed it. Raises BodyError where that is not possible."""
+        if self._body is None:
+            self._body = unpack(self._stored.body, self._stored.sys_flag)
+        return self._body
+
+    @property
+    def stored_size(self) -> int:
+        """Size of the record at the broker, in bytes."""
+        return self._stored.size
+
+    @property
+    def tags(self) -> str | None:
+        """The tag: RocketMQ says tags, but takes the text for one."""
+        return self.properties.get(properties.TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys under which the broker indexes it."""
+        return tuple(self.properties.get(properties.KEYS, "").split())
+
+    @property
+    def message_id(self) -> str:
+        """The sender's id for it; it stays the same through retries. The broker's id where the sender made none."""
+        return self.properties.get(properties.UNIQ_KEY) or self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """The broker's id of this record of it."""
+        return self._stored.offset_message_id
+
+    @property
+    def queue_offset(self) -> int:
+        """Its position in the queue."""
+        return self._stored.queue_offset
+
+    @property
+    def physical_offset(self) -> int:
+        """Its position in the broker's commitlog, in bytes."""
+        return self._stored.physical_offset
+
+    @property
+    def born_time_ms(self) -> int:
+        """When the sender made it, ms since the epoch, by the sender's clock."""
+        return self._stored.born_timestamp
+
+    @property
+    def born_host(self) -> str:
+        """Where it was sent from, "address:port"."""
+        return "{}:{}".format(*message_id.unpack_host(self._stored.born_host))
+
+    @property
+    def store_time_ms(self) -> int:
+        """When the broker stored this record, ms since the epoch; for a delayed message that is its delivery."""
+        return self._stored.store_timestamp
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it has been delivered to this group before."""
+        return self._stored.reconsume_times
+
+    @property
+    def delay_level(self) -> int | None:
+        """The level it was delayed by, the first being 1. On a retry: that of the retry."""
+        return self._number(properties.DELAY) or None
+
+    @property
+    def due_time_ms(self) -> int | None:
+        """When it was due, ms since the epoch. None for a message that was not delayed, or does not say.
+
+        For a time of delivery it is what the sender asked for. For a delay it is by the clock of a duemq broker, exact
+        with a timer (TIMER_DELIVER_MS), and with a level where duemq's producer sent it (DUE_MS). With RocketMQ's
+        brokers, a timer's is rounded down to their precision (TIMER_OUT_MS), and a level's is by the sender's clock. A
+        level that another client set leaves no trace of when the message was due. A retry keeps the first due time.
+        """
+        for name in (properties.TIMER_DELIVER_MS, properties.DUE_MS, properties.TIMER_OUT_MS):
+            number = self._number(name)
+            if number is not None:
+                return number
+        return None
+
+    @property
+    def lateness_ms(self) -> int | None:
+        """How long after its due time it was received, in ms, or None where the due time is not known.
+
+        Compares this machine's clock with the broker's, or the sender's: a negative number means that they differ.
+        """
+        due = self.due_time_ms
+        return None if due is None else self.receive_time_ms - due
+
+    @property
+    def lost(self) -> bool:
+        """Whether its queue went to another member of the group meanwhile, which gets the message again; or the group
+        was sent to other offsets."""
+        return self._settler.dropped
+
+    async def ack(self) -> None:
+        """Say that it is consumed: it is not delivered to the group again. Later calls of ack or retry do nothing.
+
+        For a consumer without a handler; a handler need only return.
+        """
+        await self._settler.ack(self)
+
+    async def retry(self, level: int = 0) -> None:
+        """Have it delivered to the group again, after the delay of `level`; later calls of ack or retry do nothing.
+
+        Level 0 lets the broker choose a longer one each time (10 s, 30 s, 1 min ...); level -1 gives it up: to the
+        dead-letter queue. After `max_reconsume_times` retries it goes there anyway. A broadcasting consumer has no
+        retries: the message is dropped. Does not raise when the broker cannot be reached: it is then
+        delivered again by this client.
+        """
+        await self._settler.retry(self, level)
+
+    def _number(self, name: str) -> int | None:
+        text = self.properties.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,499 @@
+"""The producer: sends messages, now or due later.
+
+A send tries again at another broker where that may help, as RocketMQ's synchronous send does. After a timeout or a lost
+connection the first try may have been stored all the same: messages are delivered at least once, and the two copies
+have the same message id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from duemq._net.client import Client, typed_body, typed_header
+from duemq._net.connection import Codec
+from duemq._net.id_brokers import is_of_none
+from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
+from duemq._producing.delay import Plan, Wish, make_plan, read_wish
+from duemq._producing.delay_tables import DelayTables
+from duemq._producing.outgoing import Outgoing, compressed, one_key, prepare
+from duemq._producing.unique_keys import UniqueKeys
+from duemq._values import checks
+from duemq._values.settings import Rhythm
+from duemq._values.times import Clock, Span, Time, now_ms
+from duemq.errors import (
+    ArgumentError,
+    ClosedError,
+    DueMQError,
+    NoRouteError,
+    NotSupportedError,
+    RequestTimeoutError,
+)
+from duemq.messages import CancelResult, Message, MessageQueue, SendResult, SendStatus
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import RemoteProtocolError
+from duemq.protocol.frames.command import Command
+from duemq.protocol.records import batch
+from duemq.protocol.records.properties import java_hash
+from duemq.protocol.requests import recall_handle as recall_handles
+from duemq.protocol.requests.bodies import CancelledMessage, HeartbeatData, ProducerData
+from duemq.protocol.requests.headers import (
+    CancelMessage,
+    RecallMessage,
+    RecallMessageResponse,
+    SendMessageResponse,
+    SendMessageV2,
+    UnregisterClient,
+)
+
+T = TypeVar("T")
+
+_STATUS: Final = {
+    ResponseCode.SUCCESS: SendStatus.SEND_OK,
+    ResponseCode.FLUSH_DISK_TIMEOUT: SendStatus.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
+}
+
+MOST_CANCELLED: Final = 1000
+"""Most message ids that a broker takes in one request."""
+
+Choose = Callable[[Route, str | None], MessageQueue]
+"""Chooses a queue of a route; the second argument is the broker that just failed, if any."""
+
+log = logging.getLogger("duemq.producer")
+
+
+class Producer:
+    """Sends messages.
+
+        async with Producer("127.0.0.1:9876") as producer:
+            await producer.send("orders", b"hello")
+            await producer.send("orders", b"remember", delay="1h30m")
+
+    One producer serves any number of tasks at once. Arguments:
+
+    `nameserver`: "host:port" of the name server, several joined by ;.
+    `group`: name of the producer group, as operators see it.
+    `codec`: of the request headers; "auto" is MessagePack with a duemq broker and JSON with any other.
+    `timeout`: for each send with all its tries, in seconds.
+    `retries`: how often a send is tried again at another queue after a failure that may pass.
+    `compress_from_bytes`: bodies of at least this size are compressed with zlib; None: never.
+    `max_body_bytes`: larger bodies are refused; the broker has its own limit, 4 MiB by default.
+    """
+
+    def __init__(
+        self,
+        nameserver: str = "127.0.0.1:9876",
+        *,
+        group: str = "duemq",
+        codec: Codec = "auto",
+        timeout: float = 3.0,
+        retries: int = 2,
+        compress_from_bytes: int | None = 4096,
+        max_body_bytes: int = checks.MAX_BODY_BYTES,
+        _rhythm: Rhythm | None = None,
+        _clock: Clock = now_ms,
+    ) -> None:
+        checks.check_group(group)
+        self.group = group
+        self._timeout = timeout
+        self._retries = retries
+        self._compress_from_bytes = compress_from_bytes
+        self._max_body_bytes = max_body_bytes
+        self._clock = _clock
+        self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, rhythm=_rhythm)
+        self._round_robin: dict[str, RoundRobin] = {}
+        self._delay_tables = DelayTables(self._client)
+        self._keys: UniqueKeys | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect to a name server. Raises ConnectError where none answers."""
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        if self._keys is None:
+            # In a thread: it asks the resolver for this host's address, which may take its time.
+            keys = await asyncio.to_thread(UniqueKeys)
+            await self._client.start()
+            self._keys = keys
+
+    async def close(self) -> None:
+        """Say goodbye to the brokers and close the connections; sends under way fail. Does not raise."""
+        if self._closed:
+            return
+        self._closed = True
+        header = UnregisterClient(client_id=self._client.client_id, producer_group=self.group)
+        for address in self._client.broker_addresses:
+            try:
+                await self._client.call(address, RequestCode.UNREGISTER_CLIENT, header, timeout=1.0)
+            except DueMQError as error:
+                log.debug("no goodbye: %s", error)
+        await self._client.close()
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        level: int | None = None,
+        delay: Span | None = None,
+        deliver_at: Time | None = None,
+        replace: bool = False,
+        sharding_key: str | None = None,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send a message and wait until the broker has stored it.
+
+        `body`: not empty; text is sent as UTF-8. `tags`: one tag, by which consumers may filter. `keys`: under which
+        the broker indexes the message. `properties`: the caller's own, for consumers to read.
+
+        When it is delivered: at once, or with one of
+        `level`: after the delay of that level of the topic, or of the broker where the topic has no levels of its own
+        (1: 1 s, 2: 5 s, 3: 10 s ... by default);
+        `delay`: so long after the call: seconds, a timedelta, or text such as "1h30m". To the millisecond, by the
+        broker's clock, whatever this machine's says;
+        `deliver_at`: at that time: a datetime with a time zone, or seconds since the epoch. To the millisecond, by the
+        broker's clock; a time that has passed means at once.
+        The broker is asked what delays it has, and whether the topic has its own. A delay that equals a level is sent
+        as that level. Any other needs a broker with timers (duemq, or RocketMQ from 5.0 on); with an older one
+        DelayError is raised, since it would deliver the message at once.
+
+        `replace`: the message takes the place of the one that waits with this option for the same topic and key, of
+        which `keys` has to have exactly one: only the last one is delivered, at its own time. So a deadline moves, or
+        a burst of changes becomes one message. One that is delivered already stays so. Needs a duemq broker, and goes
+        to the same queue for the same key, unless another one is chosen; the others must use that one, too.
+
+        Which queue: all in turn, or with `sharding_key` always the same for the same key (RocketMQ's hash of it, so a
+        Java producer chooses the same), or `queue` itself. A fixed queue is not given up for another in a retry.
+
+        `timeout`: with all tries, in seconds.
+
+        Raises ArgumentError, ClosedError; NoRouteError where no broker has the topic or creates it; NotSupportedError
+        for `replace` at a broker that is no duemq; the last try's BrokerError, ConnectError, ConnectionLostError or
+        RequestTimeoutError.
+        """
+        begun = asyncio.get_running_loop().time()
+        wish = read_wish(level, delay, deliver_at, replaces=replace)
+        keys = keys if isinstance(keys, str) else tuple(keys)
+        choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
+        message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
+        limit = timeout or self._timeout
+
+        async def attempt(route: Route, chosen: MessageQueue) -> SendResult:
+            address, plan = await self._plan(route, chosen, wish, begun)
+            answer = await self._client.call(
+                address,
+                RequestCode.SEND_MESSAGE_V2,
+                self._header(message, chosen, plan),
+                message.body,
+                timeout=limit,
+                expected=_STATUS,
+            )
+            return _result(answer, address, chosen, message.message_id, plan)
+
+        return await self._try(topic, choose, attempt, limit)
+
+    async def send_oneway(
+        self,
+        topic: str,
+        body: bytes | str,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        level: int | None = None,
+        delay: Span | None = None,
+        deliver_at: Time | None = None,
+        replace: bool = False,
+        sharding_key: str | None = None,
+        queue: MessageQueue | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Send a message without waiting for the broker: nobody tells whether it was stored. Gives the message id.
+
+        Arguments and errors as of `send`; there is one try only.
+        """
+        begun = asyncio.get_running_loop().time()
+        wish = read_wish(level, delay, deliver_at, replaces=replace)
+        keys = keys if isinstance(keys, str) else tuple(keys)
+        choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
+        message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
+        limit = timeout or self._timeout
+
+        async def attempt(route: Route, chosen: MessageQueue) -> str:
+            address, plan = await self._plan(route, chosen, wish, begun)
+            connection = await self._client.broker(address)
+            header = self._header(message, chosen, plan)
+            await connection.send_oneway(RequestCode.SEND_MESSAGE_V2, header, message.body, timeout=limit)
+            return message.message_id
+
+        return await self._try(topic, choose, attempt, limit, retries=0)
+
+    async def send_batch(
+        self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
+    ) -> list[SendResult]:
+        """Send messages of one topic in one request; they are stored all or none, one after the other in one queue.
+
+        Together they must not exceed `max_body_bytes`; they are neither compressed nor delayed, since brokers read a
+        batch in no other form. `queue`, `timeout` and errors as of `send`.
+        """
+        prepared = [
+            await self._prepare(each.topic, each.body, each.tags, each.keys, each.properties, None, compress=False)
+            for each in messages
+        ]
+        if len({message.topic for message in prepared}) != 1:
+            raise ArgumentError("a batch has at least one message, and all are of one topic")
+        topic = prepared[0].topic
+        body = batch.encode((0, message.body, message.property_text({})) for message in prepared)
+        checks.check_body(body, self._max_body_bytes)
+        whole = Outgoing(topic, body, 0, {}, "")
+        limit = timeout or self._timeout
+
+        async def attempt(route: Route, chosen: MessageQueue) -> list[SendResult]:
+            address = _primary(route, chosen)
+            header = self._header(whole, chosen, Plan({}), batch=True)
+            answer = await self._client.call(
+                address, RequestCode.SEND_BATCH_MESSAGE, header, body, timeout=limit, expected=_STATUS
+            )
+            return _batch_results(answer, address, chosen, prepared)
+
+        return await self._try(topic, self._chooser(topic, None, queue), attempt, limit)
+
+    # --- messages that wait ---------------------------------------------------------------------------------------
+
+    async def recall(self, topic: str, recall_handle: str, *, timeout: float | None = None) -> str:
+        """Cancel a message that waits for its time, by the handle that its `SendResult` has; gives its message id.
+        Once more is no error with a duemq broker. With RocketMQ's from 5.3 on, which does not look whether there is
+        such a message; with its recallMessageEnable=true.
+
+        Raises IllegalOperationError where the message is delivered already or not known, ArgumentError for what is no
+        handle of the topic, and what `send` raises; there is one try only.
+        """
+        self._check_open()
+        try:
+            handle = recall_handles.decode(recall_handle)
+        except RemoteProtocolError:
+            raise ArgumentError(f"{recall_handle!r} is no recall handle") from None
+        if handle.topic != topic:
+            raise ArgumentError(f"the recall handle is of the topic {handle.topic}, not of {topic}")
+        route = await self._client.routes.find_to_send(topic)
+        address = _primary(route, MessageQueue(topic, handle.broker_name, 0))
+        header = RecallMessage(topic, recall_handle, self.group)
+        answer = await self._client.call(
+            address, RequestCode.RECALL_MESSAGE, header, timeout=timeout or self._timeout, expected=_STATUS
+        )
+        return typed_header(answer, RecallMessageResponse, address).msg_id
+
+    async def cancel(
+        self, offset_message_ids: Iterable[str], *, timeout: float | None = None
+    ) -> dict[str, CancelResult]:
+        """Cancel messages that wait, for a time or a delay level, by the ids that their broker gave them
+        (`SendResult.offset_message_id`); gives what became of each. All brokers that the name servers know are asked;
+        duemq's answer.
+
+        Raises ArgumentError, ClosedError, NotSupportedError where no broker is a duemq, NoPermissionError where
+        recallMessageEnable=false, ConnectError, ConnectionLostError and RequestTimeoutError. `timeout`: of each
+        request, in seconds.
+        """
+        self._check_open()
+        ids = list(dict.fromkeys(offset_message_ids))
+        for each in ids:
+            checks.check_offset_message_id(each)
+        if not ids:
+            return {}
+        addresses = await self._client.all_brokers()
+        found = await asyncio.gather(
+            *(self._cancel_at(address, ids, timeout or self._timeout) for address in addresses), return_exceptions=True
+        )
+        results = dict.fromkeys(ids, CancelResult.NEVER_EXISTED)
+        for answer in found:
+            if not isinstance(answer, BaseException):
+                results.update(answer)
+        errors = [error for error in found if isinstance(error, BaseException)]
+        if len(errors) < len(found):
+            # Apache's brokers have none of them; one that cannot be asked may have those that nobody else has.
+            errors = [error for error in errors if not isinstance(error, NotSupportedError)]
+        if errors and CancelResult.NEVER_EXISTED in results.values():
+            raise errors[0]
+        for each, result in results.items():
+            if result is CancelResult.NEVER_EXISTED and is_of_none(each, addresses):
+                results[each] = CancelResult.BROKER_UNKNOWN
+        return results
+
+    async def _cancel_at(self, address: str, ids: list[str], timeout: float) -> dict[str, CancelResult]:
+        """What became of those messages that are at one broker."""
+        results = {}
+        for first in range(0, len(ids), MOST_CANCELLED):
+            header = CancelMessage(",".join(ids[first : first + MOST_CANCELLED]))
+            answer = await self._client.call(
+                address, RequestCode.CANCEL_MESSAGE, header, timeout=timeout, expected=_STATUS
+            )
+            for each in typed_body(answer, list[CancelledMessage], address):
+                if each.result != CancelResult.NEVER_EXISTED:
+                    results[each.msg_id] = CancelResult(each.result)
+        return results
+
+    # --- one send -------------------------------------------------------------------------------------------------
+
+    async def _try(
+        self,
+        topic: str,
+        choose: Choose,
+        attempt: Callable[[Route, MessageQueue], Awaitable[T]],
+        timeout: float,
+        retries: int | None = None,
+    ) -> T:
+        tries = 1 + (self._retries if retries is None else retries)
+        address, failed_broker = "the name servers", None
+        try:
+            async with asyncio.timeout(timeout):
+                for number in range(tries):
+                    route = await self._client.routes.find_to_send(topic)
+                    chosen = choose(route, failed_broker)
+                    address, failed_broker = _primary(route, chosen), chosen.broker
+                    try:
+                        return await attempt(route, chosen)
+                    except DueMQError as error:
+                        if not error.retriable or number == tries - 1:
+                            raise
+                        log.warning("sending to %s failed, trying again: %s", chosen, error)
+        except TimeoutError as error:
+            if isinstance(error, DueMQError):
+                raise
+            raise RequestTimeoutError(address, "a send", timeout) from None
+        raise AssertionError("no try at all")
+
+    async def _prepare(
+        self,
+        topic: str,
+        body: bytes | str,
+        tags: str | None,
+        keys: str | Iterable[str],
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        *,
+        compress: bool = True,
+    ) -> Outgoing:
+        unique_keys = self._check_open()
+        message = prepare(
+            topic,
+            body,
+            tags,
+            keys,
+            properties,
+            message_id=unique_keys.make(),
+            max_body_bytes=self._max_body_bytes,
+            sharding_key=sharding_key,
+        )
+        return await compressed(message, self._compress_from_bytes if compress else None)
+
+    def _check_open(self) -> UniqueKeys:
+        """What makes message ids. Raises ClosedError."""
+        if self._closed or self._keys is None:
+            raise ClosedError("the producer is closed" if self._closed else "start the producer first: async with ...")
+        return self._keys
+
+    def _chooser(
+        self, topic: str, sharding_key: str | None, queue: MessageQueue | None, replaced_key: str | None = None
+    ) -> Choose:
+        if queue is not None:
+            if sharding_key is not None or queue.topic != topic:
+                raise ArgumentError("`queue` has to be of the topic, and goes without a sharding key")
+            return lambda route, failed: queue
+        sharding_key = sharding_key if sharding_key is not None else replaced_key
+        if sharding_key is not None:
+            # As RocketMQ's SelectMessageQueueByHash: the remainder's absolute value, with Java's sign of a remainder.
+            number = abs(java_hash(sharding_key))
+            return lambda route, failed: route.write_queues[number % len(route.write_queues)]
+        turn = self._round_robin.setdefault(topic, RoundRobin())
+        return lambda route, failed: turn.choose(route.write_queues, failed)
+
+    async def _plan(self, route: Route, queue: MessageQueue, wish: Wish, begun: float) -> tuple[str, Plan]:
+        """`begun`: when the send was called, by the loop's clock."""
+        address = _primary(route, queue)
+        if wish.is_plain:
+            return address, Plan({})
+        delays = await self._delay_tables.find(address, queue.topic, wish)
+        elapsed_ms = int((asyncio.get_running_loop().time() - begun) * 1000)
+        return address, make_plan(wish, delays, self._clock(), address, elapsed_ms)
+
+    def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> SendMessageV2:
+        return SendMessageV2(
+            producer_group=self.group,
+            topic=message.topic,
+            default_topic=AUTO_CREATE_TOPIC,
+            default_topic_queue_nums=AUTO_CREATE_QUEUES,
+            queue_id=queue.queue_id,
+            sys_flag=message.sys_flag,
+            born_timestamp=self._clock(),
+            flag=0,
+            properties=message.property_text(plan.properties),
+            reconsume_times=0,
+            unit_mode=False,
+            batch=batch,
+        )
+
+    def _heartbeat(self, client_id: str) -> HeartbeatData:
+        return HeartbeatData(client_id=client_id, producer_data_set=[ProducerData(self.group)], consumer_data_set=[])
+
+
+def _primary(route: Route, queue: MessageQueue) -> str:
+    address = route.primary(queue.broker)
+    if address is None:
+        raise NoRouteError(queue.topic, f"the broker {queue.broker} has no primary now")
+    return address
+
+
+def _result(answer: Command, address: str, queue: MessageQueue, message_id: str, plan: Plan) -> SendResult:
+    header = typed_header(answer, SendMessageResponse, address)
+    return SendResult(
+        status=_STATUS[ResponseCode(answer.code)],
+        message_id=message_id,
+        offset_message_id=header.msg_id,
+        queue=queue._replace(queue_id=header.queue_id),
+        queue_offset=header.queue_offset,
+        due_time_ms=_due_time(header.recall_handle) or plan.due_time_ms,
+        recall_handle=header.recall_handle,
+    )
+
+
+def _due_time(handle: str | None) -> int | None:
+    """When a message is due by the clock of a duemq broker, which its recall handle tells."""
+    try:
+        place = recall_handles.decode(handle).place if handle is not None else None
+    except RemoteProtocolError:
+        return None
+    return place[1] if place is not None else None
+
+
+def _batch_results(answer: Command, address: str, queue: MessageQueue, sent: list[Outgoing]) -> list[SendResult]:
+    """One result per message: the broker gives all their ids, and the queue offset of the first."""
+    header = typed_header(answer, SendMessageResponse, address)
+    ids = header.msg_id.split(",")
+    return [
+        SendResult(
+            status=_STATUS[ResponseCode(answer.code)],
+            message_id=message.message_id,
+            offset_message_id=ids[number] if len(ids) == len(sent) else header.msg_id,
+            queue=queue._replace(queue_id=header.queue_id),
+            queue_offset=header.queue_offset + number,
+        )
+        for number, message in enumerate(sent)
+    ]

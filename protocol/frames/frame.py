@@ -1,0 +1,152 @@
+"""Cuts a byte stream into frames and joins frames into bytes.
+
+    0          4          5               8            8+h
+    | length   | codec    | header length | header     | body       |      all integers big-endian
+    | int32    | uint8    | uint24 = h    | h bytes    | length-4-h |      length: of everything after itself
+    codec of the header: 0 JSON, 1 RocketMQ's binary, 2 MessagePack (ours)
+
+Mirrors apache/rocketmq remoting/protocol/RemotingCommand.java and netty/NettyDecoder.java (4.9.7).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from duemq.protocol.errors import FrameError
+
+_PREFIX: Final = struct.Struct(">iI")
+assert _PREFIX.size == 8
+
+MAX_FRAME_BYTES: Final = 16_777_216
+"""Largest frame, its length word included: RocketMQ's default of com.rocketmq.remoting.frameMaxLength."""
+
+JSON: Final = 0
+BINARY: Final = 1
+MSGPACK: Final = 2
+CODECS: Final = (JSON, BINARY, MSGPACK)
+
+_BLOCK_BYTES: Final = 64 * 1024
+"""An unfinished frame is held in blocks of this size, however its bytes came: two at a time they must not cost an
+object each, and what many clients begin and give up must leave no holes in memory that nothing fits into."""
+
+Frame = tuple[int, bytes, memoryview]
+"""Codec of the header, header, body. The body is a view of the bytes that were received: it stays valid as long as it
+is held, and holds all that was received with it."""
+
+
+def join_frame(codec: int, header: bytes, body: bytes | bytearray | memoryview = b"") -> bytes:
+    """One frame as bytes."""
+    size = len(header)
+    return b"".join((_PREFIX.pack(4 + size + len(body), codec << 24 | size), header, body))
+
+
+class FrameReader:
+    """Receives bytes in any portions, gives whole frames.
+
+    Never looks twice at a byte of an unfinished frame, and refuses an over-long frame on its first four bytes.
+    After a `FrameError` (kept in `error`) it ignores its input: the connection has to be closed.
+    """
+
+    __slots__ = ("_blocks", "_max_length", "_need", "_rest", "buffered", "error")
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_length = max_frame_bytes - 4
+        self._blocks: list[bytes] = []
+        self._rest: bytes | bytearray = b""
+        """What is behind the blocks."""
+        self._need = 0
+        self.buffered = 0
+        """Bytes held of a frame that is not whole yet."""
+        self.error: FrameError | None = None
+
+    @property
+    def announced(self) -> int:
+        """Size of the frame that is not whole yet, in bytes, as far as it is known; 0 where there is none."""
+        return self._need if self.buffered else 0
+
+    @property
+    def pieces(self) -> int:
+        """Objects that hold that frame."""
+        return len(self._blocks) + bool(self._rest)
+
+    def receive_data(self, data: bytes) -> list[Frame]:
+        """Take the next bytes, give the frames they complete. On a broken stream the frames before the fault are
+        given and `error` is set."""
+        if self.buffered:
+            if self.buffered + len(data) < self._need:
+                self._keep(data)
+                return []
+            data = b"".join((*self._blocks, self._rest, data))
+            if self._blocks:
+                self._blocks.clear()
+            self._rest, self.buffered = b"", 0
+        frames: list[Frame] = []
+        if self.error is not None:
+            return frames
+        view = memoryview(data)
+        unpack, max_length = _PREFIX.unpack_from, self._max_length
+        position, end, need = 0, len(data), 8
+        last = end - 8
+        while position <= last:
+            length, word = unpack(data, position)
+            if not 4 <= length <= max_length:
+                self.error = self._bad_length(length)
+                return frames
+            frame_end = position + 4 + length
+            position += 8
+            kind = word >> 24
+            header_end = position + (word & 0xFFFFFF)
+            if header_end > frame_end or kind > MSGPACK:
+                self.error = self._bad_header(length, word)
+                return frames
+            if frame_end > end:
+                position -= 8
+                need = 4 + length
+                break
+            frames.append((kind, data[position:header_end], view[header_end:frame_end]))
+            position = frame_end
+        if position < end:
+            if end - position < 4:
+                need = 4
+            elif need == 8:
+                length = int.from_bytes(data[position : position + 4], "big", signed=True)
+                if not 4 <= length <= max_length:
+                    self.error = self._bad_length(length)
+                    return frames
+            self._rest = data[position:] if position else data
+            self.buffered = end - position
+            self._need = need
+        return frames
+
+    def receive_eof(self) -> None:
+        """The peer closed. Sets `error` if that was in the middle of a frame."""
+        if self.buffered and self.error is None:
+            self.error = FrameError(f"closed in the middle of a frame, {self.buffered} bytes into it")
+
+    def close(self) -> None:
+        """Let go of what is held, and ignore what still comes."""
+        self.error = self.error or FrameError("closed")
+        self._blocks.clear()
+        self._rest, self.buffered = b"", 0
+
+    def _keep(self, data: bytes) -> None:
+        """Hold more of a frame that is not whole yet."""
+        self.buffered += len(data)
+        rest = self._rest
+        if isinstance(rest, bytes):
+            rest = self._rest = bytearray(rest)
+        rest += data
+        while len(rest) >= _BLOCK_BYTES:
+            with memoryview(rest) as view:
+                self._blocks.append(bytes(view[:_BLOCK_BYTES]))
+            del rest[:_BLOCK_BYTES]
+
+    def _bad_length(self, length: int) -> FrameError:
+        return FrameError(f"a frame of length {length}; allowed are 4 to {self._max_length}")
+
+    @staticmethod
+    def _bad_header(length: int, word: int) -> FrameError:
+        if word >> 24 > MSGPACK:
+            return FrameError(f"header codec {word >> 24}; known are 0 (JSON), 1 (RocketMQ) and 2 (MessagePack)")
+        return FrameError(f"a header of {word & 0xFFFFFF} bytes in a frame of length {length}")

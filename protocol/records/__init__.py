@@ -1,0 +1,1 @@
+"""Records: how a message lies in the commitlog, with its properties."""

@@ -1,0 +1,49 @@
+"""Ids of messages, and hosts as the record keeps them.
+
+    offset message id, hex digits, upper case:   | address 4 or 16 bytes | port int32 | physical offset int64 |
+    host in a record:                            | address 4 or 16 bytes | port int32 |
+
+The broker's id (offsetMsgId) says where a message lies; the client's own id (property UNIQ_KEY, made by
+`duemq._producing.unique_keys`) is what users see. Mirrors apache/rocketmq common/message/MessageDecoder.java (4.9.7).
+"""
+
+from __future__ import annotations
+
+import struct
+from ipaddress import ip_address
+from typing import Final
+
+from duemq.protocol.errors import RemoteProtocolError
+
+_PORT: Final = struct.Struct(">i")
+
+
+def pack_host(address: str, port: int) -> bytes:
+    """An address and port as a record keeps them: 8 bytes for IPv4, 20 for IPv6. An IPv4 address mapped into IPv6
+    counts as IPv4; a zone id is dropped. Raises ValueError where `address` is no IP address."""
+    ip = ip_address(address.partition("%")[0])
+    if ip.version == 6 and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return ip.packed + _PORT.pack(port)
+
+
+def unpack_host(host: bytes) -> tuple[str, int]:
+    """The address and port in a record's host."""
+    return str(ip_address(bytes(host[:-4]))), _PORT.unpack(host[-4:])[0]
+
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """The broker's id of the message at a physical offset: 32 hex digits, or 56 for an IPv6 store host."""
+    return f"{store_host.hex().upper()}{physical_offset:016X}"
+
+
+def parse_offset_message_id(message_id: str) -> tuple[str, int, int]:
+    """Address, port and physical offset in a broker's message id. Raises RemoteProtocolError."""
+    try:
+        raw = bytes.fromhex(message_id) if message_id.isalnum() else b""  # it passes over blanks
+    except ValueError:
+        raw = b""
+    if len(raw) not in (16, 28):
+        raise RemoteProtocolError(f"the message id {message_id!r} is not 32 or 56 hex digits")
+    address, port = unpack_host(raw[:-8])
+    return address, port, int.from_bytes(raw[-8:], "big")

@@ -1,0 +1,233 @@
+"""One stored message, as the commitlog keeps it and as a pull response carries it.
+
+    0       4        8       12         16      20             28                36        40
+    | size  | magic  | crc   | queue id | flag  | queue offset | physical offset | sysflag | born time | ...
+    | int32 | uint32 | int32 | int32    | int32 | int64        | int64           | int32   | int64     |
+
+    ... | born host | store time | store host | reconsume times | prepared transaction offset | ...
+        | 8 or 20 B | int64      | 8 or 20 B  | int32           | int64                       |
+
+    ... | n     | body | t        | topic | p     | properties |
+        | int32 | n B  | 1 or 2 B | t B   | int16 | p B        |
+
+All integers big-endian. size: of the whole record. crc: CRC32 of the body with the top bit cleared, 0 without a body.
+Times are ms since the epoch. The length of the topic takes 1 byte in version 1 and 2 bytes in version 2, which
+RocketMQ 5 writes for topics beyond 127 bytes, and which 4.9.7 takes for the end of its log: we read both and write
+version 1 only. Hosts have 20 bytes where the sysflag says IPv6.
+
+A segment of the commitlog ends with an end marker: int32 space left, uint32 magic, the rest undefined.
+
+In a plain message the prepared transaction offset is unused by RocketMQ; in a message that we delivered from a
+schedule it is the physical offset of the record that scheduled it.
+
+Mirrors apache/rocketmq store/CommitLog.java and common/message/MessageDecoder.java (4.9.7, 5.3.3). The layout is theirs
+and frozen.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+from zlib_ng import zlib_ng
+
+from duemq.protocol.errors import RecordError
+from duemq.protocol.frames.command import Body
+from duemq.protocol.records import properties
+from duemq.protocol.records.message_id import offset_message_id
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB
+MAGIC_END: Final = 0xCBD43194
+
+FLAG_COMPRESSED: Final = 1
+FLAG_MULTI_TAGS: Final = 1 << 1
+FLAG_TRANSACTION: Final = 3 << 2
+TRANSACTION_NONE: Final = 0
+TRANSACTION_PREPARED: Final = 1 << 2
+TRANSACTION_COMMIT: Final = 2 << 2
+TRANSACTION_ROLLBACK: Final = 3 << 2
+FLAG_BORN_IPV6: Final = 1 << 4
+FLAG_STORE_IPV6: Final = 1 << 5
+
+HEAD_IPV4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
+"""Everything up to the body, for IPv4 hosts: the hot path packs this one."""
+HEAD_SIZE_IPV4: Final = 88
+assert HEAD_IPV4.size == HEAD_SIZE_IPV4
+FIXED_SIZE_IPV4: Final = HEAD_SIZE_IPV4 + 1 + 2
+"""Size of a version 1 record with IPv4 hosts, beside body, topic and properties."""
+END_MARKER: Final = struct.Struct(">iI")
+END_MARKER_SIZE: Final = 8
+assert END_MARKER.size == END_MARKER_SIZE
+
+SYS_FLAG_AT: Final = 36
+PHYSICAL_OFFSET_AT: Final = 28
+STORE_TIME_AT_IPV4: Final = 56
+
+_START: Final = struct.Struct(">iIIiiqqi")
+assert _START.size == SYS_FLAG_AT + 4
+_HEADS: Final = {
+    (born, store): struct.Struct(f">iIIiiqqiq{20 if born else 8}sq{20 if store else 8}siqi")
+    for born in (0, FLAG_BORN_IPV6)
+    for store in (0, FLAG_STORE_IPV6)
+}
+_U16: Final = struct.Struct(">H")
+MAX_TOPIC_BYTES: Final = 127
+MIN_SIZE: Final = FIXED_SIZE_IPV4
+
+crc32 = zlib_ng.crc32
+
+
+def head_for(sys_flag: int) -> struct.Struct:
+    """The layout of everything up to the body, for the address families that a sysflag says."""
+    return _HEADS[sys_flag & FLAG_BORN_IPV6, sys_flag & FLAG_STORE_IPV6]
+
+
+class StoredMessage(msgspec.Struct, gc=False, kw_only=True):
+    """A record taken apart. Attributes as in the drawing above; `body` as stored, maybe compressed."""
+
+    size: int = 0
+    magic: int = MAGIC_V1
+    queue_id: int
+    flag: int = 0
+    queue_offset: int = 0
+    physical_offset: int = 0
+    sys_flag: int = 0
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    body: bytes
+    topic: str
+    properties_text: str = ""
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The properties as a dictionary, made anew at each call."""
+        return properties.parse(self.properties_text)
+
+    def get_property(self, name: str) -> str | None:
+        """One property, or None."""
+        return properties.get(self.properties_text, name)
+
+    @property
+    def offset_message_id(self) -> str:
+        """The broker's id of this message."""
+        return offset_message_id(self.store_host, self.physical_offset)
+
+    @property
+    def transaction_type(self) -> int:
+        """One of the TRANSACTION_* values."""
+        return self.sys_flag & FLAG_TRANSACTION
+
+
+def body_crc(body: Body) -> int:
+    """The checksum that a record keeps of its body."""
+    return crc32(body) & 0x7FFFFFFF if body else 0
+
+
+def encode(message: StoredMessage) -> bytes:
+    """A record; `size` and `magic` of the message are not looked at. The flags for IPv6 follow the hosts' lengths."""
+    topic, property_bytes = message.topic.encode(), message.properties_text.encode()
+    born_v6 = FLAG_BORN_IPV6 if len(message.born_host) == 20 else 0
+    store_v6 = FLAG_STORE_IPV6 if len(message.store_host) == 20 else 0
+    head = _HEADS[born_v6, store_v6]
+    return b"".join(
+        (
+            head.pack(
+                head.size + len(message.body) + 1 + len(topic) + 2 + len(property_bytes),
+                MAGIC_V1,
+                body_crc(message.body),
+                message.queue_id,
+                message.flag,
+                message.queue_offset,
+                message.physical_offset,
+                message.sys_flag & ~(FLAG_BORN_IPV6 | FLAG_STORE_IPV6) | born_v6 | store_v6,
+                message.born_timestamp,
+                message.born_host,
+                message.store_timestamp,
+                message.store_host,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+                len(message.body),
+            ),
+            message.body,
+            bytes((len(topic),)),
+            topic,
+            _U16.pack(len(property_bytes)),
+            property_bytes,
+        )
+    )
+
+
+def decode(data: bytes | memoryview, offset: int = 0, *, check_crc: bool = True) -> StoredMessage:
+    """The record that starts at byte `offset` of `data`.
+
+    Raises RecordError where there is no whole record: too few bytes, a wrong magic, lengths that do not add up to the
+    record's size, a wrong checksum, text that is not UTF-8.
+    """
+    end_of_data = len(data)
+    if end_of_data - offset < MIN_SIZE:
+        raise RecordError(offset, f"{end_of_data - offset} bytes are no record")
+    size, magic, crc, _, _, _, _, sys_flag = _START.unpack_from(data, offset)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise RecordError(offset, f"magic {magic:#010x}")
+    if size < MIN_SIZE or offset + size > end_of_data:
+        raise RecordError(offset, f"size {size} with {end_of_data - offset} bytes there")
+    end = offset + size
+    head = head_for(sys_flag)
+    topic_length_size = 1 if magic == MAGIC_V1 else 2
+    position = offset + head.size
+    if position + topic_length_size + 2 > end:
+        raise RecordError(offset, f"size {size} is too small for its hosts")
+    fields = head.unpack_from(data, offset)
+    body_size = fields[14]
+    topic_at = position + body_size + topic_length_size
+    if body_size < 0 or topic_at + 2 > end:
+        raise RecordError(offset, f"a body of {body_size} bytes in a record of {size}")
+    body = bytes(data[position : position + body_size])
+    topic_size = int.from_bytes(data[topic_at - topic_length_size : topic_at], "big")
+    properties_at = topic_at + topic_size + 2
+    if properties_at > end or (magic == MAGIC_V1 and topic_size > MAX_TOPIC_BYTES):
+        raise RecordError(offset, f"a topic of {topic_size} bytes in a record of {size}")
+    (properties_size,) = _U16.unpack_from(data, properties_at - 2)
+    if properties_at + properties_size != end or properties_size > properties.MAX_BYTES:
+        raise RecordError(offset, f"properties of {properties_size} bytes do not end at the record's end")
+    if check_crc and body_crc(body) != crc:
+        raise RecordError(offset, f"checksum {crc:#x} of the body, which has {body_crc(body):#x}")
+    try:
+        topic = bytes(data[topic_at : topic_at + topic_size]).decode()
+        text = bytes(data[properties_at:end]).decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(offset, f"text that is not UTF-8: {error}") from None
+    return StoredMessage(
+        size=size,
+        magic=magic,
+        queue_id=fields[3],
+        flag=fields[4],
+        queue_offset=fields[5],
+        physical_offset=fields[6],
+        sys_flag=sys_flag,
+        born_timestamp=fields[8],
+        born_host=fields[9],
+        store_timestamp=fields[10],
+        store_host=fields[11],
+        reconsume_times=fields[12],
+        prepared_transaction_offset=fields[13],
+        body=body,
+        topic=topic,
+        properties_text=text,
+    )
+
+
+def decode_all(data: bytes | memoryview) -> list[StoredMessage]:
+    """The records of a pull response's body. Raises RecordError."""
+    messages, position = [], 0
+    while position < len(data):
+        message = decode(data, position)
+        messages.append(message)
+        position += message.size
+    return messages

@@ -1,0 +1,157 @@
+"""When a message with a timer is due: what its properties ask for, and what RocketMQ makes of them.
+
+    TIMER_DELAY_SEC, TIMER_DELAY_MS   from the store time on, s and ms    the first of these three that is there counts
+    TIMER_DELIVER_MS                  a time, ms since the epoch
+                                      without a value, all of them: illegal here. RocketMQ passes over properties
+                                      without a value, and delivers such a message at once
+    TIMER_REPLACE                     duemq's own: `true` for a message that takes the place of the one that waits with
+                                      this property for the same topic and key. KEYS has exactly one key then
+    TIMER_OUT_MS                      set by the broker: the start of the second in whose slot the message waits
+    TIMER_FIRST_ID                    duemq's own, set by the broker in a record that was appended again: the id that
+                                      the sender of the message was given, which names its first record; a hyphen, and
+                                      the physical offset of the record before this one
+    TIMER_FROM_LEVEL                  duemq's own, set by the broker in a record that took the place of one with a delay
+                                      level, whose file was about to expire: the level. What a topic asks of its timers
+                                      is not asked of it
+
+Slot of a deliver time: RocketMQ opens the slot of a second when that second is over, so a message due at a whole
+second waits in the slot before. TIMER_OUT_MS = D - 1000 for a whole second D, else D rounded down to one; either way
+the slot of second s has what is due after s and not after s + 1.
+
+Our own records of the timer topic have the exact time in the prepared-transaction offset, which RocketMQ does not read
+there, as records with a delay level do. A record that was appended again (rolled, or given another time), or that takes
+the place of another message, has its origin in that field instead, and TIMER_ROLL_TIMES says so.
+
+TIMER_FIRST_ID holds where its second part is the record's origin. Where a store was written anew (`duemq spark
+compact`) records lie in other places, and so do origins, but ids in properties are what they were: they name nothing
+there.
+
+Rules after apache/rocketmq broker/util/HookUtils.java and store/timer/TimerMessageStore.java (5.3.3).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from duemq.protocol.errors import TimerIllegal
+from duemq.protocol.records import properties
+
+PRECISION_MS: Final = 1000
+"""RocketMQ's timerPrecisionMs, the width of a slot. Times of delivery are exact to the millisecond all the same."""
+AGAIN_ROOM: Final = 128
+"""Bytes that the properties of a message that waits leave for those that it gets when it is appended once more:
+TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES and TIMER_FROM_LEVEL. TIMER_FIRST_ID goes where there is no room, and
+of what leaves less (retries, records of RocketMQ's) what brokers have added."""
+MAX_PROMISE_MS: Final = 100 * 366 * 86_400_000
+"""A promised deliver time further ahead of the store time than this is none."""
+MAX_HASH: Final = 2**32
+"""Tags codes in the timer topic's queue up to here are hashes, beyond they are deliver times."""
+_MAX_MS: Final = 2**53
+"""No number of ms beyond this is a time."""
+
+
+def deliver_time(text: str, now_ms: int) -> int | None:
+    """When the properties of a message ask for it, ms since the epoch; None where they ask for no time. A delay counts
+    from `now_ms` on. Raises TimerIllegal."""
+    for name, factor in ((properties.TIMER_DELAY_SEC, 1000), (properties.TIMER_DELAY_MS, 1)):
+        value = properties.get(text, name)
+        if value is not None:
+            return now_ms + _number(name, value) * factor
+    value = properties.get(text, properties.TIMER_DELIVER_MS)
+    if value is not None:
+        return _number(properties.TIMER_DELIVER_MS, value)
+    for name in properties.TIMERS:
+        if properties.is_empty(text, name):
+            raise TimerIllegal(f"the property {name} has no value")
+    return None
+
+
+def _number(name: str, value: str) -> int:
+    digits = value[1:] if value[:1] in ("-", "+") else value
+    if not (digits.isascii() and digits.isdecimal()):
+        raise TimerIllegal(f"the property {name}={value[:40]} is no number of milliseconds or seconds")
+    if len(digits) > 19 or abs(int(value)) > _MAX_MS:
+        raise TimerIllegal(f"the property {name}={value[:40]} is beyond all time; it is in milliseconds or seconds")
+    return int(value)
+
+
+def replace_key(text: str) -> str | None:
+    """The key whose waiting message a message is to replace, None where it asks for none to be. Raises TimerIllegal."""
+    value = properties.get(text, properties.TIMER_REPLACE)
+    if value is None or value.lower() == "false":
+        return None
+    if value.lower() != "true":
+        raise TimerIllegal(f"the property {properties.TIMER_REPLACE}={value[:40]} is neither true nor false")
+    keys = (properties.get(text, properties.KEYS) or "").split()
+    if len(keys) != 1:
+        raise TimerIllegal(
+            f"the property {properties.TIMER_REPLACE} needs exactly one key in {properties.KEYS}, the message has "
+            f"{len(keys)}"
+        )
+    return keys[0]
+
+
+def stored_key(text: str) -> str | None:
+    """As `replace_key`, of a stored message: what is wrong there, in a store of Apache's broker, asks for nothing."""
+    if properties.TIMER_REPLACE not in text:
+        return None
+    try:
+        return replace_key(text)
+    except TimerIllegal:
+        return None
+
+
+def slot_second(deliver_ms: int) -> int:
+    """The second, since the epoch, in whose slot a message waits that is due at a time."""
+    return (deliver_ms - 1) // PRECISION_MS
+
+
+def out_ms(deliver_ms: int) -> int:
+    """TIMER_OUT_MS for a deliver time, as RocketMQ has it."""
+    return slot_second(deliver_ms) * PRECISION_MS
+
+
+def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
+    """When a stored message of the timer topic is due, ms since the epoch; None where it is no timer message.
+
+    Exact for our own records, and where a property tells the time; else (RocketMQ's with a delay) the store time and
+    the delay, which is exact but for the time between RocketMQ's two looks at its clock; else by the end of its slot.
+    """
+    slot = properties.get(text, properties.TIMER_OUT_MS)
+    if slot is None or not slot.isascii() or not slot.isdecimal() or int(slot) > _MAX_MS:
+        return None
+    is_again = properties.get(text, properties.TIMER_ROLL_TIMES) is not None
+    promise = prepared_transaction_offset
+    if not is_again and store_timestamp <= promise <= store_timestamp + MAX_PROMISE_MS:
+        return promise
+    try:
+        asked = deliver_time(text, store_timestamp)
+    except TimerIllegal:
+        asked = None
+    latest = int(slot) + PRECISION_MS
+    if asked is not None and latest - PRECISION_MS < asked <= latest:
+        return asked
+    return latest
+
+
+def first_id(text: str, prepared_transaction_offset: int) -> str | None:
+    """The id of a message's first record, by the properties of a record that was appended again; None where there is
+    none that holds."""
+    value = properties.get(text, properties.TIMER_FIRST_ID)
+    if value is None or properties.get(text, properties.TIMER_ROLL_TIMES) is None:
+        return None
+    found, _, origin = value.partition("-")
+    return found if origin == str(max(prepared_transaction_offset, 0)) else None
+
+
+def first_id_value(first: str, origin: int) -> str:
+    """TIMER_FIRST_ID for a record that takes the place of the one at a physical offset."""
+    return f"{first}-{origin}"
+
+
+def queue_code(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
+    """What the consume queue of the timer topic keeps of a record: when it is due; None for one that is no message but
+    deletes another, which has to be looked at."""
+    if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+        return None
+    return due_of(text, store_timestamp, prepared_transaction_offset)

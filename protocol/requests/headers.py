@@ -1,0 +1,532 @@
+"""The extension fields of each request and response, typed.
+
+A class per header; its attributes are RocketMQ's field names in Python's spelling. On the wire every value is text;
+reading converts and checks the range, writing turns back to text and leaves out what is None. Unknown fields are
+ignored, so that newer clients are understood.
+
+Source: apache/rocketmq common/protocol/header/*.java, 4.9.7; fields that 5.3.3 added are optional or ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
+
+import msgspec
+
+from duemq.protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION
+from duemq.protocol.errors import FieldError
+from duemq.protocol.frames.command import Body, Command
+from duemq.protocol.frames.frame import JSON
+from duemq.protocol.frames.integers import Int32, Int64
+from duemq.protocol.frames.json_header import as_text
+
+
+class Header(msgspec.Struct, rename="camel", gc=False):
+    """Base of all typed headers."""
+
+    def to_ext(self) -> dict[str, str]:
+        """The extension fields as they go on the wire."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: as_text(value) for name, value in fields.items() if value is not None}
+
+
+class NoFields(Header):
+    """A request without extension fields, or whose fields do not matter here."""
+
+
+# --- sending -----------------------------------------------------------------------------------------------------
+
+
+class SendMessage(Header):
+    """SEND_MESSAGE (10). Times are ms since the epoch; `properties` is RocketMQ's property text."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class SendMessageV2(SendMessage, rename=dict(zip(SendMessage.__struct_fields__, "abcdefghijkml", strict=True))):
+    """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320): SendMessage with names of one letter.
+
+    The fields are declared again because a renaming applies only to the fields that a class declares itself.
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 | None = None
+    unit_mode: bool | None = None
+    batch: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class SendMessageResponse(Header):
+    """Answer to every kind of send; a batch has its message ids joined by commas. `recall_handle` (5.x) names a
+    message that waits for a time, for RECALL_MESSAGE."""
+
+    msg_id: str
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str | None = None
+    recall_handle: str | None = None
+
+
+class ConsumerSendMsgBack(Header):
+    """CONSUMER_SEND_MSG_BACK (36). `offset` is the physical offset of the message; `delay_level` 0 lets the broker
+    choose, a negative one sends it to the dead-letter queue at once."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool | None = None
+    max_reconsume_times: Int32 | None = None
+
+
+class RecallMessage(Header):
+    """RECALL_MESSAGE (370): cancel a message that waits for its time. `recall_handle` is of the answer to its send."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+class RecallMessageResponse(Header):
+    """Answer to RECALL_MESSAGE: the client's id (UNIQ_KEY) of the message."""
+
+    msg_id: str
+
+
+class CancelMessage(Header):
+    """CANCEL_MESSAGE (30002, duemq's own). `msg_id`: offset message ids, joined by commas."""
+
+    msg_id: str
+
+
+class ListPending(Header):
+    """LIST_PENDING (30003, duemq's own): messages that wait. What is None selects by nothing; `key` is one of KEYS, or
+    the UNIQ_KEY; times are ms since the epoch, `end_ms` not included. `limit`: most messages of a page; `cursor` is of
+    the answer before, for the next page. `count_only`: how many there are, instead of the messages."""
+
+    topic: str | None = None
+    key: str | None = None
+    begin_ms: Int64 | None = None
+    end_ms: Int64 | None = None
+    limit: Int32 = 100
+    cursor: str | None = None
+    count_only: bool = False
+
+
+class DueCurve(Header):
+    """DUE_CURVE (30004, duemq's own): how many messages are due in each of `steps` spans of `step_ms` from `begin_ms`
+    (ms since the epoch, now by default) on; of all topics, or one."""
+
+    step_ms: Int64
+    steps: Int32
+    topic: str | None = None
+    begin_ms: Int64 | None = None
+
+
+class ChangePending(Header):
+    """CHANGE_PENDING (30005, duemq's own). `action`: cancel, reschedule or deliver; for reschedule, `deliver_ms`: the
+    new time, or `delay_ms`: from when the broker gets this on. Which messages: `msg_id`, offset message ids joined by
+    commas, or the others, as in ListPending."""
+
+    action: str
+    deliver_ms: Int64 | None = None
+    msg_id: str | None = None
+    topic: str | None = None
+    key: str | None = None
+    begin_ms: Int64 | None = None
+    end_ms: Int64 | None = None
+    delay_ms: Int64 | None = None
+
+
+# --- receiving ---------------------------------------------------------------------------------------------------
+
+PULL_COMMIT_OFFSET: Final = 1
+PULL_SUSPEND: Final = 2
+PULL_SUBSCRIPTION: Final = 4
+PULL_CLASS_FILTER: Final = 8
+
+
+class PullMessage(Header):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag` holds the PULL_* bits."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str | None = None
+    expression_type: str | None = None
+
+
+class PullMessageResponse(Header):
+    """Answer to a pull, whatever its code."""
+
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+
+
+class QueryConsumerOffset(Header):
+    """QUERY_CONSUMER_OFFSET (14)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+
+
+class UpdateConsumerOffset(Header):
+    """UPDATE_CONSUMER_OFFSET (15)."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    commit_offset: Int64
+
+
+class QueueOfTopic(Header):
+    """GET_MAX_OFFSET (30), GET_MIN_OFFSET (31), GET_EARLIEST_MSG_STORETIME (32)."""
+
+    topic: str
+    queue_id: Int32
+
+
+class SearchOffset(Header):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundary_type` (5.x): LOWER or UPPER."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64
+    boundary_type: str | None = None
+
+
+class OffsetResponse(Header):
+    """Answer with one queue offset."""
+
+    offset: Int64
+
+
+class TimestampResponse(Header):
+    """Answer with one time, ms since the epoch; -1 where there is no message."""
+
+    timestamp: Int64
+
+
+class ViewMessage(Header):
+    """VIEW_MESSAGE_BY_ID (33): the message at a physical offset."""
+
+    offset: Int64
+
+
+class ResetOffset(Header):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222), and RESET_CONSUMER_CLIENT_OFFSET (220), which has neither of the last two.
+    `timestamp` in ms since the epoch, -1 for the end of each queue; without `is_force` a group only goes back. 5.x may
+    name one queue, and an offset of it instead of the time; -1 for neither."""
+
+    topic: str
+    group: str
+    timestamp: Int64
+    is_force: bool = False
+    queue_id: Int32 | None = None
+    offset: Int64 | None = None
+
+
+# --- clients -----------------------------------------------------------------------------------------------------
+
+
+class UnregisterClient(Header):
+    """UNREGISTER_CLIENT (35)."""
+
+    client_id: str = msgspec.field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class ConsumerGroup(Header):
+    """Requests and notices that name a consumer group only: 38, 40, 203."""
+
+    consumer_group: str
+
+
+class ProducerGroup(Header):
+    """GET_PRODUCER_CONNECTION_LIST (204)."""
+
+    producer_group: str
+
+
+class RelayToConsumer(Header):
+    """GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309)."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+
+
+# --- topics, groups, statistics ----------------------------------------------------------------------------------
+
+
+class CreateTopic(Header):
+    """UPDATE_AND_CREATE_TOPIC (17). `perm` bits: 1 inherit, 2 write, 4 read."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    topic_filter_type: str
+    topic_sys_flag: Int32 | None = None
+    order: bool = False
+    attributes: str | None = None
+
+
+class Topic(Header):
+    """Requests that name a topic only: 105, 202, 215, 216, 300, 351."""
+
+    topic: str
+
+
+class GetRouteInfo(Header):
+    """GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+class DeleteSubscriptionGroup(Header):
+    """DELETE_SUBSCRIPTIONGROUP (207). 4.9 says removeOffset, 5.x cleanOffset."""
+
+    group_name: str
+    remove_offset: bool | None = None
+    clean_offset: bool | None = None
+
+
+class Group(Header):
+    """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+
+    group: str
+
+
+class GetConsumeStats(Header):
+    """GET_CONSUME_STATS (208)."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class BrokerStats(Header):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_name: str
+    stats_key: str
+
+
+class MoveClock(Header):
+    """MOVE_CLOCK (30001, duemq's own). In ms, 0 or more."""
+
+    advance_millis: Int64
+
+
+class MoveClockResponse(Header):
+    """Answer to MOVE_CLOCK: what the clock says now, ms since the epoch."""
+
+    now: Int64
+
+
+# --- name server -------------------------------------------------------------------------------------------------
+
+
+class RegisterBroker(Header):
+    """REGISTER_BROKER (103). `body_crc32` 0 means "not checked"."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: Int64
+    compressed: bool = False
+    body_crc32: Int32 = msgspec.field(default=0, name="bodyCrc32")
+
+
+class BrokerIdentity(Header):
+    """UNREGISTER_BROKER (104), QUERY_DATA_VERSION (322)."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Int64
+
+
+class Cluster(Header):
+    """GET_TOPICS_BY_CLUSTER (224)."""
+
+    cluster: str
+
+
+class BrokerName(Header):
+    """WIPE_WRITE_PERM_OF_BROKER (205), ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    broker_name: str
+
+
+class KVKey(Header):
+    """GET_KV_CONFIG (101), DELETE_KV_CONFIG (102)."""
+
+    namespace: str
+    key: str
+
+
+class KVEntry(Header):
+    """PUT_KV_CONFIG (100)."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+class KVNamespace(Header):
+    """GET_KVLIST_BY_NAMESPACE (219)."""
+
+    namespace: str
+
+
+# --- decoding ----------------------------------------------------------------------------------------------------
+
+H = TypeVar("H", bound=Header)
+
+_PATH = re.compile(r" - at `\$\.?(?:extFields)?\.?([^`]*)`")
+_NUMBER = re.compile(r"(?:\+|(-?))0*([0-9]+)", re.ASCII)
+_MISSING = re.compile(r"required field `([^`]*)`")
+
+
+if TYPE_CHECKING:
+    Flag = int
+else:
+    Flag = Literal[0, FLAG_ONEWAY]
+    """Flags with which the quick way of decoding takes a frame for a request. With any other it looks twice: the frame
+    may be a response, whose code means something else."""
+
+
+class Request(msgspec.Struct, Generic[H], gc=False, kw_only=True):
+    """A request with typed extension fields, as handlers receive it. See `Command` for the other attributes."""
+
+    code: Int32
+    header: H = msgspec.field(name="extFields")
+    opaque: Int32 = 0
+    flag: Flag = 0
+    version: Int32 = 0
+    language: str | None = None
+    codec: int = JSON
+    body: Any = b""
+    """A `Body`; typed loosely because the JSON decoder builds this class. It is always set from the frame."""
+    now_ms: int = 0
+    """When it came, ms since the epoch by the messages' clock; set by whoever read it."""
+
+
+class RequestDecoder(Generic[H]):
+    """Decodes the frames of one request code, its header typed as `header_type`.
+
+    A JSON header is decoded in one pass, which is what the hot path needs; every other codec, and whatever that pass
+    refuses, goes through a `Command`, which reads as loosely as RocketMQ does and finds out which field is wrong.
+    """
+
+    def __init__(self, header_type: type[H]) -> None:
+        self.header_type = header_type
+        self.decode_json: Callable[[bytes], Request[H]] = msgspec.json.Decoder(
+            Request[header_type],  # type: ignore[valid-type]
+            strict=False,
+        ).decode
+        """The request in the header of a frame of codec JSON; `codec` and `body` are for the caller to set. Raises
+        msgspec.MsgspecError, RecursionError or UnicodeDecodeError where the slow way has to look: `from_command`."""
+
+    def from_command(self, command: Command, codec: int) -> Request[H]:
+        """The request in a command. Raises FieldError."""
+        return Request(
+            code=command.code,
+            header=decode_ext(self.header_type, command.ext),
+            opaque=command.opaque,
+            flag=command.flag,
+            version=command.version,
+            language=command.language,
+            codec=codec,
+            body=command.body,
+        )
+
+
+def decode_ext(header_type: type[H], ext: dict[str, str]) -> H:
+    """Type extension fields. Raises FieldError naming the field."""
+    try:
+        return msgspec.convert(ext, header_type, strict=False)
+    except msgspec.ValidationError:
+        pass
+    try:
+        return msgspec.convert(_as_java_reads(header_type, ext), header_type, strict=False)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        missing, path = _MISSING.search(text), _PATH.search(text)
+        field = missing[1] if missing else path[1] if path else ""
+        raise FieldError(field, "is missing" if missing else _PATH.sub("", text)) from None
+
+
+def _as_java_reads(header_type: type[Header], ext: dict[str, str]) -> dict[str, str]:
+    """Java's parseBoolean takes anything but "true" for false; its number parsers take a plus and zeros in front."""
+    result = dict(ext)
+    for name, is_number in _no_texts(header_type).items():
+        text = ext.get(name)
+        if text is None:
+            continue
+        if not is_number:
+            result[name] = "true" if text.lower() == "true" else "false"
+        elif number := _NUMBER.fullmatch(text):
+            result[name] = f"{number[1] or ''}{number[2]}"
+    return result
+
+
+@cache
+def _no_texts(header_type: type[Header]) -> dict[str, bool]:
+    """The fields of a header that are no text, and of each whether it is a number; else it is a boolean."""
+    kinds = {}
+    for field in msgspec.structs.fields(header_type):
+        types = (field.type, *get_args(field.type))
+        if str not in types:
+            kinds[field.encode_name] = bool not in types
+    return kinds
+
+
+def response(code: int, remark: str | None = None, header: Header | None = None, body: Body = b"") -> Command:
+    """A response without opaque and flag: whoever sends it fills those in."""
+    return Command(
+        code=code,
+        remark=remark,
+        ext=header.to_ext() if header is not None else {},
+        body=body,
+        language=LANGUAGE,
+        version=VERSION,
+    )

@@ -1,0 +1,232 @@
+"""Delivering one batch: the records that due units point to are read as ranges that are as long as can be, copied for
+their real queues and appended in one write."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from duemq.protocol.errors import RecordError
+from duemq.protocol.frames.command import Body
+from duemq.protocol.records import checksum, properties, record
+from duemq.scheduler.delivery.targets import Targets
+from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined
+from duemq.storage.durability.health import Verdict
+from duemq.storage.errors import StoreError
+from duemq.storage.log.copies import ORIGIN_ZERO, UNITS, Records
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE, ConsumeQueue
+from duemq.storage.queues.pull import ColdRead, Range
+from duemq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Units = NDArray[Any]
+
+log = structlog.get_logger(__name__)
+
+BATCH_BYTES: Final = 256 * 1024
+"""About how much one batch holds at most, so that it takes no more than a few ms."""
+WARM_BYTES: Final = 4 * 1024 * 1024
+"""How much a thread reads ahead where records are not in memory any more."""
+
+
+class Kind(Enum):
+    """What became of a batch."""
+
+    APPENDED = auto()
+    PASSED = auto()
+    """They stand for no message that waits: cancelled, delivered before, or none at all."""
+    SKIPPED = auto()
+    """Their messages cannot be delivered."""
+    GONE = auto()
+    """Their records are not in the commitlog."""
+    COLD = auto()
+    """Their records are not in memory: the disk has to be waited for."""
+
+
+class Outcome(NamedTuple):
+    """What became of the first `units` of a batch; `delivered` of them were appended."""
+
+    kind: Kind
+    units: int
+    delivered: int = 0
+
+
+class Batches:
+    """Delivers units. Raises StoreError where the store takes nothing; then nothing of the batch was appended."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._targets = Targets(store)
+        self._done: NDArray[np.int64] = np.empty(0, np.int64)
+        self._done_end = 0
+
+    def set_delivered(self, origins: NDArray[np.int64]) -> None:
+        """Physical offsets of scheduled records that recovery found delivered: their units are passed over."""
+        self._done = joined([origins])
+        self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
+
+    def delivered_from(self, physical_offset: int) -> list[int]:
+        """What of that lies at a physical offset or behind it, ascending."""
+        found: list[int] = self._done[np.searchsorted(self._done, physical_offset) :].tolist()
+        return found
+
+    @property
+    def delivered_end(self) -> int:
+        """No unit whose record lies from here on was found delivered."""
+        return self._done_end
+
+    def is_delivered(self, units: Units) -> NDArray[np.bool_]:
+        """Of each unit, whether recovery found its message delivered."""
+        physical = units["physical_offset"].astype(np.int64)
+        return is_among(physical, self._done)
+
+    def delivered(self, physical_offset: int) -> bool:
+        """Whether recovery found the message of a record delivered."""
+        return has(self._done, physical_offset)
+
+    def read(self, queue: ConsumeQueue, offset: int, count: int) -> Units:
+        """Units from a queue offset on."""
+        data = queue.read(offset, count)
+        return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
+
+    def records(self, physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> Records | None:
+        """The records at some physical offsets, read as ranges that are as long as can be; None where not all are in
+        the commitlog. May wait for the disk. Raises OSError."""
+        parts = [self._store.log.read(*each) for each in _ranges(physical, sizes)]
+        data = b"".join([part for part in parts if part is not None])
+        return Records(data, physical, sizes) if len(data) == int(sizes.sum()) else None
+
+    def deliver(self, units: Units, now_ms: int, *, may_wait: bool, **source: object) -> Outcome:
+        """Deliver units that are due, at least one, as many as make a batch, at a time (ms). `may_wait`: read from the
+        disk, if need be, where otherwise the answer is COLD. They are appended in the order given. `source` tells in
+        log lines where they waited."""
+        physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        skipped = (sizes == PADDING_SIZE) | ((sizes >= WITHDRAWN_SIZE) & (sizes <= DELIVERED_SIZE))
+        if self._done_end and physical[0] < self._done_end:
+            skipped |= self.is_delivered(units)
+        if skipped[0]:
+            return Outcome(Kind.PASSED, _leading(skipped))
+        begin, end = self._store.log.begin, self._store.log.end
+        gone = (physical < begin) | (sizes <= 0) | (physical + sizes > end)
+        if gone[0]:
+            return Outcome(Kind.GONE, _leading(gone))
+        count = min(_leading(~(skipped | gone)), max(1, int(np.searchsorted(np.cumsum(sizes), BATCH_BYTES, "right"))))
+        physical, sizes = physical[:count], sizes[:count]
+        if self._store.health.verdict is not Verdict.HEALTHY:
+            raise self._store.health.error()  # before it is read, once a second for as long as the disk is full
+        order = None
+        if (physical[1:] < physical[:-1]).any():
+            order = np.argsort(physical)
+            physical, sizes = physical[order], sizes[order]
+        data = self._read_records(_ranges(physical, sizes), may_wait=may_wait)
+        if data is None:
+            return Outcome(Kind.COLD, count)
+        if len(data) != int(sizes.sum()):
+            return Outcome(Kind.GONE, 1) if count == 1 else self.deliver(units[:1], now_ms, may_wait=may_wait, **source)
+        records = Records(data, physical, sizes)
+        return self._append(records.reordered(np.argsort(order)) if order is not None else records, now_ms, source)
+
+    def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
+        """The bytes of records; None where the disk would have to be waited for, fewer where a file is gone."""
+        try:
+            return ColdRead(self._store.log, ranges).run() if may_wait else self._store.read(ranges)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreError(f"reading the commitlog failed: {error}") from error
+
+    def warm(self, units: Units) -> ColdRead:
+        """A job that reads the records of units from the disk, for what comes next."""
+        physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        usual = _leading((sizes > DELIVERED_SIZE) & (sizes != PADDING_SIZE) & (physical >= self._store.log.begin))
+        count = max(1, min(usual, int(np.searchsorted(np.cumsum(sizes[:usual]), WARM_BYTES, "right"))))
+        return ColdRead(self._store.log, _ranges(physical[:count], sizes[:count]))
+
+    # ---
+
+    def _append(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
+        appender = self._store.appender
+        usual = records.is_usual & appender.can_copy
+        if not usual[0]:
+            return self._append_apart(records, now_ms, source)
+        if not usual.all():
+            records = records.part(slice(0, _leading(usual)))
+        count = len(records)
+        found, codes = self._targets.find(records)
+        numbers = {queue: number for number, queue in enumerate(dict.fromkeys(found))}
+        which = np.zeros(count, np.int64)
+        if len(numbers) > 1:
+            which = np.fromiter(map(numbers.__getitem__, found), np.int64, count)
+        tags_codes = np.array(codes)
+        if None in numbers:
+            known = np.flatnonzero(which != numbers[None])
+            self._complain(records, np.flatnonzero(which == numbers[None]), source)
+            if not len(known):
+                return Outcome(Kind.SKIPPED, count)
+            which, tags_codes = which[known], tags_codes[known]
+            which -= which > numbers.pop(None)
+            records = records.part(known)
+        appender.begin(now_ms)
+        try:
+            appender.add_copies(records, [queue for queue in numbers if queue is not None], which, tags_codes)
+            appender.commit()
+        except BaseException:
+            appender.roll_back()
+            raise
+        return Outcome(Kind.APPENDED, count, len(records))
+
+    def _append_apart(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
+        """The first record, which is of another make (IPv6, a long topic), or is none."""
+        try:
+            message = record.decode(records.data[int(records.starts[0]) : int(records.ends[0])])
+        except RecordError:
+            return Outcome(Kind.GONE, 1)
+        text = checksum.without(message.properties_text.encode())
+        queue = self._targets.queue(text)
+        if queue is None:
+            self._complain(records, np.arange(1), source)
+            return Outcome(Kind.SKIPPED, 1)
+        appender = self._store.appender
+        appender.begin(now_ms)
+        appender.add(
+            queue,
+            message.body,
+            text,
+            properties.tags_code(message.get_property(properties.TAGS)),
+            message.born_timestamp,
+            message.born_host,
+            message.flag,
+            message.sys_flag,
+            message.reconsume_times,
+            message.physical_offset or ORIGIN_ZERO,
+        )
+        appender.commit()
+        return Outcome(Kind.APPENDED, 1, 1)
+
+    @staticmethod
+    def _complain(records: Records, which: NDArray[np.int64], source: dict[str, object]) -> None:
+        log.error(
+            "scheduled_messages_undeliverable",
+            **source,
+            messages=len(which),
+            physical_offset=int(records.heads["physical_offset"][which[0]]),
+            reason="no topic and queue in REAL_TOPIC and REAL_QID that a message may go to",
+        )
+
+
+def _leading(mask: NDArray[np.bool_]) -> int:
+    """How many elements hold before the first that does not."""
+    return len(mask) if mask.all() else int(np.argmin(mask))
+
+
+def _ranges(physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Range]:
+    """The records as ranges that are as long as possible, each within one read's reach."""
+    ends = physical + sizes
+    breaks = np.flatnonzero(physical[1:] != ends[:-1]) + 1
+    firsts, lasts = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(physical)])) - 1
+    return list(zip(physical[firsts].tolist(), (ends[lasts] - physical[firsts]).tolist(), strict=True))

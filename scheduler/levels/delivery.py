@@ -1,0 +1,310 @@
+"""Both paths by which the due messages of a level are delivered, and what becomes of each put.
+
+Sync: a batch is put, and nothing more of its level before the result is there. Async: puts whose results are awaited
+follow one another, up to a limit; they are settled in order. Where nothing is awaited (ASYNC_FLUSH) a result is there
+at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import structlog
+
+from duemq.scheduler.delivery.batches import Batches, Kind, Outcome
+from duemq.scheduler.levels.level import Level, OpenRun, Put, Status
+from duemq.scheduler.levels.times import LevelTimes
+from duemq.scheduler.waiting import is_message
+from duemq.storage.errors import NotInMemory, StoreError
+from duemq.storage.queues.pull import ReadCold
+from duemq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = structlog.get_logger(__name__)
+
+REFUSED_RETRY_MS: Final = 100
+"""When the store takes nothing, the sync path tries again after this."""
+_WARM_UNITS: Final = 8192
+_COUNT_UNITS: Final = 65_536
+
+
+@dataclass
+class DeliveryConfig:
+    """How messages are delivered; may be changed while running."""
+
+    is_async: bool = False
+    """enableScheduleAsyncDeliver."""
+    pending_limit: int = 2000
+    """scheduleAsyncDeliverMaxPendingLimit: messages of a level whose result is awaited."""
+    max_resends: int = 3
+    """scheduleAsyncDeliverMaxResendNum2Blocked: a level with a put that failed more often goes no further."""
+    batch_size: int = 512
+    """scheduleDeliverBatchSize: most messages in one put."""
+    warn_ms: int = 1000
+    """scheduleLatenessWarnMillis: a level that is later than this is logged."""
+    save_interval: float = 10.0
+    """flushDelayOffsetInterval, in seconds: delayOffset.json is written with the first checkpoint after this."""
+
+
+class LevelDelivery:
+    """Puts what is due of one level after the other."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        batches: Batches,
+        times: LevelTimes,
+        config: DeliveryConfig,
+        *,
+        is_awaited: bool,
+        read_cold: ReadCold | None,
+        on_ready: Callable[[], None],
+    ) -> None:
+        """`is_awaited`: whether a put is a success only when `note_flushed` says so. `on_ready`: called when a level
+        that waited for the disk can go on."""
+        self._store = store
+        self._batches = batches
+        self._times = times
+        self.config = config
+        self._is_awaited = is_awaited
+        self._read_cold = read_cold
+        self._on_ready = on_ready
+
+    def next_times(self, level: Level) -> Iterator[int]:
+        """When something has to be done for a level, ms since the epoch."""
+        due_ms = level.due_ms
+        if due_ms is not None and self._is_free(level):
+            yield max(due_ms, level.retry_ms)
+        if not level.is_reading:
+            for put in level.failed:
+                yield put.retry_ms
+
+    def _is_free(self, level: Level) -> bool:
+        """Whether more of a level may be put now."""
+        if level.is_reading:
+            return False
+        if not level.puts:
+            return True
+        if not self.config.is_async:
+            return False
+        if level.pending >= self.config.pending_limit:
+            level.trouble = "flow control: scheduleAsyncDeliverMaxPendingLimit"
+            return False
+        return not level.is_held_back(self.config.max_resends)
+
+    def deliver(self, level: Level, now_ms: int) -> bool:
+        """Put one batch of a level; whether anything was tried."""
+        if level.low != level.queue.min_offset:
+            self._correct(level, now_ms)
+        if level.failed:
+            failed = self._to_resend(level, now_ms)
+            if failed is not None:
+                self._resend(level, failed, now_ms)
+                return True
+        due_ms = level.due_ms
+        if due_ms is None or due_ms > now_ms or level.retry_ms > now_ms or not self._is_free(level):
+            return False
+        run = next(run for run in level.runs if run.due_ms == due_ms)
+        if run.cursor > level.queue.next_offset:
+            self._correct(level, now_ms)
+            return True
+        limit = self.config.batch_size
+        if level.puts:
+            limit = max(1, min(limit, self.config.pending_limit - level.pending))
+        units = self._batches.read(level.queue, run.cursor, min(limit, level.end_of(run) - run.cursor))
+        units = units[: self._times.due_count(level, run, units, now_ms)]
+        if not len(units):
+            run.due_ms = self._times.head(level, run, now_ms)
+            return True
+        level.late_by_ms = now_ms - due_ms
+        put = Put(run.cursor, run.cursor + len(units), due_ms)
+        try:
+            outcome = self._append(level, units, now_ms)
+        except NotInMemory:
+            raise  # whoever gives us our turns has it read, and calls again
+        except StoreError as error:
+            self._refused(level, run, put, now_ms, error)
+        else:
+            self._took(level, run, put, units, outcome, now_ms)
+        return True
+
+    def _append(self, level: Level, units: NDArray[Any], now_ms: int) -> Outcome:
+        """See `Batches.deliver`."""
+        outcome = self._batches.deliver(
+            units, now_ms, may_wait=level.is_warm or self._read_cold is None, delay_level=level.number
+        )
+        level.is_warm = False
+        return outcome
+
+    def _took(self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
+        """Note what became of a put, or of its first part."""
+        put.end = put.start + outcome.units
+        if outcome.kind is Kind.COLD:
+            self._warm(level, put.start, level.end_of(run))
+            return
+        if outcome.kind is Kind.GONE:
+            level.trouble = "records are missing"
+            log.error(
+                "scheduled_messages_missing",
+                delay_level=level.number,
+                messages=outcome.units,
+                queue_offset=put.start,
+                physical_offset=int(units["physical_offset"][0]),
+            )
+            if self.config.is_async:
+                level.add(put)
+                level.fail(put, now_ms, origin_is_gone=True)
+            else:
+                level.skipped += outcome.units
+        else:
+            self._count(level, outcome)
+            if outcome.delivered and self._is_awaited:
+                put.position = self._store.log.end
+                level.add(put)
+                level.trouble = "the disk: its flush is awaited"
+            elif not level.puts:
+                level.trouble = None
+        run.cursor = put.end
+        run.due_ms = self._times.head(level, run, now_ms)
+        if len(level.runs) > 1:
+            level.settle()
+
+    @staticmethod
+    def _count(level: Level, outcome: Outcome) -> None:
+        level.delivered += outcome.delivered
+        if outcome.kind is Kind.PASSED:
+            level.withdrawn = max(0, level.withdrawn - outcome.units)
+        else:
+            level.skipped += outcome.units - outcome.delivered
+
+    def count_withdrawn(self, level: Level) -> None:
+        """Find out how many units that were not tried yet, or failed, are of messages that do not wait. Raises
+        OSError."""
+        level.withdrawn = self._withdrawn_in(level, level.untried(level.queue.min_offset))
+
+    def _withdrawn_in(self, level: Level, ranges: list[tuple[int, int]]) -> int:
+        found = 0
+        for start, end in ranges:
+            offset = start
+            while offset < end:
+                units = self._batches.read(level.queue, offset, min(_COUNT_UNITS, end - offset))
+                if not len(units):
+                    break
+                waits = is_message(units["size"])
+                if self._batches.delivered_end:
+                    waits &= ~self._batches.is_delivered(units)
+                found += len(units) - int(np.count_nonzero(waits))
+                offset += len(units)
+        return found
+
+    def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
+        """The store took nothing of a put."""
+        if level.trouble != str(error):
+            log.warning("delivery_refused", delay_level=level.number, reason=str(error))
+        level.trouble = str(error)
+        if not self.config.is_async:
+            level.retry_ms = now_ms + REFUSED_RETRY_MS
+            return
+        level.add(put)
+        level.fail(put, now_ms, origin_is_gone=False)
+        run.cursor = put.end
+        run.due_ms = self._times.head(level, run, now_ms)
+
+    def _correct(self, level: Level, now_ms: int) -> None:
+        """Bring a level into the bounds of its queue, where files expired or the queue lost its end, and find its heads
+        anew. Nothing is lost by the first as a rule: what waits is appended once more before its file goes. Raises
+        OSError."""
+        low, high = level.queue.min_offset, level.queue.next_offset
+        waited = level.waiting
+        withdrawn = self._withdrawn_in(level, level.untried(low))
+        offset = level.runs[0].cursor
+        is_behind = any(run.cursor > high for run in level.runs)
+        level.leave_out_before(low)
+        level.withdrawn = withdrawn
+        lost = max(0, waited - level.waiting)
+        level.skipped += lost
+        if lost or is_behind:
+            log.warning(
+                "level_offset_corrected",
+                delay_level=level.number,
+                offset=offset,
+                corrected=level.runs[0].cursor,
+                min=low,
+                max=high,
+                lost=lost,
+            )
+        self._times.look(level, now_ms)
+
+    # --- puts that failed
+
+    @staticmethod
+    def _to_resend(level: Level, now_ms: int) -> Put | None:
+        if level.is_reading:
+            return None
+        return next((put for put in level.failed if put.retry_ms <= now_ms), None)
+
+    def _resend(self, level: Level, put: Put, now_ms: int) -> None:
+        """Try a put that failed once more."""
+        units = self._batches.read(level.queue, put.start, put.end - put.start)
+        try:
+            outcome = self._append(level, units, now_ms)
+        except NotInMemory:
+            raise
+        except StoreError as error:
+            level.trouble = str(error)
+            level.fail(put, now_ms, origin_is_gone=False)
+            return
+        if outcome.kind is Kind.COLD:
+            self._warm(level, put.start, put.end)
+        elif outcome.kind is Kind.GONE:
+            part = level.take_part(put, outcome.units)
+            level.fail(part, now_ms, origin_is_gone=True)
+            if part.status is Status.SKIP:
+                level.skipped += outcome.units
+                log.error("scheduled_messages_skipped", delay_level=level.number, messages=outcome.units)
+        else:
+            self._resent(level, put, outcome)
+        level.settle()
+
+    def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:
+        """A put went through, or the first part of it did."""
+        self._count(level, outcome)
+        part = level.take_part(put, outcome.units)
+        part.status, part.position = Status.RUNNING, self._store.log.end
+        if not outcome.delivered or not self._is_awaited:
+            part.status = Status.SUCCESS
+
+    # --- results
+
+    @staticmethod
+    def note_flushed(level: Level, position: int) -> bool:
+        """The commitlog is durable up to a physical offset: puts before it are a success. Whether there were any puts
+        whose result was awaited."""
+        if not level.puts:
+            return False
+        for put in level.puts:
+            if put.status is Status.RUNNING and put.position <= position:
+                put.status = Status.SUCCESS
+        level.settle()
+        if not level.puts:
+            level.trouble = None
+        return True
+
+    def _warm(self, level: Level, start: int, end: int) -> None:
+        """Have a thread read from the disk what comes next."""
+        assert self._read_cold is not None
+        job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
+        level.is_reading = True
+        level.trouble = "the disk: old messages are being read"
+
+        def done() -> None:
+            level.is_reading = False
+            level.is_warm = True
+            self._on_ready()
+
+        self._read_cold(job, done)

@@ -1,0 +1,659 @@
+"""Level queues: messages with a delay level wait in SCHEDULE_TOPIC_XXXX, one queue a level, and are delivered into
+their topic when they are due.
+
+    queue of level n:  n - 1 of SCHEDULE_TOPIC_XXXX; the tags code of each consume-queue unit is the deliver time,
+                       ms since the epoch, which the record has as well, in its prepared-transaction offset
+    progress:          config/delayOffset.json, {"offsetTable": {"<level>": next queue offset to deliver}}, for
+                       RocketMQ and its tools, and the checkpoint's note (see `runs`), by which recovery knows exactly
+
+Delivery copies a message into a record of its real topic and queue (properties REAL_TOPIC, REAL_QID) with its
+properties as they are; the prepared-transaction offset of that record, unused otherwise, names the record that
+scheduled it.
+
+Nothing polls: the head of each queue says when to wake, and an append to an empty queue says so too (`wake`).
+`step` does a bounded amount and gives the time of the next one; whoever calls it owns the timer. `levels.delivery` has
+the two paths by which a batch is delivered.
+
+Behaviour after apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import structlog
+
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.clock_watch import TOLERANCE_MS, ClockWatch
+from duemq.scheduler.delivery.batches import Batches
+from duemq.scheduler.levels import runs
+from duemq.scheduler.levels.delivery import REFUSED_RETRY_MS, DeliveryConfig, LevelDelivery
+from duemq.scheduler.levels.level import Level, OpenRun
+from duemq.scheduler.levels.runs import Note, Run, Seen
+from duemq.scheduler.levels.table import DelayLevels, queue_id_of
+from duemq.scheduler.levels.times import LevelTimes
+from duemq.scheduler.waiting import is_message, is_passed, runs_of_table
+from duemq.storage.budget import Budget
+from duemq.storage.clock import Moment
+from duemq.storage.config_file import ConfigFile
+from duemq.storage.durability.checkpoint import Checkpoint
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.errors import NotInMemory, StoreFormatError
+from duemq.storage.log.origins import Origins
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, MARK_SIZES, SCHEDULE_TOPIC, WITHDRAWN_SIZE, ConsumeQueue
+from duemq.storage.queues.pull import EXT_ADDRESS_MAX, ColdRead, ReadCold, patiently
+from duemq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = structlog.get_logger(__name__)
+
+NAME: Final = "levels"
+"""Of the checkpoint's note."""
+OFFSET_TABLE: Final = "offsetTable"
+WARN_AGAIN_SECONDS: Final = 60.0
+_SETTLE_UNITS: Final = 65_536
+_LIMITED_UNITS: Final = 64
+"""Of each of them the record may have to be read."""
+_UNSEEN_MS: Final = 2000
+"""By so much the wall clock may go on before somebody looks at it."""
+_MOST_RUNS: Final = 1000
+"""Each step looks at each of them."""
+_HAND_OVER_UNITS: Final = 4096
+MAX_HANDED_OVER: Final = 200_000
+"""Each takes memory until the store is closed."""
+_TOO_MANY: Final = "so many were delivered before others in front of them that Apache's broker would deliver some again"
+
+
+def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
+    """What delayOffset.json has, its offsets by level as numbers. Where the checkpoint knows how far the levels are it
+    is not needed, and one that cannot be read is told and passed over; it is written anew. Raises StoreFormatError."""
+    try:
+        table = file.read()
+        offsets = table.get(OFFSET_TABLE) or {}
+        try:
+            return {**table, OFFSET_TABLE: {int(level): int(offset) for level, offset in offsets.items()}}
+        except (AttributeError, TypeError, ValueError):
+            raise StoreFormatError(file.path, "offsetTable: levels and offsets are numbers") from None
+    except StoreFormatError as error:
+        if is_needed:
+            raise
+        log.warning("delay_offsets_passed_over", reason=str(error))
+        return {}
+
+
+def reached(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> dict[int, int]:
+    """The queue offset up to which each level was read, by the checkpoint, or by what delayOffset.json had (`saved`)
+    where RocketMQ had the store last."""
+    note = runs.decode(checkpoint.notes.get(NAME, b"")) if not checkpoint.is_foreign else None
+    if note is not None:
+        return {level: max(run.cursor for run in found) for level, found in note.runs.items()}
+    return dict(saved.get(OFFSET_TABLE, {})) if checkpoint.is_foreign else {}
+
+
+class LevelQueues:
+    """Delivers the messages of all levels."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        file: ConfigFile,
+        saved: Mapping[str, Any],
+        table: DelayLevels,
+        recovered: Recovered,
+        now: Moment,
+        config: DeliveryConfig | None = None,
+        *,
+        is_awaited: bool = False,
+        read_cold: ReadCold | None = None,
+        wake: Callable[[], None] = lambda: None,
+        most_handed_over: int | None = None,
+        rules: Note | None = None,
+    ) -> None:
+        """Find out how far each level is. `saved`: what `file`, delayOffset.json, had (`read_saved`); `recovered`: what
+        opening the store found. `is_awaited`: whether a delivery is a success only when `note_flushed` says so. `wake`
+        is called when something may be due, or have to be tried again, before the time that `step` gave.
+        `most_handed_over`: of what is delivered before others in front of it, so many messages are marked for
+        RocketMQ. `rules`: of a store that was made anew, whose deliveries `recovered` has found all: the note of
+        before tells which messages follow which table and clock, and its cursors do not count.
+
+        Exactly, where only we wrote the store: by the checkpoint's note and the deliveries that recovery read behind
+        it. Otherwise by delayOffset.json, which may be some seconds behind: then messages come twice, as RocketMQ's.
+        """
+        self._store = store
+        self._file = file
+        self._watch = ClockWatch(now)
+        self._jump_ms = 0
+        """By how much the wall clock was set, as far as nothing follows it yet."""
+        self._seen_end = store.log.end
+        """What lies before was stored before the wall clock was set."""
+        self._seen = now
+        """When the wall clock was looked at last."""
+        self._is_awaited = is_awaited
+        self._wake = wake
+        self._batches = Batches(store)
+        self._times = LevelTimes(store, table)
+        self.delivery = LevelDelivery(
+            store,
+            self._batches,
+            self._times,
+            config or DeliveryConfig(),
+            is_awaited=is_awaited,
+            read_cold=read_cold,
+            on_ready=wake,
+        )
+        self.levels: dict[int, Level] = {}
+        self._turn = 0
+        self._sampled_at = now.monotonic
+        self._wants_checkpoint = False
+        self._handed_over: dict[int, int] | None = None
+        """By level, before which queue offset nothing is left to be handed over."""
+        self._most_handed_over = MAX_HANDED_OVER if most_handed_over is None else most_handed_over
+        self._marked = 0
+        """Messages that were marked for that."""
+        self._trouble = ""
+        """Why the last step could not read what it had to."""
+        self._extra = {name: value for name, value in saved.items() if name != OFFSET_TABLE}
+        self._saved_table: dict[str, Any] = {}
+        self._saved_at = now.monotonic
+        self._noted_table: dict[str, Any] = {}
+        """The progress as of the last note, for the checkpoint that is being made."""
+        self._table_crc = runs.table_crc(table.text)
+        """Of the table that messages are promised times by from now on."""
+        self._load(saved.get(OFFSET_TABLE, {}), recovered, now, rules)
+
+    @property
+    def table(self) -> DelayLevels:
+        """The levels, as they are now."""
+        return self._times.table
+
+    # --- start
+
+    def _load(self, saved: Mapping[int, int], recovered: Recovered, now: Moment, rules: Note | None) -> None:
+        note = runs.decode(recovered.notes.get(NAME, b"")) if not recovered.is_foreign else None
+        if rules is not None:
+            note, self._table_crc = runs.from_start(rules), rules.table_crc
+        known = [queue_id + 1 for queue_id in self._store.queues.get(SCHEDULE_TOPIC, {})]
+        for number in sorted({*range(1, self.table.maximum + 1), *known}):
+            queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
+            level = Level(number, queue, self._runs_of(number, queue, note, saved.get(number, 0)))
+            self.levels[number] = level
+            if note is None or number not in note.runs:
+                self._find_runs(level)
+        delivered = recovered.origins.delivered + (note.delivered if note is not None else array("q"))
+        has_more = recovered.start > self._store.log.begin and any(
+            each.queue.next_offset for each in self.levels.values()
+        )
+        if note is None and not saved and has_more:
+            # Neither file tells. What we delivered our records do, and what RocketMQ did comes again.
+            log.warning("delay_offsets_missing", reason=f"{self._file.path} has no offsets: the commitlog was read")
+            origins = Origins()
+            origins.read(self._store.log, self._store.log.begin, recovered.start)
+            delivered += origins.delivered
+        self._pass_delivered(delivered)
+        shift = self._follow_meanwhile(now, note.seen if note is not None else None)
+        is_new_table = note is None or note.table_crc != self._table_crc
+        for level in self.levels.values():
+            for run in level.runs:
+                run.shift_ms += shift
+                if is_new_table and level.number <= self.table.maximum:
+                    limit = self.table.delay_ms(level.number)
+                    run.delay_limit_ms = min(limit, run.delay_limit_ms or limit)
+            if is_new_table or level.runs[-1].shift_ms:
+                level.split(level.queue.next_offset)
+            level.settle()
+            self._times.look(level, now.wall_ms)
+            if note is not None and saved.get(level.number, level.offset) > level.offset:
+                log.warning(
+                    "delay_offset_ignored", delay_level=level.number, saved=saved[level.number], delivered=level.offset
+                )
+            level.queue.watch(self._arrived)
+        for physical in recovered.origins.withdrawn:
+            # Their units' marks may not have been durable, and one that is read now may be in memory only: the process
+            # before may have ended in the middle of a checkpoint.
+            message = self._store.message_at(physical)
+            if message is not None and message.topic == SCHEDULE_TOPIC and self.is_waiting(message) is not False:
+                self.withdraw(message)
+        for level in self.levels.values():
+            self.delivery.count_withdrawn(level)
+
+    @staticmethod
+    def _runs_of(number: int, queue: ConsumeQueue, note: Note | None, saved: int) -> list[OpenRun]:
+        found = note.runs.get(number, [Run(0, 0)]) if note is not None else runs_of_table({number: saved})[number]
+        low, high = queue.min_offset, queue.next_offset
+        result = []
+        for run in found:
+            start, cursor = (min(max(offset, low), high) for offset in (run.start, run.cursor))
+            if cursor != run.cursor:
+                log.warning("level_offset_corrected", delay_level=number, offset=run.cursor, corrected=cursor)
+            result.append(OpenRun(start, cursor, run.shift_ms, run.limit_ms))
+        return result
+
+    def _find_runs(self, level: Level) -> None:
+        """Where nobody noted the runs of a level, another one begins where the deliver times of its messages fall."""
+        offset, latest = level.runs[0].cursor, 0
+        while len(units := self._batches.read(level.queue, offset, _SETTLE_UNITS)):
+            codes = units["tags_code"].astype(np.int64)
+            known = np.flatnonzero(codes > EXT_ADDRESS_MAX)
+            times = np.concatenate(([latest], codes[known]))
+            for at in known[times[1:] < times[:-1]].tolist():
+                if len(level.runs) == _MOST_RUNS:
+                    log.warning("level_not_in_order", delay_level=level.number, runs=_MOST_RUNS, offset=offset + at)
+                    return
+                level.split(offset + at)
+            offset, latest = offset + len(units), int(times[-1])
+
+    def _pass_delivered(self, origins: array[int]) -> None:
+        """Move the cursors over what recovery found delivered; what lies further ahead is passed over later."""
+        if not origins:
+            return
+        self._batches.set_delivered(np.frombuffer(origins, np.int64))
+        for level in self.levels.values():
+            for run in level.runs:
+                end = level.end_of(run)
+                while run.cursor < end:
+                    units = self._batches.read(level.queue, run.cursor, min(_SETTLE_UNITS, end - run.cursor))
+                    done = self._batches.is_delivered(units)
+                    count = len(done) if done.all() else int(np.argmin(done))
+                    run.cursor += count
+                    if count < len(done) or not count:
+                        break
+        if self._first_waiting() >= self._batches.delivered_end:
+            self._batches.set_delivered(np.empty(0, np.int64))
+        elif len(origins) > _SETTLE_UNITS:
+            self._batches.set_delivered(self._delivered_ahead())
+
+    def _delivered_ahead(self) -> NDArray[np.int64]:
+        """Of the messages that recovery found delivered, those that no cursor has passed."""
+        found = [np.empty(0, np.int64)]
+        for level in self.levels.values():
+            for run in level.runs:
+                offset, end = run.cursor, level.end_of(run)
+                while offset < end:
+                    units = self._batches.read(level.queue, offset, min(_SETTLE_UNITS, end - offset))
+                    if not len(units):
+                        break
+                    found.append(units["physical_offset"][self._batches.is_delivered(units)].astype(np.int64))
+                    offset += len(units)
+        return np.concatenate(found)
+
+    def _first_waiting(self) -> int:
+        """The physical offset of the first record that waits; behind all others where none does."""
+        if not self._batches.delivered_end:
+            return 0
+        heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
+        return min((unit[0] for unit in heads if unit is not None), default=self._batches.delivered_end)
+
+    def _follow_meanwhile(self, now: Moment, seen: Seen | None) -> int:
+        """Follow a clock that was set since it was looked at last, before or after the process ended; gives by how much
+        all that there is moves besides."""
+        jump = seen.jump_ms(now) if seen is not None else None
+        if seen is None or jump is None:
+            self._follow_what_was_stored(seen)
+            return self._set_back_meanwhile(now.wall_ms, seen)
+        if abs(jump) >= TOLERANCE_MS:
+            set_ms = seen.wall_ms + jump
+            stored_ms = self._store.appender.last_store_timestamp
+            is_stored = self._store.log.end > seen.end and abs(stored_ms - set_ms) < abs(stored_ms - seen.wall_ms)
+            log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=is_stored)
+            for level in self.levels.values():
+                self._shift(level, self._times.first_after(level, set_ms, jump, seen.end), jump)
+            self._wants_checkpoint = True
+        return 0
+
+    def _follow_what_was_stored(self, seen: Seen | None) -> None:
+        """Follow a clock that was set back before the process ended, after it was looked at last: what was stored then
+        has earlier times."""
+        if seen is None or self._store.log.end <= seen.end:
+            return
+        stored_ms = self._store.appender.last_store_timestamp
+        jump = stored_ms - seen.wall_ms
+        if jump > -TOLERANCE_MS:
+            return
+        log.warning("clock_set_back", ms=-jump, while_running=True)
+        for level in self.levels.values():
+            self._shift(level, self._times.first_after(level, stored_ms, jump, seen.end), jump)
+
+    @staticmethod
+    def _shift(level: Level, boundary: int, jump: int) -> None:
+        """The clock was set before the message at a queue offset of a level came: those before keep their times."""
+        last_shift = 0
+        for run in level.runs:
+            if run.start < boundary:
+                run.shift_ms += jump
+                last_shift = run.shift_ms
+        if last_shift:
+            level.split(boundary)
+
+    def _set_back_meanwhile(self, now_ms: int, seen: Seen | None) -> int:
+        """By how much, at least, the clock was set back while the broker was down: neither a record nor what the clock
+        said before can be of the future. Records that were there when the clock was looked at do not count: the runs
+        follow what it was set to since they were stored."""
+        newest = self._store.appender.last_store_timestamp
+        if seen is not None and self._store.log.end <= seen.end:
+            newest = seen.wall_ms
+        ahead = newest - now_ms
+        if ahead < TOLERANCE_MS:
+            return 0
+        log.warning("clock_set_back", ms=ahead, while_running=False)
+        return -ahead
+
+    # --- what comes in
+
+    def _arrived(self, queue: ConsumeQueue) -> None:
+        if not -TOLERANCE_MS < self._store.appender.store_timestamp - self._seen.wall_ms < _UNSEEN_MS:
+            self._wake()  # the clock may have been set, and may be set right again before somebody looks
+        level = self.levels[queue.queue_id + 1]
+        run = level.runs[-1]
+        if run.due_ms is None:
+            now_ms = self._store.appender.store_timestamp
+            try:
+                run.due_ms = self._times.head(level, run, now_ms)
+            except (OSError, NotInMemory):
+                run.due_ms = now_ms  # the step looks again, and says what is wrong
+            self._wake()
+        # Into the file at once: RocketMQ, were it to go on with this store after a crash, would make the unit anew, and
+        # before it knows its levels.
+        with contextlib.suppress(OSError):  # the next checkpoint tries again, and says so
+            queue.write_tail()
+
+    def set_table(self, table: DelayLevels, now_ms: int) -> None:
+        """Change the levels at a time, ms since the epoch. Messages that wait keep the time they were promised."""
+        old, self._times.table = self.table, table
+        self._table_crc = runs.table_crc(table.text)
+        for number in range(1, table.maximum + 1):
+            level = self.levels.get(number)
+            if level is None:
+                queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(number))
+                level = self.levels[number] = Level(number, queue, [OpenRun(queue.min_offset, queue.min_offset)])
+                queue.watch(self._arrived)
+            elif number > old.maximum or table.delay_ms(number) < old.delay_ms(number):
+                # What waits in a level that was not in the table has a delay that no table tells any more.
+                level.split(level.queue.next_offset)
+            self._times.forget(level, now_ms)
+        log.info("delay_levels_changed", old=old.text, new=table.text)
+        self._wants_checkpoint = True
+        self._wake()
+
+    # --- time
+
+    def watch_clock(self, now: Moment) -> None:
+        """Follow the wall clock where it was set since it was looked at last: what was stored before keeps its delay.
+        Raises NotInMemory, OSError; then the next call begins anew."""
+        self._jump_ms += self._watch.jump_ms(now)
+        self._seen = now
+        if not self._jump_ms:
+            self._seen_end = self._store.log.end
+            return
+        # All that is read for it comes first: where that fails, the next step begins anew.
+        jump = self._jump_ms
+        boundaries = [
+            (level, self._times.first_after(level, now.wall_ms, jump, self._seen_end)) for level in self.levels.values()
+        ]
+        self._jump_ms, self._seen_end = 0, self._store.log.end
+        log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)
+        for level, boundary in boundaries:
+            self._shift(level, boundary, jump)
+            level.trouble = "the clock was set"
+            level.settle()
+            self._times.forget(level, now.wall_ms)
+        self._wants_checkpoint = True
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When something has to be done next, ms since the epoch; None when nothing waits but for a result."""
+        times = [time_ms for level in self.levels.values() for time_ms in self.delivery.next_times(level)]
+        return min(times, default=None)
+
+    # --- delivery
+
+    def step(self, now: Moment, budget: Budget) -> int | None:
+        """Deliver what is due, as much as the budget has; gives when to call again, ms since the epoch, or None for
+        "when a message or a result comes"."""
+        try:
+            self.watch_clock(now)
+            while self._round(now.wall_ms, budget):
+                if budget.is_spent:
+                    return now.wall_ms
+        except OSError as error:
+            if self._trouble != str(error):
+                log.warning("levels_not_read", reason=str(error))
+            self._trouble = str(error)
+            return now.wall_ms + REFUSED_RETRY_MS
+        self._trouble = ""
+        return self.next_due_ms
+
+    def _round(self, now_ms: int, budget: Budget) -> bool:
+        """A batch of each level that has one, each time beginning with another level; whether there was any."""
+        levels = list(self.levels.values())
+        any_tried = False
+        for _ in levels:
+            self._turn = (self._turn + 1) % len(levels)
+            if self.delivery.deliver(levels[self._turn], now_ms):
+                any_tried = True
+                if budget.is_spent:
+                    break
+        return any_tried
+
+    # --- results
+
+    def note_flushed(self, position: int) -> None:
+        """The commitlog is durable up to a physical offset: puts before it are a success."""
+        if not self._is_awaited:
+            return
+        settled = [self.delivery.note_flushed(level, position) for level in self.levels.values()]
+        if any(settled):
+            self._wake()
+
+    # --- withdrawing
+
+    def is_waiting(self, message: StoredMessage) -> bool | None:
+        """Whether a stored message of a level is still to be delivered; None for one that was withdrawn."""
+        level = self.levels.get(message.queue_id + 1)
+        offset = message.queue_offset
+        unit = level.queue.unit(offset) if level is not None else None
+        if level is None or unit is None or unit[0] != message.physical_offset:
+            return False
+        if unit[1] == WITHDRAWN_SIZE:
+            return None
+        if unit[1] == DELIVERED_SIZE or self._batches.delivered(message.physical_offset):
+            return False
+        return not is_passed(level.appended(), offset)
+
+    def withdraw(self, message: StoredMessage) -> None:
+        """A message that waits is not to be delivered any more. Raises OSError."""
+        level = self.levels[message.queue_id + 1]
+        self._store.mark(level.queue, message.queue_offset, WITHDRAWN_SIZE)
+        level.withdrawn += 1
+
+    def waiting_before(
+        self, limit: int, now_ms: int, after: tuple[int, int] = (0, -1)
+    ) -> Iterator[tuple[StoredMessage, int] | ColdRead | None]:
+        """The messages that wait and whose records lie before a physical offset, each with when it is due as of now
+        (ms), in the order of their levels and queue offsets: those behind a level and an offset of its queue. None now
+        and then, so that other work can be done, and reads that have to be made before the next step (`patiently`)."""
+        for number, level in sorted(self.levels.items()):
+            if number < after[0]:
+                continue
+            offset = after[1] + 1 if number == after[0] else 0
+            while (found := level.waiting_from(offset)) is not None:
+                run, offset = found
+                unit = yield from patiently(partial(level.queue.unit, offset))
+                if unit is None or unit[0] >= limit:
+                    break
+                message = None
+                if unit[1] not in MARK_SIZES:
+                    message = yield from patiently(partial(self._store.message_at, unit[0], unit[1]))
+                is_waiting = message is not None and (yield from patiently(partial(self.is_waiting, message)))
+                if message is not None and is_waiting:
+                    yield message, (yield from patiently(partial(self._times.due_ms, level, run, *unit, now_ms)))
+                else:
+                    yield None
+                offset += 1
+
+    def due_times(self, now_ms: int) -> Iterator[tuple[int, int, NDArray[np.int64]] | ColdRead]:
+        """When the messages that wait are due as of now (ms), ms since the epoch, in parts of bounded size, each with
+        its level and the last offset in the level's queue that was looked at; and reads that have to be made before the
+        next step (`patiently`)."""
+        for number, level in sorted(self.levels.items()):
+            offset = 0
+            while (found := level.waiting_from(offset)) is not None:
+                run, offset = found
+                most = _SETTLE_UNITS if run.delay_limit_ms is None else _LIMITED_UNITS
+                look = partial(self._batches.read, level.queue, offset, min(most, level.end_of(run) - offset))
+                units = yield from patiently(look)
+                if not len(units):
+                    break
+                waits = is_message(units["size"]) & ~self._batches.is_delivered(units)
+                waits &= ~is_passed(level.appended(), offset + np.arange(len(units)))
+                offset += len(units)
+                kept = units[waits & (units["tags_code"] > EXT_ADDRESS_MAX)]
+                due = kept["tags_code"].astype(np.int64) + run.shift_ms
+                if run.delay_limit_ms is not None:
+                    for at, (physical, size, code) in enumerate(kept.tolist()):
+                        ask = partial(self._times.due_ms, level, run, physical, size, code, now_ms)
+                        due[at] = yield from patiently(ask)
+                yield number, offset - 1, due
+
+    # --- progress: see `storage.durability.owner.Part`
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the table or the clock was set since the last note: a crash would go by what was before."""
+        return self._wants_checkpoint
+
+    def note(self) -> bytes:
+        """See `runs`."""
+        delivered = self._batches.delivered_from(self._first_waiting())  # first of all, as it reads
+        self._wants_checkpoint = False
+        offsets = {str(level.number): level.appended_offset for level in self.levels.values()}
+        self._noted_table = {**self._extra, OFFSET_TABLE: offsets}
+        levels = {level.number: level.appended() for level in self.levels.values()}
+        # The clock by which the runs have their times: it is the one of before, while a jump is still to be followed.
+        wall_ms, monotonic, boot_id = self._seen
+        seen = Seen(self._seen_end, wall_ms - self._jump_ms, round(monotonic * 1000), boot_id)
+        return runs.encode(self._table_crc, levels, delivered, seen)
+
+    def is_noted(self, checkpoint: Checkpoint) -> bool:
+        """Whether a checkpoint has the table as it is now: then a crash does not have messages go by another one."""
+        note = runs.decode(checkpoint.notes.get(NAME, b""))
+        return not self._wants_checkpoint and note is not None and note.table_crc == self._table_crc
+
+    def begin_write(self) -> None:
+        """There is nothing to write: units are in their files already."""
+
+    def write_some(self, now: Moment) -> bool:
+        """See `begin_write`."""
+        return False
+
+    def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
+        """What saves the progress of the last note, for RocketMQ. All that was appended by then is durable when this
+        runs."""
+        table = self._noted_table
+        is_due = is_last or now.monotonic - self._saved_at >= self.delivery.config.save_interval
+        if table == self._saved_table or not is_due:
+            return lambda: None
+        at = now.monotonic
+
+        def save() -> None:
+            self._file.write(table)
+            self._saved_table, self._saved_at = table, at
+
+        return save
+
+    def plan_after(self) -> Callable[[], None]:
+        """See `storage.durability.owner.Part`."""
+        return lambda: None
+
+    def needed_from(self) -> int:
+        """Recovery reads nothing of the levels' before the checkpoint's recovery offset."""
+        return self._store.log.end
+
+    def keep_some(self, limit: int, now: Moment) -> None:
+        """The timers keep what waits in levels, too (`timers.changes`)."""
+
+    def expire_some(self) -> None:
+        """There are no files. The consume queues have just lost theirs: the next step brings the levels into bounds."""
+        if any(level.low != level.queue.min_offset for level in self.levels.values()):
+            self._wake()
+
+    def to_json(self) -> dict[str, Any]:
+        """The progress as delayOffset.json and GET_ALL_DELAY_OFFSET have it."""
+        return {**self._extra, OFFSET_TABLE: {str(level.number): level.offset for level in self.levels.values()}}
+
+    # --- RocketMQ
+
+    def hand_over_some(self, now_ms: int) -> bool:
+        """Before the store is closed for good: do a bit of what leaves the files so that Apache's broker can go on with
+        them; whether there is more. It knows one offset of each level, before which all is delivered. Raises
+        NotInMemory, OSError: then the next start of ours knows all the same."""
+        if self._handed_over is None:
+            self._handed_over = {level.number: level.appended_offset for level in self.levels.values()}
+        for number, offset in self._handed_over.items():
+            level = self.levels[number]
+            appended = level.appended()
+            if offset >= level.queue.next_offset or (len(appended) == 1 and not self._batches.delivered_end):
+                continue
+            units = self._batches.read(level.queue, offset, _HAND_OVER_UNITS)
+            offsets = offset + np.arange(len(units))
+            done = is_passed(appended, offsets) | self._batches.is_delivered(units)
+            found = offsets[done & is_message(units["size"])].tolist()
+            self._marked += len(found)
+            if self._marked > self._most_handed_over:
+                log.warning("levels_not_handed_over", delay_level=number, reason=_TOO_MANY)
+                return False
+            for each in found:
+                self._store.mark(level.queue, each, DELIVERED_SIZE)
+            self._handed_over[number] = offset + len(units) if len(units) else level.queue.next_offset
+            return True
+        return False
+
+    # --- what an operator sees
+
+    def report(self, now: Moment) -> None:
+        """Once a second or so: take rates, and log levels that are late, with the reason."""
+        now_ms, monotonic, _ = now
+        if self._jump_ms or self._watch.has_jumped(now):
+            self._wake()
+            return  # by the new time all looks late, or nothing, before a step has followed it
+        self._seen_end, self._seen = self._store.log.end, now  # a step may be long to come
+        seconds = max(monotonic - self._sampled_at, 0.001)
+        self._sampled_at = monotonic
+        for level in self.levels.values():
+            level.rate = (level.delivered - level.sampled) / seconds
+            level.sampled = level.delivered
+            late_ms = self.lateness_ms(level, now_ms)
+            if late_ms < self.delivery.config.warn_ms:
+                level.warned_at = None
+            elif level.warned_at is None or monotonic - level.warned_at >= WARN_AGAIN_SECONDS:
+                level.warned_at = monotonic
+                log.warning(
+                    "level_late",
+                    delay_level=level.number,
+                    late_ms=late_ms,
+                    waiting=level.waiting,
+                    delivered_per_second=round(level.rate),
+                    reason=level.trouble or "many messages are due at once",
+                )
+
+    def describe(self, level: Level, now_ms: int) -> str:
+        """One line for tools, as of now: what waits, when the first of it is due (ms since the epoch, - without one),
+        how late that is, how late the last delivery was, and messages delivered a second."""
+        late_ms = self.lateness_ms(level, now_ms)
+        return (
+            f"pending={level.waiting} nextDue={level.due_ms if level.due_ms is not None else '-'} "
+            f"lateMillis={late_ms} lastLateMillis={level.late_by_ms} deliveredTps={level.rate:.1f} "
+            f"delivered={level.delivered} skipped={level.skipped}"
+        )
+
+    @staticmethod
+    def lateness_ms(level: Level, now_ms: int) -> int:
+        """For how long the first message of a level that is not delivered has been due; 0 when none is."""
+        since_ms = level.late_since_ms
+        return max(0, now_ms - since_ms) if since_ms is not None else 0

@@ -1,0 +1,1 @@
+"""Timers: messages for any time, in a wheel of seconds."""

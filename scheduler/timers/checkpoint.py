@@ -1,0 +1,202 @@
+"""What the timers write with each checkpoint of the store, so that a start knows what waits: the timer log's marks, the
+wheel, timercheck, timermetrics, and the note in the checkpoint (`timers.files.formats` has the formats).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from duemq.protocol.records.timer_properties import PRECISION_MS
+from duemq.scheduler.timers.enqueuer import Enqueuer
+from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files.formats import Sums, TimerCheck, TimerNote
+from duemq.scheduler.timers.slots import Slots
+from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.clock import Moment
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+_MAX_SINCE_BYTES: Final = 16 * 1024 * 1024
+_MAX_TURN_SECONDS: Final = 30.0
+
+
+class TimerCheckpoint:
+    """The timers' part of a checkpoint, see `storage.durability.owner.Part`."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        enqueuer: Enqueuer,
+        slots: Slots,
+        topics: TimerTopics,
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` is called when there may be something to deliver that had to wait for this."""
+        self._store = store
+        self._enqueuer = enqueuer
+        self._slots = slots
+        self._topics = topics
+        self._wake = wake
+        tables = os.path.join(store.config.root, "config")
+        self._check_path = os.path.join(tables, "timercheck")
+        self._metrics_path = os.path.join(tables, "timermetrics")
+        self._check = TimerCheck()
+        self._synced = 0
+        """The timer log is durable up to here, but for marks of withdrawn units."""
+        self._turn_seen = (0, 0.0)
+        """Whose turn it is, and when that was first seen."""
+        self._numbers: dict[str, int] = {}
+        """As of the last note: what came since is counted again by a start that goes by it."""
+        self._is_bound = False
+        """Whether `_bound_since` is done for the checkpoint that is being made."""
+
+    def load(self, recovered: Recovered) -> tuple[TimerNote | None, TimerCheck | None]:
+        """What was noted, as far as it belongs to the store, and what timercheck says. Raises StoreFormatError,
+        OSError."""
+        files = self._store.files
+        files.make_directories(os.path.dirname(self._check_path))
+        check = formats.load_check(files, self._check_path)
+        self._check = check or TimerCheck()
+        note = None if recovered.is_foreign else formats.decode_note(recovered.notes.get("timers", b""))
+        return note, check
+
+    def topic_names(self) -> dict[str, int]:
+        """The topics that timermetrics knows, and how many messages of each waited."""
+        return formats.load_topics(self._store.files, self._metrics_path)
+
+    def begin(self) -> None:
+        """Be ready for the first checkpoint; `slots` are loaded."""
+        self._synced = self._slots.log.begin
+
+    # --- the note
+
+    def note(self) -> bytes:
+        """See `storage.durability.owner.Part`."""
+        slots = self._slots
+        self._numbers = self._topics.numbers()
+        return TimerNote(
+            slots.second,
+            slots.since,
+            slots.log_since,
+            slots.log.end,
+            self._enqueuer.next_offset,
+            slots.held_to,
+            slots.counted_at,
+            self._topics.waiting(),
+            slots.found(),
+            slots.log.superseded.encode(),
+            Sums(slots.log.sums.needed(slots.second, slots.log_since), slots.wheel.sums),
+        ).encode()
+
+    def _note_on_disk(self) -> TimerNote | None:
+        """The note of the checkpoint that is on the disk, which is what recovery would go by."""
+        known = self._store.checkpoint
+        return None if known.is_foreign else formats.decode_note(known.notes.get("timers", b""))
+
+    @property
+    def needed_from(self) -> int:
+        """See `storage.durability.owner.Part`."""
+        note = self._note_on_disk()
+        if note is None:  # the next start would read all of the commitlog
+            return 0
+        # What is not in the wheel yet is not found there by whoever looks for what still waits.
+        return min(note.since, self._enqueuer.needed_from)
+
+    @property
+    def kept_from(self) -> tuple[int, int]:
+        """What recovery may need of the timer log: what is behind a position, and the slots of a second and later
+        ones."""
+        note = self._note_on_disk()
+        return (note.log_since, note.second) if note is not None else (0, 0)
+
+    def _bound_since(self, now: Moment) -> bool:
+        """Recovery reads all that came since the current second's turn began. See that this is no more than need be
+        where nothing is due, where the clock was set back and the second is long to come, or where it has so many
+        messages that they take long. A bit a step; whether there is more to do."""
+        slots = self._slots
+        if not slots.is_handing_on:
+            if slots.second != self._turn_seen[0]:
+                self._turn_seen = slots.second, now.monotonic
+            if self._store.log.end - slots.since <= _MAX_SINCE_BYTES:
+                return False
+            is_turned = slots.advance(now.wall_ms, is_idle=True)
+            if is_turned or now.monotonic - self._turn_seen[1] <= _MAX_TURN_SECONDS:
+                return False
+            slots.is_handing_on = True
+        try:
+            newest = self._enqueuer.newest()
+            if slots.hand_on(now.wall_ms):
+                return True
+            self._end_handing_on()  # before a read: where that is tried again, no other second is to be handed on
+            slots.mark_newest(newest, now.wall_ms)
+        except OSError as error:
+            log.warning("timers_not_handed_on", second=slots.second, reason=str(error))
+            self._end_handing_on()
+        return False
+
+    def _end_handing_on(self) -> None:
+        self._slots.is_handing_on = False
+        self._wake()
+
+    # --- the files
+
+    def begin_write(self) -> None:
+        """See `storage.durability.owner.Part`."""
+        self._is_bound = False
+        self._slots.log.begin_marks()
+        self._slots.wheel.begin_write()
+
+    def write_some(self, now: Moment) -> bool:
+        """See `storage.durability.owner.Part`."""
+        if not self._is_bound:
+            self._is_bound = not self._bound_since(now)
+            return True
+        return self._slots.wheel.write_some(self._slots.second)
+
+    def plan_sync(self, now: Moment) -> Callable[[], None]:
+        """See `storage.durability.owner.Part`."""
+        files = self._store.files
+        end, wheel = self._slots.log.end, self._slots.wheel.file
+        to_sync = self._slots.log.files_between(self._synced, end)
+        mark = self._slots.log.plan_marks()
+        if self.check() != self._check:
+            self._check = self.check()
+            self._check.state_version, self._check.version_ms = 0, now.wall_ms
+            self._check.counter += 1
+        check = self._check
+        metrics = formats.metrics_json(self._numbers, check.version_ms, check.counter)
+        root = self._store.config.root
+
+        def sync() -> None:
+            mark()
+            for file in to_sync:
+                file.sync()
+            if wheel is not None:
+                wheel.sync()
+            if to_sync:
+                files.sync_directory(self._slots.log.directory)
+            files.sync_directory(root)
+            formats.save_check(files, self._check_path, check)
+            files.write_whole(self._metrics_path, metrics, durable=False)
+            self._synced = max(self._synced, end)
+
+        return sync
+
+    def check(self) -> TimerCheck:
+        """What timercheck says of now."""
+        check = self._check
+        return TimerCheck(
+            self._slots.second * PRECISION_MS,
+            self._slots.log.end,
+            self._enqueuer.next_offset,
+            self._enqueuer.next_offset,
+            check.state_version,
+            check.version_ms,
+            check.counter,
+        )

@@ -1,0 +1,223 @@
+"""Enqueuing: from the timer topic's queue into the wheel, in the queue's order, a unit in the timer log a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from duemq.protocol.records import properties
+from duemq.protocol.records.timer_properties import MAX_HASH, first_id
+from duemq.scheduler.delivery.batches import Batches
+from duemq.scheduler.delivery.targets import TopicHashes
+from duemq.scheduler.timers.files.log import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
+from duemq.scheduler.timers.index.keys import key_of
+from duemq.scheduler.timers.index.sorted_offsets import is_among
+from duemq.scheduler.timers.search import LOOK_UNITS
+from duemq.scheduler.timers.second import WAIT, slot_second_of
+from duemq.scheduler.timers.slots import Slots, due_of
+from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.log.copies import Records, origin_of
+from duemq.storage.queues.consume_queue import PADDING_SIZE, ConsumeQueue
+from duemq.storage.queues.pull import Range
+from duemq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.scheduler.timers.second import Waits
+
+log = structlog.get_logger(__name__)
+
+_UNITS: Final = 4096
+_FIRST_ID: Final = properties.TIMER_FIRST_ID.encode()
+_LOOK_BYTES: Final = 1 << 20
+"""About how much of the commitlog is read at once where units do not tell enough, so that it takes a few ms."""
+
+
+class Enqueuer:
+    """Knows how far the queue is in the wheel. What recovery found delivered or withdrawn behind that place, or in the
+    timer log already, is not put there again."""
+
+    def __init__(
+        self, store: MessageStore, queue: ConsumeQueue, slots: Slots, topics: TimerTopics, batches: Batches
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._slots = slots
+        self._topics = topics
+        self._batches = batches
+        self._hashes = TopicHashes(topics.hash_of)
+        self.next_offset = 0
+        """Next queue offset to put into the wheel."""
+        self._replayed_to = 0
+        """What recovery found does not matter for messages from this queue offset on."""
+        self.messages = 0
+        """Put into the wheel since start."""
+
+    def load(self, next_offset: int) -> None:
+        """Go on at a queue offset; `slots` are loaded."""
+        self.next_offset = next_offset
+        self._replayed_to = self._queue.next_offset
+        self._slots.is_replayed = self.next_offset >= self._replayed_to
+
+    @property
+    def behind(self) -> int:
+        """Messages not yet in the wheel."""
+        return self._queue.next_offset - self.next_offset
+
+    @property
+    def needed_from(self) -> int:
+        """The physical offset of the first message that is not in the wheel yet; where the commitlog ends if all are.
+        Raises OSError."""
+        first = max(self.next_offset, self._queue.min_offset)
+        if first >= self._queue.next_offset:
+            return self._store.log.end
+        unit = self._queue.unit(first)
+        return unit[0] if unit is not None else self._store.log.begin
+
+    def behind_for(self, second: int) -> int:
+        """How many of them are for a second."""
+        units = self._batches.read(self._queue, self.next_offset, self.behind)
+        return int((slot_second_of(units["tags_code"].astype(np.int64)) == second).sum())
+
+    def through(self, queue_offset: int, now_ms: int) -> None:
+        """Put all messages up to one, and it too, into the wheel. Raises OSError."""
+        while self.next_offset <= queue_offset and self.some(now_ms):
+            pass
+
+    def all(self, now_ms: int) -> None:
+        """Put all messages into the wheel. Raises OSError."""
+        while self.some(now_ms):
+            pass
+
+    def some(self, now_ms: int) -> bool:
+        """Put the next messages into the wheel; whether there were any. Raises OSError."""
+        queue = self._queue
+        if self.next_offset < queue.min_offset:
+            log.warning("timer_offset_corrected", offset=self.next_offset, corrected=queue.min_offset)
+            self.next_offset = queue.min_offset
+        end = queue.staged_from if queue.staged_from >= 0 else queue.next_offset
+        count = min(end - self.next_offset, _UNITS)
+        if count <= 0:
+            return False
+        units = self._batches.read(queue, self.next_offset, count)
+        count, codes = len(units), units["tags_code"]
+        hashes = self._topics.hashes(self.next_offset, len(units))
+        if hashes is None or not (codes > MAX_HASH).all():
+            looked = self._look(units)
+            count = len(looked.waits)
+            known = looked.magic != 0
+            waits, magic = looked.waits[known], looked.magic[known]
+        else:
+            waits = np.zeros(len(units), WAIT)
+            waits["physical"], waits["size"] = units["physical_offset"], units["size"]
+            waits["due"], waits["hash"] = codes, hashes
+            keys = self._topics.keys(self.next_offset, len(units))
+            if keys is not None:
+                waits["key"] = keys
+            waits["again"] = self._topics.again(self.next_offset, len(units))
+            magic = np.full(len(units), NORMAL, np.int32)
+        met = None
+        if len(enqueued := self._slots.start.enqueued) and self.next_offset < self._replayed_to:
+            is_new = ~is_among(waits["physical"], enqueued)
+            waits, magic = waits[is_new], magic[is_new]
+        if self.next_offset < self._replayed_to and len(waits):
+            magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
+            done = is_among(waits["physical"], self._slots.start.done)
+            met = waits["physical"][done]
+            past, waits, magic = waits[done & waits["again"]], waits[~done], magic[~done]
+            if len(past):
+                self._slots.prepare(waits, now_ms)  # what cannot be read must not have the past ones put once more
+                # By the first record's id one has to learn that its message was appended again, and then delivered.
+                self._slots.put_past(past, now_ms)
+        if len(waits):
+            self._slots.put(waits, magic, now_ms)
+        self.next_offset += count  # from here on they are in the wheel, whatever happens below
+        if len(waits):
+            is_message = magic == NORMAL
+            self._topics.count(waits[is_message], 1)
+            self.messages += int(is_message.sum())
+        if met is not None:
+            self._slots.forget([met])
+        self._slots.is_replayed |= self.next_offset >= self._replayed_to
+        self._topics.drop_staged(self.next_offset)
+        return True
+
+    def newest(self) -> Range | None:
+        """Where the record lies of the message that came into the wheel last. Raises OSError."""
+        unit = self._queue.unit(self.next_offset - 1) if self.next_offset > self._queue.min_offset else None
+        return unit[:2] if unit is not None else None
+
+    def _look(self, units: NDArray[Any]) -> _Looked:
+        """What units wait for of which only the records tell the topic, or when they are due: of so many from the first
+        on as are read in one piece. Raises OSError."""
+        codes, sizes = units["tags_code"].astype(np.int64), units["size"].astype(np.int64)
+        physical = units["physical_offset"].astype(np.int64)
+        # Records of ours whose deliver time is known, and that are there.
+        is_usual = (codes > MAX_HASH) & (sizes > 0) & (sizes != PADDING_SIZE)
+        is_usual &= (physical >= self._store.log.begin) & (physical + sizes <= self._store.log.end)
+        special = np.flatnonzero(~is_usual)
+        count = int(special[LOOK_UNITS]) if len(special) > LOOK_UNITS else len(units)
+        total = np.cumsum(np.where(is_usual, sizes, 0))
+        count = max(1, min(count, int(np.searchsorted(total, _LOOK_BYTES, "right"))))
+        at = np.flatnonzero(is_usual[:count])
+        waits = np.zeros(count, WAIT)
+        magic = np.zeros(count, np.int32)
+        records = self._batches.records(physical[at], sizes[at]) if len(at) else None
+        if records is not None:
+            if not records.is_usual.all():
+                at = at[records.is_usual]
+                records = records.part(np.flatnonzero(records.is_usual))
+            if len(at):
+                waits["physical"][at], waits["size"][at] = physical[at], sizes[at]
+                waits["due"][at] = np.minimum(codes[at], MAX_DUE_MS)
+                waits["hash"][at], waits["key"][at] = self._hashes.find(records)
+                waits["again"][at] = _were_again(records)
+                magic[at] = NORMAL
+        special = np.flatnonzero(magic == 0)
+        if len(special) > LOOK_UNITS:  # of another make (IPv6), or they are just being removed
+            count = int(special[LOOK_UNITS])
+        for each in special[:LOOK_UNITS].tolist():
+            self._look_at(units[each].item(), waits, magic, each)
+        return _Looked(waits[:count], magic[:count])
+
+    def _look_at(self, unit: tuple[int, int, int], waits: Waits, magic: NDArray[np.int32], at: int) -> None:
+        """What one unit waits for, of which the record tells; nothing where it is none of a message that waits."""
+        physical, size, code = unit
+        message = self._store.message_at(physical, size) if 0 < size != PADDING_SIZE else None
+        due_ms = due_of(message) if message is not None else None
+        if message is None or due_ms is None:
+            log.error("timer_message_illegal", physical_offset=physical, size=size)
+            return
+        text = message.properties_text
+        topic_hash = self._topics.hash_of(properties.get(text, properties.REAL_TOPIC) or "")
+        magic[at] = NORMAL
+        if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+            magic[at] = NORMAL | DELETE
+            origin = origin_of(message.prepared_transaction_offset)
+            if origin is not None and origin < physical:  # earlier versions gave those of clients their time there
+                magic[at] |= WITHDRAWN
+        elif code > MAX_HASH:
+            due_ms = code
+        is_again = first_id(text, message.prepared_transaction_offset) is not None
+        waits[at] = (physical, min(due_ms, MAX_DUE_MS), 0, size, topic_hash, key_of(text), False, is_again, 0)
+
+
+def _were_again(records: Records) -> NDArray[np.bool_]:
+    """Of each record, whether it is one of a message that was appended again."""
+    result = np.zeros(len(records), bool)
+    if _FIRST_ID in bytes(records.data):
+        origins = records.heads["prepared_transaction_offset"].tolist()
+        for at, text in enumerate(records.properties()):
+            if _FIRST_ID in text:
+                result[at] = first_id(text.decode("utf-8", "replace"), origins[at]) is not None
+    return result
+
+
+class _Looked(NamedTuple):
+    """Of units from the first on: what they wait for, and their magic numbers, 0 for one that stands for nothing."""
+
+    waits: Waits
+    magic: NDArray[np.int32]

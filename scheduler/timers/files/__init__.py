@@ -1,0 +1,1 @@
+"""The timer log, the timer wheel, and the small files beside them."""

@@ -1,0 +1,308 @@
+"""The small files of the timers, and their part of the checkpoint.
+
+    config/timercheck, 4096 bytes, seven int64:
+    | read time | log position | queue offset | master's queue offset | state version | version time | counter |
+    read time: ms; the slot to be read next. log position: the timer log is flushed up to there. queue offset: next of
+    the timer topic's queue to be put into the wheel.
+
+    config/timermetrics: {"dataVersion": {...}, "timingCount": {"<topic>": {"count": n, "timeStamp": ms}}}
+
+    the note "timers" in the checkpoint (see `storage.durability.checkpoint`), as of its recovery offset:
+    | version | second | since | log since | log end | queue offset | held to | counted at | topics | hash  | waiting |
+    | uint8 4 | int64  | int64 | int64     | int64   | int64        | int64   | int64      | uint32 | int32 | int64   |
+    the last two for each topic that has messages waiting
+    | recovered to | done   | withdrawn | moved  | done: offset << 1 | withdrawn: | moved: offset | position |
+    | int64        | uint32 | uint32    | uint32 | counted, int64    | int64      | int64         | int64    |
+    first the numbers, then so many of each
+    | runs   | position | units  |
+    | uint32 | int64    | uint32 |
+    two for each run of superseded units
+    | files  | base  | crc32  | magic  | hours  | crc32  |
+    | uint32 | int64 | uint32 | uint64 | uint32 | uint32 |
+    three for each file of the timer log, then one for each hour of the wheel
+    second:       the messages of all slots before it have been delivered, or withdrawn, by records before the recovery
+                  offset, or have got other slots
+    since:        where the commitlog ended when that second's turn came, or when the store was opened, if that was
+                  later: records behind that tell what of the second itself was delivered
+    log since:    likewise of the timer log: units behind that tell what of the second got another unit
+    log end:      the timer log's end
+    queue offset: next of the timer topic's queue to be put into the wheel
+    held to:      no second beyond has a message whose time its topic's policy chose (see `timers.policy.policies`)
+    counted at:   `waiting` is without the second's messages that records before this physical offset delivered. Those
+                  of later seconds that were delivered before a crash are in it still: each second's are taken out
+                  when it has its turn
+    The rest is what the start before this found of the time before it, and what matters still:
+    recovered to: no second from this one on has a message that was found delivered
+    done:         physical offsets of messages that were delivered, and are in a slot that is not past or not in the
+                  wheel yet; counted: 1 where `waiting` is without the message, if it is in the slot of `second`
+    withdrawn:    of those that were cancelled, or appended once more, and are not in the wheel yet
+    moved:        of those that got another unit since the turn of `second` began, and that unit's position
+    runs:         units of the timer log whose messages got others before the turn of these came, and that do not say so
+                  themselves yet (`timers.files.superseded`): the position of the first one, and how many follow each
+                  other
+    The checksums are looked at by the next start, which makes again what is not as it was:
+    base:         position at which the file begins; its checksums: see `timers.files.sums`
+    hours:        of each hour of the wheel's file, by its place there; 0 where it changed and is not written yet
+    Version 3 is without the runs. Versions 1, without counted at, and 2 end with the topics; they have the crc32 of the
+    log's last units behind log end.
+    All integers big-endian.
+
+Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from duemq.scheduler.timers.files.sums import FileSum
+from duemq.scheduler.timers.files.superseded import RUN
+from duemq.scheduler.timers.index.sorted_offsets import is_among
+from duemq.storage.durability.checkpoint import Checkpoint
+from duemq.storage.files import Files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Offsets = NDArray[np.int64]
+
+CHECK_SIZE: Final = 4096
+_CHECK: Final = struct.Struct(">7q")
+_NOTE: Final = struct.Struct(">BqqqqqqqI")
+_NOTE_2: Final = struct.Struct(">BqqqqIqqqI")
+_NOTE_1: Final = struct.Struct(">BqqqqIqqI")
+_EVERYTHING: Final = 2**62
+_WAITING: Final = struct.Struct(">iq")
+_FOUND: Final = struct.Struct(">qIII")
+_OFFSET: Final = np.dtype(">i8")
+_COUNT: Final = struct.Struct(">I")
+_FILE: Final = struct.Struct(">qIQ")
+_CRC: Final = np.dtype(">u4")
+_NOTE_VERSION: Final = 4
+_WITHOUT_RUNS: Final = 3
+NO_OFFSETS: Final = np.empty(0, np.int64)
+
+
+class TimerCheck(msgspec.Struct):
+    """What timercheck says. Times in ms since the epoch."""
+
+    read_ms: int = 0
+    log_position: int = 0
+    queue_offset: int = 0
+    master_queue_offset: int = 0
+    state_version: int = 0
+    version_ms: int = 0
+    counter: int = 0
+
+    def encode(self) -> bytes:
+        """The 56 bytes that matter."""
+        return _CHECK.pack(*msgspec.structs.astuple(self))
+
+
+def load_check(files: Files, path: str) -> TimerCheck | None:
+    """What the file says; None where there is none, or one that is too short."""
+    data = files.read_whole(path)
+    if data is None or len(data) < _CHECK.size:
+        return None
+    return TimerCheck(*_CHECK.unpack_from(data))
+
+
+def save_check(files: Files, path: str, check: TimerCheck) -> None:
+    """Write the file. May wait for the disk. Raises OSError."""
+    files.write_whole(path, check.encode().ljust(CHECK_SIZE, b"\0"))
+
+
+class _Metric(msgspec.Struct):
+    count: int = 0
+    timeStamp: int = 0  # noqa: N815, the file's name for it
+
+
+class _Metrics(msgspec.Struct):
+    dataVersion: dict[str, int] = {}  # noqa: N815
+    timingCount: dict[str, _Metric] = {}  # noqa: N815
+
+
+def metrics_json(counts: Mapping[str, int], now_ms: int, version: int) -> bytes:
+    """The text of timermetrics, and the answer to GET_TIMER_METRICS."""
+    data_version = {"counter": version, "stateVersion": 0, "timestamp": now_ms}
+    return msgspec.json.encode(_Metrics(data_version, {name: _Metric(n, now_ms) for name, n in counts.items()}))
+
+
+def load_topics(files: Files, path: str) -> dict[str, int]:
+    """The topics that timermetrics names, and how many messages of each waited; none where it is missing or broken,
+    since it is only statistics."""
+    data = files.read_whole(path)
+    try:
+        counts = msgspec.json.decode(data, type=_Metrics).timingCount if data else {}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return {topic: metric.count for topic, metric in counts.items()}
+
+
+class Found(NamedTuple):
+    """What a start found of the time before it. Physical offsets, ascending."""
+
+    recovered_to: int = 0
+    done: Offsets = NO_OFFSETS
+    counted: Offsets = NO_OFFSETS
+    """Some of `done`."""
+    withdrawn: Offsets = NO_OFFSETS
+    moved: Offsets = NO_OFFSETS
+    moved_by: Offsets = NO_OFFSETS
+    """Positions in the timer log, by the places in `moved`."""
+
+    def encode(self) -> bytes:
+        """See the module."""
+        head = _FOUND.pack(self.recovered_to, len(self.done), len(self.withdrawn), len(self.moved))
+        done = self.done << 1 | is_among(self.done, self.counted)
+        moved = np.stack((self.moved, self.moved_by), axis=1)
+        return head + b"".join([part.astype(_OFFSET).tobytes() for part in (done, self.withdrawn, moved)])
+
+
+def _decode_found(data: bytes) -> tuple[Found, bytes] | None:
+    """What a start found, and what follows."""
+    if len(data) < _FOUND.size:
+        return None
+    recovered_to, *counts = _FOUND.unpack_from(data)
+    done_count, withdrawn_count, moved_count = counts
+    count = done_count + withdrawn_count + 2 * moved_count
+    end = _FOUND.size + count * _OFFSET.itemsize
+    if len(data) < end:
+        return None
+    numbers = np.frombuffer(data[_FOUND.size : end], _OFFSET, count)
+    done, withdrawn, moved = np.split(numbers.astype(np.int64), np.cumsum(counts[:2]))
+    moved = moved.reshape(-1, 2)
+    offsets = done >> 1
+    return Found(recovered_to, offsets, offsets[done & 1 == 1], withdrawn, moved[:, 0], moved[:, 1]), data[end:]
+
+
+class Sums(NamedTuple):
+    """Checksums of the files."""
+
+    log: Mapping[int, FileSum] = MappingProxyType({})
+    wheel: NDArray[np.uint32] = np.empty(0, np.uint32)
+
+    def encode(self) -> bytes:
+        """See the module."""
+        files = b"".join([_FILE.pack(base, *each) for base, each in self.log.items()])
+        hours = self.wheel.astype(_CRC).tobytes()
+        return _COUNT.pack(len(self.log)) + files + _COUNT.pack(len(self.wheel)) + hours
+
+
+def _decode_sums(data: bytes) -> Sums | None:
+    if len(data) < _COUNT.size:
+        return None
+    end = _COUNT.size + _COUNT.unpack_from(data)[0] * _FILE.size
+    if len(data) < end + _COUNT.size:
+        return None
+    files = {base: FileSum(*sums) for base, *sums in _FILE.iter_unpack(data[_COUNT.size : end])}
+    (hours,) = _COUNT.unpack_from(data, end)
+    if len(data) != end + _COUNT.size + hours * _CRC.itemsize:
+        return None
+    return Sums(files, np.frombuffer(data[end + _COUNT.size :], _CRC).astype(np.uint32))
+
+
+class TimerNote(msgspec.Struct, eq=False):
+    """What the note says."""
+
+    second: int
+    since: int
+    log_since: int
+    log_end: int
+    queue_offset: int
+    held_to: int
+    counted_at: int
+    waiting: dict[int, int]
+    """Messages in the wheel by topic hash."""
+    found: Found = Found()
+    superseded: bytes = b""
+    """As `Superseded` encodes them."""
+    sums: Sums | None = None
+    """None where an earlier version wrote it..."""
+    log_crc: int = 0
+    """...which has this."""
+
+    def encode(self) -> bytes:
+        """The note's bytes."""
+        head = _NOTE.pack(
+            _NOTE_VERSION,
+            self.second,
+            self.since,
+            self.log_since,
+            self.log_end,
+            self.queue_offset,
+            self.held_to,
+            self.counted_at,
+            len(self.waiting),
+        )
+        waiting = b"".join([_WAITING.pack(*item) for item in self.waiting.items()])
+        superseded = _COUNT.pack(len(self.superseded) // RUN.itemsize) + self.superseded
+        return head + waiting + self.found.encode() + superseded + (self.sums or Sums()).encode()
+
+
+def decode_note(data: bytes) -> TimerNote | None:
+    """What a note says; None for one that is empty or of another make."""
+    if data and data[0] in (1, 2):
+        return _decode_earlier(data)
+    if len(data) < _NOTE.size or data[0] not in (_NOTE_VERSION, _WITHOUT_RUNS):
+        return None
+    _, second, since, log_since, log_end, queue_offset, held_to, counted_at, count = _NOTE.unpack_from(data)
+    end = _NOTE.size + count * _WAITING.size
+    if len(data) < end:
+        return None
+    found = _decode_found(data[end:])
+    if found is None:
+        return None
+    rest, superseded = found[1], b""
+    if data[0] == _NOTE_VERSION:
+        if len(rest) < _COUNT.size:
+            return None
+        behind = _COUNT.size + _COUNT.unpack_from(rest)[0] * RUN.itemsize
+        superseded, rest = rest[_COUNT.size : behind], rest[behind:]
+    sums = _decode_sums(rest)
+    if sums is None:
+        return None
+    waiting = dict(_WAITING.iter_unpack(data[_NOTE.size : end]))
+    return TimerNote(
+        second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, found[0], superseded, sums
+    )
+
+
+def _decode_earlier(data: bytes) -> TimerNote | None:
+    head = _NOTE_1 if data[0] == 1 else _NOTE_2
+    if len(data) < head.size:
+        return None
+    _, second, since, log_since, log_end, log_crc, queue_offset, held_to, *rest, count = head.unpack_from(data)
+    if len(data) != head.size + count * _WAITING.size:
+        return None
+    counted_at = rest[0] if rest else _EVERYTHING
+    waiting = dict(_WAITING.iter_unpack(data[head.size :]))
+    return TimerNote(second, since, log_since, log_end, queue_offset, held_to, counted_at, waiting, log_crc=log_crc)
+
+
+def log_end_of(notes: Mapping[str, bytes]) -> int | None:
+    """The timer log's end by the notes of a checkpoint; None where they say nothing of timers."""
+    note = decode_note(notes.get("timers", b""))
+    return note.log_end if note is not None else None
+
+
+def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
+    """The queue offset up to which the timer topic was read, by the checkpoint, or by timercheck in a directory where
+    RocketMQ had the store last. Raises OSError."""
+    if checkpoint.is_foreign:
+        check = load_check(files, f"{directory}/timercheck")
+        return check.queue_offset if check is not None else 0
+    note = decode_note(checkpoint.notes.get("timers", b""))
+    return note.queue_offset if note is not None else 0
+
+
+def needed_from(notes: Mapping[str, bytes]) -> int | None:
+    """The physical offset from which recovery, by the notes of a checkpoint, will read the commitlog for the timers;
+    None where they say nothing of timers."""
+    note = decode_note(notes.get("timers", b""))
+    return note.since if note is not None else None

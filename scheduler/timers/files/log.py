@@ -1,0 +1,372 @@
+"""The timer log: one unit for each message that waits in the timer wheel, those of a second linked backwards.
+
+    timerlog/00000000000000000000, ...     files of 100 MiB (mappedFileSizeTimerLog)
+    0      4          12      16           24         28                36            40           44
+    | size | previous | magic | write time | delay    | physical offset | record size | topic hash | deliver time |
+    | 52   | int64    | int32 | int64, ms  | int32, ms| int64           | int32       | int32      | int64, ms    |
+
+    previous:     position of the unit before this one of the same second, -1 for the first
+    magic:        1, and 2 when the message is due later than its slot (it gets another unit then), 4 for a mark that
+                  deletes another message. 8 and 4 without 2 (ours): the message was withdrawn, that is, cancelled or
+                  appended again. 4 alone with a deliver time (ours): the message got another unit before this one's
+                  turn (`timers.files.superseded`). The 1 is missing (ours) where the record is of a message that was
+                  appended again. RocketMQ looks at 2 and 4: it passes over a unit with 4 and without 2 whose record
+                  deletes nothing, and a start of its broker cuts the log at the first unit that has more than these
+                  four bits
+    write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
+    topic hash:   Java's hash of the topic that the message is for
+    deliver time: RocketMQ leaves it 0; ours has the exact time in the lower 43 bits (up to the year 2248), and in the
+                  20 above a hash of the key if the next message of that key is to replace this one
+                  (`timers.index.keys`); all of it negative where the topic's policy chose the time
+    file end:     where fewer than 68 bytes would remain: | int32 space left | int64 0 | uint32 0xCBD43194 |
+
+A position counts bytes over all files. All integers big-endian.
+Mirrors apache/rocketmq store/timer/TimerLog.java (5.3.3) but for what is ours.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import numpy as np
+import structlog
+
+from duemq.scheduler.timers.files.sums import LogSums
+from duemq.scheduler.timers.files.superseded import Superseded
+from duemq.storage.files import File, Files
+from duemq.storage.log.marks import Marks
+from duemq.storage.log.segments import Segments
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Units = NDArray[Any]
+    Positions = NDArray[np.int64]
+
+log = structlog.get_logger(__name__)
+
+M = TypeVar("M", int, "NDArray[np.int32]")
+
+UNIT: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("write_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("physical_offset", ">i8"),
+        ("record_size", ">i4"),
+        ("topic_hash", ">i4"),
+        ("due_ms", ">i8"),
+    ]
+)
+UNIT_SIZE: Final = 52
+assert UNIT.itemsize == UNIT_SIZE
+DEFAULT_SEGMENT_SIZE: Final = 100 * 1024 * 1024
+NORMAL: Final = 1
+"""Of units in files: their record is the first of its message."""
+ROLL: Final = 2
+DELETE: Final = 4
+WITHDRAWN: Final = 8
+NO_MESSAGE: Final = DELETE | WITHDRAWN
+"""Units with one of these stand for no message that waits."""
+APPLIED: Final = -1
+"""The deliver time of units that stand for no message: of deleting ones of ours, which have done what they are for,
+while RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
+DUE_BITS: Final = 43
+MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
+ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
+_MAGIC_AT: Final = 12
+_BLANK: Final = struct.Struct(">iqI")
+BLANK_SIZE: Final = _BLANK.size
+"""In bytes, of what ends a file."""
+_BLANK_MAGIC: Final = 0xCBD43194
+_SLOT_MS: Final = 1000
+_SCAN_UNITS: Final = 16_384
+_CRC_UNITS: Final = 64
+_FIRST_LOOK: Final = 64
+_MAX_LOOK: Final = 8192
+_DENSE: Final = 32
+"""Blocks get longer where at least one unit of so many is of the second that is read."""
+
+
+def withdrawn(magic: M) -> M:
+    """The magic numbers that units get when their messages are withdrawn: RocketMQ takes them for marks that delete,
+    and finds nothing in their records that is to be deleted."""
+    return (magic & ~ROLL) | WITHDRAWN | DELETE
+
+
+def seconds_of(units: Units) -> NDArray[np.int64]:
+    """The seconds, since the epoch, in whose slots units are."""
+    seconds: NDArray[np.int64] = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // _SLOT_MS
+    return seconds
+
+
+class TimerLog:
+    """The files. One thread owns them."""
+
+    def __init__(self, files: Files, directory: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
+        self._segments = Segments(files, directory, segment_size)
+        self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
+        """Bytes of units in a full file."""
+        self._marks = Marks(self._segments)
+        self.superseded = Superseded(self._segments)
+        """Units in slots to come whose messages got others."""
+        self.sums = LogSums(segment_size)
+        """Of all units before the end, with the marks that they have."""
+        self.end = 0
+        """Position of the next unit, or where the blank unit goes that ends a file."""
+        self._last_record: int | None = None
+        """The physical offset of the record whose unit was appended last, None where nothing was since the start."""
+
+    @property
+    def begin(self) -> int:
+        """Position of the first unit there is."""
+        return self._segments.begin
+
+    @property
+    def segment_size(self) -> int:
+        """Size of a file in bytes."""
+        return self._segments.segment_size
+
+    @property
+    def directory(self) -> str:
+        """Where the files are."""
+        return self._segments.directory
+
+    def load(self) -> None:
+        """Find the files; `recover` finds the end. Raises StoreFormatError."""
+        self._segments.load()
+        self.end = self._segments.end
+
+    def recover(self, start: int) -> None:
+        """Find the end: behind the last whole unit that follows others without a gap from `start` on, which is where a
+        unit begins, or a file."""
+        position = min(max(start, self.begin), self._segments.end)
+        self.end = position
+        for at, units in self._chunks(position, self._segments.end):
+            magic = units["magic"]
+            right = (units["size"] == UNIT_SIZE) & (magic >= 0) & (magic <= ANY_MAGIC)
+            right &= units["previous"] < at + UNIT_SIZE * np.arange(len(units))
+            count = len(right) if right.all() else int(np.argmin(right))
+            self.end = at + count * UNIT_SIZE
+            if count < len(right):
+                return
+
+    def truncate(self, position: int) -> None:
+        """Cut at a position. Raises OSError."""
+        if position < self._segments.end:
+            self._segments.clear_from(position)
+        self.end = position
+        self._last_record = None
+
+    def remove_all(self) -> None:
+        """Begin anew."""
+        self._segments.remove_all()
+        self.superseded = Superseded(self._segments)
+        self.sums = LogSums(self.segment_size)
+        self.end = 0
+        self._last_record = None
+
+    def positions(self, count: int) -> Positions:
+        """Where the next `count` units will be."""
+        size = self._segments.segment_size
+        base, at = divmod(self.end, size)
+        first = base * (self._room // UNIT_SIZE) + min(at, self._room) // UNIT_SIZE
+        numbers = np.arange(first, first + count)
+        per_file = self._room // UNIT_SIZE
+        return numbers // per_file * size + numbers % per_file * UNIT_SIZE
+
+    def append(self, units: Units, positions: Positions) -> None:
+        """Write units, at the positions that `positions` gave for as many. Raises OSError; then none counts."""
+        data = memoryview(units.tobytes())
+        size, done, end = self._segments.segment_size, 0, self.end
+        parts: list[tuple[int, int, int]] = []
+        while done < len(data):
+            position = int(positions[done // UNIT_SIZE])
+            base = position - position % size
+            if position != end:
+                self._segments.write(end, _BLANK.pack(base - end, 0, _BLANK_MAGIC))
+            self._segments.ensure(position)
+            count = min(len(data) - done, base + self._room - position)
+            self._segments.write(position, bytes(data[done : done + count]))
+            parts.append((position, done // UNIT_SIZE, (done + count) // UNIT_SIZE))
+            done += count
+            end = position + count
+        for position, first, last in parts:
+            self.sums.add(position, units[first:last])
+        self.end = end
+        self._last_record = int(units["physical_offset"][-1])
+
+    def read(self, position: int, count: int) -> Units:
+        """Up to `count` units from a position on, within one file."""
+        file_end = position - position % self._segments.segment_size + self._room
+        count = min(count, (min(file_end, self.end) - position) // UNIT_SIZE)
+        data = self._segments.read(position, max(0, count) * UNIT_SIZE)
+        return self._units(position, data)
+
+    def _units(self, position: int, data: bytes) -> Units:
+        """The units in what was read at a position, as they are marked."""
+        units = np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
+        return self.superseded.over(position, units)
+
+    def crc(self, end: int) -> int:
+        """The checksum that earlier versions noted: of the last units before a position, as far as they lie in its
+        file, but for their magic, which may change."""
+        start = max(self._segments.base_of(max(0, end - 1)), end - _CRC_UNITS * UNIT_SIZE)
+        data = self._segments.read(start, end - start)
+        units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE).copy()
+        units["magic"] = 0
+        return zlib.crc32(units.tobytes())
+
+    def last(self) -> np.void | None:
+        """The last unit; None where there is none."""
+        base = self._segments.base_of(self.end)
+        position = self.end - UNIT_SIZE if self.end > base else base - self.segment_size + self._room - UNIT_SIZE
+        units = self.read(max(position, self.begin), 1)
+        return units[0] if len(units) else None
+
+    def last_record(self) -> int | None:
+        """The physical offset of the record that the last unit is of; None without one. It reads only where nothing was
+        appended since the start. Raises OSError."""
+        if self._last_record is None and (last := self.last()) is not None:
+            self._last_record = int(last["physical_offset"])
+        return self._last_record
+
+    def first(self) -> np.void | None:
+        """The first unit; None where there is none. Raises OSError."""
+        units = self.read(self.begin, 1)
+        return units[0] if len(units) else None
+
+    def scan(self, start: int, end: int) -> Iterator[tuple[int, Units]]:
+        """All units between two positions, in order: the position of the first of each part, and the part."""
+        start = max(start, self.begin)
+        start -= start % self._segments.segment_size % UNIT_SIZE
+        return self._chunks(start, min(end, self.end))
+
+    def part(self, start: int, end: int) -> tuple[int, Units] | None:
+        """The first part of such a scan."""
+        return next(self.scan(start, end), None)
+
+    def _chunks(self, position: int, end: int) -> Iterator[tuple[int, Units]]:
+        size = self._segments.segment_size
+        while position < end:
+            base = position - position % size
+            stop = min(base + self._room, end)
+            if position >= stop:
+                position = base + size
+                continue
+            data = self._segments.read(position, min(_SCAN_UNITS * UNIT_SIZE, stop - position))
+            units = self._units(position, data)
+            if not len(units):
+                if position >= self.begin:
+                    return
+                position = self.begin  # files before have expired meanwhile
+                continue
+            yield position, units
+            position += len(units) * UNIT_SIZE
+
+    def chain(self, last: int) -> Chain:
+        """The units of a second from its last one on backwards, see `Chain`."""
+        return Chain(self, last)
+
+    def withdraw(self, position: int, magic: int) -> None:
+        """Mark the unit at a position, which has a magic number: its message is no longer waiting here. The record that
+        says so is in the commitlog, so this does not read, which might fail. From now on every reader sees it; the
+        files have it when `plan_marks` says, see `storage.log.marks`."""
+        self._marks.set(position + _MAGIC_AT, withdrawn(magic).to_bytes(4, "big"))
+        self.sums.change(position, magic, withdrawn(magic))
+
+    def begin_marks(self) -> None:
+        """See `Marks.begin`, `Superseded.begin`."""
+        self._marks.begin()
+        self.superseded.begin()
+
+    def plan_marks(self) -> Callable[[], None]:
+        """See `Marks.plan`."""
+        return self._marks.plan(self.end)
+
+    def files_between(self, start: int, end: int) -> list[File]:
+        """The files with units between two positions."""
+        return self._segments.files_between(start, end)
+
+    def drop_before(self, position: int) -> list[str]:
+        """Forget the files that end at or before a position. Gives their paths, for the caller to remove."""
+        paths = self._segments.drop_before(min(position, self._segments.base_of(self.end)))
+        self.sums.drop_before(self.begin)
+        self.superseded.drop_before(self.begin)
+        return paths
+
+    def file_ends(self) -> list[int]:
+        """The positions behind the files that are full, oldest first."""
+        size = self._segments.segment_size
+        return list(range(self.begin + size, self.end + 1, size))
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._segments.close()
+
+
+class Chain:
+    """Iterates over the units of a second from its last one on backwards: parts with their positions, each in ascending
+    order, the newest part first. Ends where the log no longer has a unit. Raises OSError where a part cannot be read:
+    then it is where it was, and the next call tries that part again."""
+
+    def __init__(self, log: TimerLog, last: int) -> None:
+        self._log = log
+        self._position = last
+        """The last unit of the next part."""
+        self._look = _FIRST_LOOK
+        """How many units are read at once: more where many of them are of the second."""
+
+    def __iter__(self) -> Chain:
+        return self
+
+    def __next__(self) -> tuple[Positions, Units]:
+        position = self._position
+        if not self._log.begin <= position < self._log.end:
+            raise StopIteration
+        base = max(position - position % self._log.segment_size, position - (self._look - 1) * UNIT_SIZE)
+        block = self._log.read(base, (position - base) // UNIT_SIZE + 1)
+        if not len(block) or base + (len(block) - 1) * UNIT_SIZE != position:
+            raise StopIteration
+        runs, self._position = self._runs(base, block)
+        if not runs:
+            raise StopIteration
+        if len(runs) == 1:
+            at = np.arange(runs[0][0], runs[0][1] + 1)
+        else:
+            firsts, lasts = np.array(runs[::-1]).T
+            counts = lasts - firsts + 1
+            at = np.arange(int(counts.sum())) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+        is_dense = len(at) * _DENSE >= len(block)
+        self._look = min(_MAX_LOOK, self._look * 2) if is_dense else max(_FIRST_LOOK, self._look // 2)
+        return base + at * UNIT_SIZE, block[at]
+
+    @staticmethod
+    def _runs(base: int, block: Units) -> tuple[list[tuple[int, int]], int]:
+        """Those units of a block that are of the chain which ends with its last one, as first and last places of units
+        that follow each other, from the end on; and the position of the unit before, -1 without one."""
+        numbers = np.arange(len(block))
+        previous = block["previous"].astype(np.int64)
+        # Where a unit follows the one it is linked to; the first of the block begins a run in any case.
+        is_first = previous != base + (numbers - 1) * UNIT_SIZE
+        is_first[0] = True
+        first_of = np.maximum.accumulate(np.where(is_first, numbers, 0)).tolist()
+        links, sizes = previous.tolist(), block["size"].tolist()
+        runs: list[tuple[int, int]] = []
+        at = len(block) - 1
+        while True:
+            first = first_of[at]
+            if sizes[first] != UNIT_SIZE:
+                return runs, -1
+            runs.append((first, at))
+            before = links[first]
+            if before >= base + first * UNIT_SIZE:
+                return runs, -1
+            if before < base:
+                return runs, before
+            at = (before - base) // UNIT_SIZE

@@ -1,0 +1,332 @@
+"""The timer wheel: for each second of a fortnight the first and the last unit of its messages in the timer log.
+
+    timerwheel, 38,707,200 bytes: 1,209,600 slots, that of second s (since the epoch) at s mod 1,209,600
+    0        8          16         24      28
+    | second | first    | last     | count | magic |
+    | int64  | int64    | int64    | int32 | int32, 0 |
+    first, last: positions in the timer log. A slot that has another second is empty. All integers big-endian.
+
+Inserting and finding a second's messages cost the same however many wait. Over the wheel of seconds lies one of hours,
+which knows the hours that have a slot in use: so the next slot is found without looking at empty ones. Of the slots,
+those of the current and the next hour are in memory, and of other hours those that were put into lately; `write_some`
+puts the hours that changed into the file and lets go of the others. So the file is as of some time during the last
+write, and recovery brings it in line with the timer log.
+
+Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precision is a second.
+"""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from duemq.protocol.records.record import crc32
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of
+from duemq.storage.errors import StoreFormatError
+from duemq.storage.files import File, Files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+SLOT: Final = np.dtype([("second", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")])
+SLOTS: Final = 14 * 86_400
+HOUR: Final = 3600
+HOURS: Final = SLOTS // HOUR
+FILE_SIZE: Final = SLOTS * SLOT.itemsize
+_HOUR_BYTES: Final = HOUR * SLOT.itemsize
+_PAGE: Final = mmap.PAGESIZE
+
+
+class Plan(NamedTuple):
+    """Units to be put into their slots: see `TimerWheel.plan`."""
+
+    previous: Integers
+    """For each unit the position of the unit before it in its second, -1 without one."""
+    seconds: Integers
+    """The seconds, each once, ascending."""
+    firsts: Integers
+    lasts: Integers
+    counts: Integers
+
+
+class _Column:
+    """One field of all slots. Memory is taken only for the hours that are in use."""
+
+    def __init__(self, kind: str) -> None:
+        dtype = np.dtype(kind)
+        self._memory = mmap.mmap(-1, SLOTS * dtype.itemsize)
+        self.values: NDArray[Any] = np.frombuffer(self._memory, dtype)
+
+    def release(self, hour: int) -> None:
+        """Give back the memory of an hour, as far as no other hour has a part of the pages; it reads as zeros then."""
+        size = self.values.itemsize * HOUR
+        start, end = -(-hour * size // _PAGE) * _PAGE, (hour + 1) * size // _PAGE * _PAGE
+        self.values[hour * HOUR : (hour + 1) * HOUR] = 0
+        if end > start:
+            self._memory.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+class TimerWheel:
+    """The slots. One thread owns it."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._file: File | None = None
+        self._second, self._first, self._last = _Column("i8"), _Column("i8"), _Column("i8")
+        self._count = _Column("i4")
+        self._is_resident = np.zeros(HOURS, bool)
+        self._is_filled = np.zeros(HOURS, bool)
+        """Whether the memory of an hour may have anything but zeros."""
+        self._is_dirty = np.zeros(HOURS, bool)
+        self._to_write: list[int] = []
+        """Hours that `begin_write` found changed."""
+        self._crcs = np.zeros(HOURS, np.uint32)
+        """CRC-32 of each hour as it is in the file."""
+        self._is_used = np.zeros(HOURS, bool)
+        """The wheel of hours: whether an hour may have slots in use."""
+        self._next_hour = 0
+        """The last one in which `next_second` found something, which each step asks."""
+
+    # --- the file
+
+    def open(self) -> bool:
+        """Open the file; whether there is one. Otherwise fill the slots, and `establish` it. Raises StoreFormatError
+        for a file of another size, OSError."""
+        if not self._files.exists(self._path):
+            return False
+        file = self._files.open(self._path)
+        if file.size() != FILE_SIZE:
+            raise StoreFormatError(self._path, f"has {file.size()} bytes, a timer wheel has {FILE_SIZE}")
+        self._file = file
+        return True
+
+    def establish(self) -> None:
+        """Make the file, with all slots as they are, in place of what may be there. It gets its name when it is
+        durable: a file that is there is never without its slots. Raises OSError."""
+        new = f"{self._path}.new"
+        self._files.remove(new)
+        self._file = file = self._files.create(new, FILE_SIZE)
+        try:
+            self.begin_write()
+            while self.write_some(0):
+                pass
+            file.sync()
+            file.close()
+            self._files.copy(new, self._path)
+        except OSError:
+            with suppress(OSError):  # on a full disk it would take what room there is
+                self._files.remove(new)
+            raise
+        self._files.remove(new)
+        self._file = self._files.open(self._path)
+
+    def survey(self, second: int, end: int) -> bool:
+        """Look at all slots, to learn which hours have some of a second or later; whether all of those lie before a
+        position of the timer log."""
+        is_right = True
+        for hour in range(HOURS):
+            if self._is_resident[hour]:  # what was taken back is not in the file yet
+                seconds, last = self._part(self._second, hour), self._part(self._last, hour)
+            else:
+                slots = self._read(hour)
+                self._crcs[hour] = crc32(slots.tobytes())
+                seconds, last = slots["second"], slots["last"]
+            used = (seconds >= second) & (seconds % SLOTS // HOUR == hour)
+            self._is_used[hour] = bool(used.any())
+            is_right &= not (last[used] >= end).any()
+        return is_right
+
+    @property
+    def sums(self) -> NDArray[np.uint32]:
+        """CRC-32 of each hour, 0 of one that is not in the file as it is now."""
+        return np.where(self._is_dirty, 0, self._crcs).astype(np.uint32)
+
+    def check(self, second: int, sums: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Look at the file, to learn which hours have slots of a second or later; which are not as their `sums` say.
+        Those are empty then, and to be filled."""
+        is_other = np.zeros(HOURS, bool)
+        for hour in range(HOURS):
+            slots = self._read(hour)
+            self._crcs[hour] = crc32(slots.view(np.uint8))
+            is_other[hour] = self._crcs[hour] != sums[hour]
+            seconds = slots["second"]
+            later = seconds >= second
+            self._is_used[hour] = bool(later.any() and (seconds[later] % SLOTS // HOUR == hour).any())
+        for hour in np.flatnonzero(is_other).tolist():
+            self._release(hour)
+            self._is_resident[hour] = self._is_dirty[hour] = True
+            self._is_used[hour] = False
+        return is_other
+
+    def clear(self) -> None:
+        """Empty all slots, in memory; `establish` makes a file of them, in which an hour that stays empty is a hole."""
+        for hour in range(HOURS):
+            self._release(hour)
+        self._is_resident[:] = True
+        self._is_dirty[:] = self._is_used[:] = False
+        self._crcs[:] = crc32(bytes(_HOUR_BYTES))
+
+    def begin_write(self) -> None:
+        """Those hours that have changed by now are to be put into the file."""
+        self._to_write = np.flatnonzero(self._is_dirty).tolist()
+
+    def write_some(self, second: int) -> bool:
+        """Put the next of those hours into the file; whether there was one. After the last one only the hour of a
+        second, the next one, and that of the next second with units stay in memory. Raises OSError; then that hour is
+        the next one still."""
+        assert self._file is not None
+        if self._to_write:
+            hour = self._to_write[-1]
+            slots = np.zeros(HOUR, SLOT)
+            for name, column in self._columns():
+                slots[name] = self._part(column, hour)
+            data = slots.tobytes()
+            self._file.write(hour * _HOUR_BYTES, data)
+            self._crcs[hour] = crc32(data)
+            self._is_dirty[hour] = False
+            self._to_write.pop()
+            return True
+        kept = {second // HOUR % HOURS, (second // HOUR + 1) % HOURS, self._next_hour}
+        for hour in np.flatnonzero(self._is_resident & ~self._is_dirty).tolist():
+            if hour not in kept:
+                self._release(hour)
+        return False
+
+    @property
+    def file(self) -> File | None:
+        """The file, to be synced."""
+        return self._file
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._file is not None:
+            self._file.close()
+
+    def _release(self, hour: int) -> None:
+        if self._is_filled[hour]:
+            for _, column in self._columns():
+                column.release(hour)
+        self._is_filled[hour] = self._is_resident[hour] = False
+
+    def _columns(self) -> tuple[tuple[str, _Column], ...]:
+        return ("second", self._second), ("first", self._first), ("last", self._last), ("count", self._count)
+
+    def _part(self, column: _Column, hour: int) -> NDArray[Any]:
+        return column.values[hour * HOUR : (hour + 1) * HOUR]
+
+    def _read(self, hour: int) -> NDArray[Any]:
+        assert self._file is not None
+        return np.frombuffer(self._file.read(hour * _HOUR_BYTES, _HOUR_BYTES), SLOT)
+
+    def _need(self, hours: Integers) -> None:
+        """Have hours in memory."""
+        if self._is_resident[hours].all():
+            return
+        for hour in set(hours[~self._is_resident[hours]].tolist()):
+            slots = self._read(hour)
+            for name, column in self._columns():
+                self._part(column, hour)[:] = slots[name]
+            self._is_resident[hour] = self._is_filled[hour] = True
+
+    # --- slots
+
+    def prepare(self, seconds: Integers) -> None:
+        """Have in memory what `plan` and `put` need for units of some seconds. Raises OSError."""
+        self._need(seconds % SLOTS // HOUR)
+
+    def plan(self, seconds: Integers, positions: Integers) -> Plan:
+        """What to put into the slots for units at ascending positions. Nothing changes before `put`."""
+        count = len(seconds)
+        previous = np.empty(count, np.int64)
+        if (seconds == seconds[0]).all():
+            unique, starts, ends = seconds[:1], np.zeros(1, np.int64), np.array([count])
+            order = np.arange(count)
+        else:
+            order = np.argsort(seconds, kind="stable")
+            ordered = seconds[order]
+            starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+            ends = np.concatenate((starts[1:], [count]))
+            unique = ordered[starts]
+        slots = unique % SLOTS
+        self._need(slots // HOUR)
+        is_same = self._second.values[slots] == unique
+        last = np.where(is_same, self._last.values[slots], -1)
+        placed = positions[order]
+        previous[order[1:]] = placed[:-1]
+        previous[order[starts]] = last
+        first = np.where(is_same, self._first.values[slots], placed[starts])
+        counts = ends - starts + np.where(is_same, self._count.values[slots], 0)
+        return Plan(previous, unique, first, placed[ends - 1], counts)
+
+    def put(self, plan: Plan) -> None:
+        """Put units into their slots."""
+        slots = plan.seconds % SLOTS
+        self._second.values[slots] = plan.seconds
+        self._first.values[slots] = plan.firsts
+        self._last.values[slots] = plan.lasts
+        self._count.values[slots] = np.minimum(plan.counts, 2**31 - 1)
+        hours = slots // HOUR
+        self._is_dirty[hours] = self._is_used[hours] = self._is_filled[hours] = True
+
+    def take_back(self, seconds: Integers, positions: Integers, previous: Integers) -> None:
+        """Undo the newest units of the log, given in its order, as far as they are in their slots: each slot goes back
+        to what was before the first of them."""
+        slots = seconds % SLOTS
+        self._need(slots // HOUR)
+        there = (self._second.values[slots] == seconds) & (self._last.values[slots] >= positions)
+        unique, at, counts = distinct_of(seconds[there])
+        slots, before = unique % SLOTS, previous[there][at]
+        self._last.values[slots] = before
+        self._count.values[slots] = np.maximum(0, self._count.values[slots] - counts)
+        empty = slots[before < 0]
+        self._second.values[empty] = 0
+        self._count.values[empty] = 0
+        self._is_dirty[slots // HOUR] = True
+
+    def is_taken_later(self, seconds: Integers) -> NDArray[np.bool_]:
+        """Whether the slots of some seconds have units of later seconds. Raises OSError."""
+        slots = seconds % SLOTS
+        self._need(slots // HOUR)
+        taken: NDArray[np.bool_] = self._second.values[slots] > seconds
+        return taken
+
+    def last(self, second: int) -> int:
+        """Position of the last unit of a second, -1 without one."""
+        slot = self._slot(second)
+        return int(self._last.values[slot]) if self._second.values[slot] == second else -1
+
+    def count(self, second: int) -> int:
+        """How many units a second has, delivered or not."""
+        slot = self._slot(second)
+        return int(self._count.values[slot]) if self._second.values[slot] == second else 0
+
+    def _slot(self, second: int) -> int:
+        slot = second % SLOTS
+        if not self._is_resident[slot // HOUR]:
+            self._need(np.array([slot // HOUR]))
+        return slot
+
+    def next_second(self, start: int, end: int) -> int | None:
+        """The first second in [start, end) that has units; looks only at hours that are used."""
+        end = min(end, start + SLOTS)
+        for hour in range(start // HOUR, (end - 1) // HOUR + 1):
+            number = hour % HOURS
+            if not self._is_used[number]:
+                continue
+            self._need(np.array([number]))
+            begin = hour * HOUR
+            is_used = self._part(self._second, number) == np.arange(begin, begin + HOUR)
+            low, high = max(0, start - begin), min(HOUR, end - begin)
+            found = np.flatnonzero(is_used[low:high])
+            if len(found):
+                self._next_hour = number
+                return begin + low + int(found[0])
+            if (low, high) == (0, HOUR):
+                self._is_used[number] = False
+        return None

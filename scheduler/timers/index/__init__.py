@@ -1,0 +1,1 @@
+"""Indexes of what waits, kept in memory: by key, id, topic and second."""

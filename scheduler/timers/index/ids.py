@@ -1,0 +1,117 @@
+"""Which record a message waits by now, by the id that its sender was given.
+
+A message that is given another time, or whose file goes while it waits, is appended once more. The id that its sender
+got names its first record. Each further record has that id in TIMER_FIRST_ID (`timer_properties`), and its unit in the
+timer log tells that it is a further one (`timers.files.log`). When somebody asks for the first time by an id that names
+no waiting record, those units and their records are looked at, in slices, so that the newest record of each such
+message is known. From then on `appended` is called with each further one.
+
+For a message whose own unit is in the timer log that is complete: units of its later records lie behind its own, and
+the files of the log go from the oldest on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+import numpy as np
+
+from duemq.protocol.errors import RemoteProtocolError
+from duemq.protocol.records.message_id import parse_offset_message_id
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.timer_properties import first_id
+from duemq.scheduler.timers.enqueuer import Enqueuer
+from duemq.scheduler.timers.files.log import NORMAL, UNIT_SIZE, TimerLog
+from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
+from duemq.scheduler.timers.search import LOOK_UNITS
+from duemq.storage.log.copies import origin_of
+from duemq.storage.queues.consume_queue import TIMER_TOPIC
+from duemq.storage.queues.pull import ColdRead, Range
+from duemq.storage.store import MessageStore
+
+_SCAN_UNITS: Final = 8192
+_NOT_BEGUN: Final = -1
+_ALL: Final = 2**63 - 1
+
+
+def given_id(message: StoredMessage) -> str:
+    """The id that the sender of a waiting message was given."""
+    return _first(message)[0]
+
+
+def first_place(message: StoredMessage) -> int:
+    """The physical offset of a waiting message's first record."""
+    return _first(message)[1]
+
+
+def _first(message: StoredMessage) -> tuple[str, int]:
+    if message.topic == TIMER_TOPIC:
+        found = first_id(message.properties_text, message.prepared_transaction_offset)
+        with contextlib.suppress(RemoteProtocolError):
+            if found is not None:
+                return found, parse_offset_message_id(found)[2]
+    return message.offset_message_id, message.physical_offset
+
+
+class TimerIds:
+    """Leads from a message's first record to its newest one. One thread, the event loop's, owns it."""
+
+    def __init__(self, store: MessageStore, timer_log: TimerLog, enqueuer: Enqueuer) -> None:
+        self._store = store
+        self._log = timer_log
+        self._enqueuer = enqueuer
+        self._newest = SortedPairs(lambda: store.log.begin)
+        self._reached = _NOT_BEGUN
+        """The units of the timer log before this position have been looked at."""
+        self._was_read = False
+        """Whether a thread has read what is to be looked at next."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `newest` may be asked."""
+        return self._reached == _ALL
+
+    def newest(self, first: int) -> int | None:
+        """The physical offset of the newest record of a message, by that of its first one; None where that is the
+        newest, as far as the timer log goes back. Also by that of the last record but one."""
+        return self._newest.find(first)
+
+    def appended(self, message: StoredMessage, physical_offset: int) -> None:
+        """A waiting message, whose record this was, was appended once more."""
+        if self._reached != _NOT_BEGUN:
+            self._add(first_place(message), message.physical_offset, physical_offset)
+
+    def _add(self, first: int, origin: int | None, newest: int) -> None:
+        for place in (first, origin):
+            # Units of what a recovery found delivered are not always in the order of their records.
+            if place is not None and place != newest and (self._newest.find(place) or 0) < newest:
+                self._newest.add_one(place, newest)
+
+    def look(self, now_ms: int) -> ColdRead | None:
+        """Do a bit of what makes it complete; gives a read for a thread to do before the next bit, if that would have
+        to wait for the disk. Raises OSError: the next call tries the same again."""
+        if self._reached == _NOT_BEGUN:
+            self._reached = 0
+        if self._enqueuer.behind and self._enqueuer.some(now_ms):
+            return None
+        start = max(self._reached, self._log.begin)
+        for position, units in self._log.scan(start, min(self._log.end, start + _SCAN_UNITS * UNIT_SIZE)):
+            at = np.flatnonzero(units["magic"] & NORMAL == 0)
+            behind = len(units) if len(at) <= LOOK_UNITS else int(at[LOOK_UNITS])
+            ranges: list[Range] = units[at[:LOOK_UNITS]][["physical_offset", "record_size"]].tolist()
+            if ranges and not self._was_read and not self._store.is_cached(ranges):
+                self._was_read = True
+                return ColdRead(self._store.log, sorted(ranges))
+            for each in ranges:
+                message = self._store.message_at(*each)
+                if message is not None:
+                    origin = origin_of(message.prepared_transaction_offset)
+                    self._add(first_place(message), origin, message.physical_offset)
+            self._was_read = False
+            self._reached = position + behind * UNIT_SIZE
+            return None
+        # A file's end, or that of the log.
+        file_end = start - start % self._log.segment_size + self._log.segment_size
+        self._reached = file_end if file_end < self._log.end else _ALL
+        return None

@@ -1,0 +1,179 @@
+"""Where in the timer log the newest unit of a message lies, by the physical offset of its record.
+
+Most units are written in the order of their records, as messages come: of those one entry a block of the log is
+enough, 16 bytes for 512 units, and the block is read. The units of messages that got another slot since are in sorted
+runs, 16 bytes each (`sorted_pairs`), until their file of the log goes.
+
+Both entrances are one: `note` takes what is appended, and at a start all that the log has.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from duemq.scheduler.timers.files.log import APPLIED, UNIT, UNIT_SIZE, TimerLog
+from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.scheduler.timers.files.log import Positions, Units
+
+BLOCK_UNITS: Final = 512
+"""At most so many units are read to find one."""
+_BLOCK: Final = BLOCK_UNITS * UNIT_SIZE
+_SOME: Final = 4096
+_PART_BLOCKS: Final = 16
+_ALL: Final = 2**63 - 1
+
+
+class UnitPlaces:
+    """The index. One thread owns it."""
+
+    def __init__(self, timer_log: TimerLog) -> None:
+        self._log = timer_log
+        self._firsts, self._starts = array("q"), array("q")
+        """Of each block that has units in the order of their records: the first such record, and its unit's position,
+        both ascending."""
+        self._moved = SortedPairs(lambda: timer_log.begin)
+        """Records and positions of the other units."""
+        self._last = -1
+        """The last record of those in order."""
+        self._waiting: list[tuple[Positions, Units]] = []
+        """What is noted and not in the index yet: that costs as much for one unit as for many."""
+        self._count = 0
+        """How many units those are."""
+
+    def note(self, positions: Positions, units: Units) -> None:
+        """Units, at ascending positions, that lie behind all that are known. The caller leaves both as they are."""
+        self._waiting.append((positions, units))
+        self._count += len(units)
+        if self._count >= _SOME:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._waiting:
+            return
+        waiting, self._waiting, self._count = self._waiting, [], 0
+        if len(waiting) == 1:
+            self._add(*waiting[0])
+            return
+        positions, units = zip(*waiting, strict=True)
+        # numpy would join units field by field.
+        self._add(np.concatenate(positions), np.frombuffer(b"".join(units), UNIT))
+
+    def _add(self, positions: Positions, units: Units) -> None:
+        physical = units["physical_offset"].astype(np.int64)
+        if (units["due_ms"] == APPLIED).any():
+            kept = units["due_ms"] != APPLIED  # the others stand for no message
+            physical, positions = physical[kept], positions[kept]
+            if not len(physical):
+                return
+        if physical[0] <= self._last or (physical[1:] <= physical[:-1]).any():
+            before = np.maximum.accumulate(np.concatenate(([self._last], physical[:-1])))
+            is_next = physical > before
+            self._moved.add(physical[~is_next], positions[~is_next])
+            physical, positions = physical[is_next], positions[is_next]
+            if not len(physical):
+                return
+        self._last = int(physical[-1])
+        blocks = self._block_of(positions)
+        known = int(self._block_of(np.array(self._starts[-1:], np.int64))[0]) if self._starts else -1
+        begins = np.flatnonzero(np.concatenate(([blocks[0] != known], blocks[1:] != blocks[:-1])))
+        self._firsts.extend(physical[begins].tolist())
+        self._starts.extend(positions[begins].tolist())
+        if len(self._starts) > 2 and self._starts[len(self._starts) // 2] < self._log.begin:
+            gone = bisect_right(self._starts, self._log.begin) - 1
+            del self._starts[:gone], self._firsts[:gone]
+
+    def _block_of(self, positions: Positions) -> NDArray[np.int64]:
+        """Where the blocks of ascending positions begin; none is of two files."""
+        size = self._log.segment_size
+        base = int(positions[0]) // size * size if len(positions) else 0
+        # Those of one file, as most are, cost one division less.
+        is_one_file = len(positions) and int(positions[-1]) < base + size
+        return positions - (positions - base if is_one_file else positions % size) % _BLOCK
+
+    def find(self, physical_offset: int) -> tuple[int, Units] | None:
+        """Position of the newest unit of a message, and the unit; None where the log has none. Raises OSError."""
+        self._settle()
+        moved = self._moved.find(physical_offset)
+        if moved is not None and moved >= self._log.begin:
+            return moved, self._log.read(moved, 1)
+        at = bisect_right(self._firsts, physical_offset) - 1
+        if at < 0 or self._starts[at] < self._log.begin:
+            return None
+        start = self._starts[at]
+        units = self._log.read(start, self._units_from(start))
+        is_unit = (units["physical_offset"] == physical_offset) & (units["due_ms"] != APPLIED)
+        hits = np.flatnonzero(is_unit)
+        if not len(hits):
+            return None
+        return start + int(hits[-1]) * UNIT_SIZE, units[hits[-1] :][:1]
+
+    def after(self, physical_offset: int) -> tuple[Positions, Units, int] | None:
+        """Some messages behind a physical offset, in the order of their records, each by its newest unit: positions,
+        units, and the physical offset up to which there are no others. None where the log has no more. So whoever goes
+        on by physical offset meets each once, whatever units they get meanwhile. Raises OSError."""
+        self._settle()
+        oldest = bisect_left(self._starts, self._log.begin)
+        at = max(oldest, bisect_right(self._firsts, physical_offset) - 1)
+        positions, units = np.empty(0, np.int64), np.empty(0, UNIT)
+        while at < len(self._starts) and not len(positions):
+            parts = [self._in_order(each) for each in range(at, min(at + _PART_BLOCKS, len(self._starts)))]
+            at += len(parts)
+            positions = np.concatenate([part for part, _ in parts])
+            units = np.frombuffer(b"".join([part.tobytes() for _, part in parts]), UNIT)
+            is_next = units["physical_offset"] > physical_offset
+            positions, units = positions[is_next], units[is_next]
+        physical = units["physical_offset"].astype(np.int64)
+        reached = int(physical[-1]) if len(physical) else _ALL
+        # Others have newer units alone: the first ones are gone with their files.
+        moved = self._moved.between(physical_offset, reached, _PART_BLOCKS * BLOCK_UNITS + 1)
+        if len(moved) > _PART_BLOCKS * BLOCK_UNITS:
+            reached = int(moved[-2])
+            moved = moved[:-1]
+            kept = physical <= reached
+            positions, units, physical = positions[kept], units[kept], physical[kept]
+        if not len(moved) and not len(physical):
+            return None
+        together = np.union1d(physical, moved)
+        found, old = np.full(len(together), -1), np.searchsorted(together, physical)
+        found[old] = positions
+        newest = self._moved.newest(together, found)
+        result = np.empty(len(together), UNIT)
+        result[old] = units
+        is_other = newest != found
+        result[is_other] = self._read(newest[is_other])
+        kept = newest >= self._log.begin
+        return newest[kept], result[kept], int(together[-1])
+
+    def _in_order(self, number: int) -> tuple[Positions, Units]:
+        """The units of a block, by its number, that are in the order of their records."""
+        start, first = self._starts[number], self._firsts[number]
+        units = self._log.read(start, self._units_from(start))
+        physical = np.where(units["due_ms"] != APPLIED, units["physical_offset"].astype(np.int64), -1)
+        before = np.maximum.accumulate(np.concatenate(([first - 1], physical[:-1])))
+        at = np.flatnonzero(physical > before)
+        return start + at * UNIT_SIZE, units[at]
+
+    def _units_from(self, start: int) -> int:
+        """How many units a block may have from a position in it on."""
+        return (int(self._block_of(np.array([start]))[0]) + _BLOCK - start) // UNIT_SIZE
+
+    def _read(self, positions: Positions) -> Units:
+        """The units at some positions, in any order. Those that lie near each other are read at once."""
+        order = np.argsort(positions)
+        ascending = positions[order]
+        blocks = self._block_of(ascending)
+        starts = np.flatnonzero(np.concatenate(([True], blocks[1:] != blocks[:-1]))) if len(order) else order
+        units = np.empty(len(positions), UNIT)
+        for at, part in zip(np.split(order, starts[1:]), np.split(ascending, starts[1:]), strict=True):
+            if len(part) and part[0] >= self._log.begin:
+                found = self._log.read(int(part[0]), int(part[-1] - part[0]) // UNIT_SIZE + 1)
+                units[at] = found[(part - part[0]) // UNIT_SIZE]
+        return units

@@ -1,0 +1,139 @@
+"""Work on a second of the timer wheel, done in parts: loading its messages, and deleting those that records name.
+
+Each is an object that knows how far it is, and goes on only when a part is wholly done. So a read that fails is tried
+again, and a second never counts as loaded while a part of it is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duemq.protocol.records import properties
+from duemq.scheduler.timers.files.log import DELETE, NORMAL, ROLL, seconds_of
+from duemq.scheduler.timers.search import LOOK_UNITS
+from duemq.scheduler.timers.second import picked, waits_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.scheduler.timers.second import Magic, Second, Waits
+    from duemq.scheduler.timers.slots import Slots
+    from duemq.storage.store import MessageStore
+
+
+class Loading:
+    """Loads the messages of a second from the timer log: a part of its chain at a time, the newest one first."""
+
+    def __init__(self, slots: Slots, second: Second, last: int) -> None:
+        """`last`: the position of the second's last unit."""
+        self._slots = slots
+        self._second = second
+        self._chain = slots.log.chain(last)
+        self._is_over = False
+        """Whether the chain came to a unit of another second, which it does where the log was damaged."""
+        self._part: _Part | None = None
+        """A part that was read, and is not in the second yet."""
+
+    def step(self) -> bool:
+        """See `timers.second.Loader`."""
+        if self._part is None:
+            self._part = self._next_part()
+        if self._part is None:
+            self._slots.was_loaded(self._second)
+            return False
+        if self._part.learn(self._slots, self._second.number):
+            return True
+        # Nothing from here on reads.
+        waits, magic, delivered = self._part.waits, self._part.magic, self._part.delivered
+        self._part = None
+        if self._second.removed:  # while records of the part were read
+            kept = ~np.isin(waits["position"], list(self._second.removed))
+            waits, magic = picked(waits, kept), magic[kept]
+        self._second.delivered.append(delivered)
+        self._slots.sort_in(self._second, waits, magic, self._second.add_older)
+        return True
+
+    def _next_part(self) -> _Part | None:
+        found = next(self._chain, None) if not self._is_over else None
+        if found is None:
+            return None
+        positions, units = found
+        others = np.flatnonzero(seconds_of(units) != self._second.number)
+        if len(others):
+            self._is_over = True
+            positions, units = positions[others[-1] + 1 :], units[others[-1] + 1 :]
+            if not len(units):
+                return None
+        magic = units["magic"].astype(np.int32) | NORMAL
+        waits = waits_of(units, positions)
+        kept, done, uncounted = self._slots.left_of(self._second, waits, magic)
+        self._second.found_done.append(waits["physical"][done])
+        delivered = waits[uncounted]
+        if not kept.all():
+            # Apache's broker would take them, but for those that are marked.
+            self._second.is_touched |= bool((~kept & (magic & DELETE == 0)).any())
+            waits, magic = picked(waits, kept), magic[kept]
+        return _Part(waits, magic, delivered)
+
+
+class _Part:
+    """Units of a second."""
+
+    def __init__(self, waits: Waits, magic: Magic, delivered: Waits) -> None:
+        self.waits = waits
+        self.magic = magic
+        self.delivered = delivered
+        """Messages that recovery found delivered, and that are counted as waiting."""
+        self._unknown: NDArray[np.intp] = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
+        """Places of messages whose units do not tell when they are due."""
+
+    def learn(self, slots: Slots, number: int) -> bool:
+        """Read some of the records of those messages; whether there were any. Raises OSError."""
+        some = self._unknown[:LOOK_UNITS]
+        for at in some.tolist():
+            slots.learn(self.waits, at, number)
+        self._unknown = self._unknown[len(some) :]
+        return len(some) > 0
+
+
+class Deleting:
+    """Takes out of a second what its deleting records name, by topic and unique key, or by the key alone as older
+    brokers wrote it. The second is loaded."""
+
+    def __init__(self, store: MessageStore, slots: Slots, second: Second) -> None:
+        self._store = store
+        self._slots = slots
+        self._second = second
+        self._deletes, second.deletes = second.deletes, []
+        self._keys: set[str | None] = set()
+        self._waits: Waits | None = None
+        self._at = 0
+        """How many of the deleting records have been read; then, how many of the messages."""
+
+    def step(self) -> bool:
+        """See `timers.second.Loader`."""
+        if self._waits is None:
+            if self._at < len(self._deletes):
+                text = self._text(*self._deletes[self._at])
+                if text is not None:
+                    self._keys.add(properties.get(text, properties.TIMER_DEL_UNIQKEY))
+                self._at += 1
+                return True
+            self._waits, self._at = self._second.remaining(), 0
+        if self._at >= len(self._waits):
+            return False
+        wait = self._waits[self._at : self._at + 1]
+        physical, size = wait[["physical", "size"]][0].item()
+        text = self._text(physical, size) or ""
+        key = properties.get(text, properties.UNIQ_KEY)
+        names = key, f"{properties.get(text, properties.REAL_TOPIC)}+{key}"
+        if key is not None and not self._keys.isdisjoint(names):
+            self._slots.delete(self._second.remove(wait))
+        self._at += 1
+        return True
+
+    def _text(self, physical: int, size: int) -> str | None:
+        message = self._store.message_at(physical, size)
+        return message.properties_text if message is not None else None

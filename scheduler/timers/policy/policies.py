@@ -1,0 +1,227 @@
+"""What a topic may ask of the times at which its timers are delivered, by attributes.
+
+    timer.release.rate     so many a second, evenly: what is due beyond that waits for its turn
+    timer.spread.seconds   each message up to so much later than it is due: a burst becomes a stream of that length
+    timer.paused           true: none, until it is false again
+    timer.catch.up         what is done with messages that are overdue because the broker was down or stopped:
+                           all               deliver them at once, the default
+                           drop:SECONDS      cancel those that are overdue by more
+                           spread:SECONDS    deliver them over so much time
+                           newest            of each key deliver only the one that is due last
+                           (`timers.policy.catch_up`)
+
+Other topics are not touched, nor are those whose names have the same hash: where a unit's hash is that of a topic with
+a policy, the record says which topic its message is for. A message that is to be delivered later gets another unit in
+the timer log, for then; one that is held back by a pause is parked (`timers.parking`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from duemq.protocol.records import properties
+from duemq.scheduler.timers.config import OVERDUE_MS
+from duemq.scheduler.timers.policy.catch_up import Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Waits = NDArray[Any]
+
+Judge = Callable[[str, "Waits", int], Verdict | None]
+"""See `timers.policy.catch_up.CatchUp.judge`."""
+
+RATE: Final = "timer.release.rate"
+SPREAD: Final = "timer.spread.seconds"
+PAUSED: Final = "timer.paused"
+CATCH_UP: Final = "timer.catch.up"
+ATTRIBUTES: Final = (RATE, SPREAD, PAUSED, CATCH_UP)
+
+_MAX_SECONDS: Final = 7 * 86_400
+_MAX_RATE: Final = 1_000_000
+_MIX: Final = 0x9E3779B97F4A7C15
+
+
+class TimerPolicy(NamedTuple):
+    """The attributes of one topic. Times in ms, 0 for none."""
+
+    rate: int = 0
+    spread_ms: int = 0
+    is_paused: bool = False
+    drop_after_ms: int = 0
+    catch_up_spread_ms: int = 0
+    newest: bool = False
+
+
+class Split(NamedTuple):
+    """What becomes of messages that are due."""
+
+    now: Waits
+    later: Waits
+    """With their new times for deliver times."""
+    held: Waits
+    """They wait on as they are, until it is known which of them are the newest..."""
+    held_seconds: NDArray[np.int64]
+    """...in the slots of these seconds."""
+    parked: Waits
+    """They wait until their topic goes on."""
+    moved: Waits
+    """As `later`, with the times that they have had, and those of `held` and `parked`."""
+    dropped: Waits
+    turns: dict[str, float]
+    """By topic, when the next message of one with a rate has its turn, after these."""
+
+
+def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
+    """The policy in a topic's attributes; None where it has none. Raises ValueError, which says what is wrong."""
+    if not any(name in attributes for name in ATTRIBUTES):
+        return None
+    paused = attributes.get(PAUSED, "false").lower()
+    if paused not in ("true", "false"):
+        raise ValueError(f"{PAUSED}={paused}: true or false")
+    kind, _, limit = attributes.get(CATCH_UP, "all").partition(":")
+    if kind not in ("all", "newest", "drop", "spread") or (kind in ("all", "newest") and limit):
+        raise ValueError(f"{CATCH_UP}={attributes.get(CATCH_UP)}: all, newest, drop:SECONDS or spread:SECONDS")
+    limit_ms = _number(CATCH_UP, limit, _MAX_SECONDS) * 1000 if kind in ("drop", "spread") else 0
+    return TimerPolicy(
+        _number(RATE, attributes.get(RATE, "0"), _MAX_RATE),
+        _number(SPREAD, attributes.get(SPREAD, "0"), _MAX_SECONDS) * 1000,
+        paused == "true",
+        limit_ms if kind == "drop" else 0,
+        limit_ms if kind == "spread" else 0,
+        kind == "newest",
+    )
+
+
+def _number(name: str, text: str, limit: int) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) > limit:
+        raise ValueError(f"{name}={text}: a whole number from 0 to {limit}")
+    return int(text)
+
+
+class Policies:
+    """The policies of all topics, and how far their rates are."""
+
+    def __init__(self, topics_of: Callable[[Waits], list[str]], judge: Judge) -> None:
+        """`topics_of` reads for which topics messages are, an empty text for those without a policy. `judge`
+        says what becomes of overdue messages of topics that want the newest only."""
+        self._topics_of = topics_of
+        self._judge = judge
+        self._policies: dict[str, TimerPolicy] = {}
+        self._by_hash: dict[int, list[str]] = {}
+        """The topics that have a policy."""
+        self._next_ms: dict[str, float] = {}
+        self._paused: frozenset[int] = frozenset()
+
+    def is_paused(self, topic_hash: int) -> bool:
+        """Whether a topic is paused that has a hash."""
+        return topic_hash in self._paused
+
+    def __bool__(self) -> bool:
+        return bool(self._policies)
+
+    def set(self, topic: str, policy: TimerPolicy | None) -> None:
+        """Give a topic a policy, or none."""
+        self._next_ms.pop(topic, None)
+        self._policies.pop(topic, None)
+        if policy is not None:
+            self._policies[topic] = policy
+        self._by_hash = {}
+        for name in self._policies:
+            self._by_hash.setdefault(properties.java_hash(name), []).append(name)
+        paused = (name for name, each in self._policies.items() if each.is_paused)
+        self._paused = frozenset(map(properties.java_hash, paused))
+
+    def concerns(self, waits: Waits) -> NDArray[np.bool_]:
+        """Which of some messages may be of a topic whose policy asks for something, for all that their units tell: of
+        these `split` reads the records."""
+        hashes, result = waits["hash"], np.zeros(len(waits), bool)
+        for key in set(hashes.tolist()) & self._by_hash.keys():
+            mine = hashes == key
+            if key not in self._paused:
+                mine &= ~waits["held"]  # those have had it
+            result |= mine
+        return result
+
+    def split(self, waits: Waits, now_ms: int, queued: Sequence[int] = ()) -> Split | None:
+        """What becomes of messages that are due; None where their topics ask for nothing, or had it already. It counts
+        when it is given to `took`: until then it may be asked for again. Where messages of a topic are parked that go
+        before, which the hashes in `queued` tell, the others are parked behind those. Raises OSError."""
+        is_parked = np.isin(waits["hash"], queued) & ~waits["held"] if queued else np.zeros(len(waits), bool)
+        asked = np.flatnonzero(self.concerns(waits) & ~is_parked)
+        if not len(asked) and not is_parked.any():
+            return None
+        topics = self._topics_of(waits[asked]) if len(asked) else []
+        concerned = {topic: self._policies[topic] for topic in topics if topic in self._policies}
+        is_later, is_dropped, is_put_off = (np.zeros(len(waits), bool) for _ in range(3))
+        seconds = np.zeros(len(waits), np.int64)
+        release = waits["due"].copy()
+        is_held = waits["held"].copy()
+        turns: dict[str, float] = {}
+        for topic, policy in concerned.items():
+            mine = asked[[name == topic for name in topics]]
+            if policy.is_paused:
+                is_parked[mine] = True
+                continue
+            mine = mine[~waits["held"][mine]]
+            late = now_ms - waits["due"][mine]
+            if policy.drop_after_ms:
+                dropped = late > max(policy.drop_after_ms, OVERDUE_MS)
+                is_dropped[mine[dropped]] = True
+                mine, late = mine[~dropped], late[~dropped]
+            verdict = self._judge(topic, waits[mine], now_ms) if policy.newest and len(mine) else None
+            if verdict is not None:
+                is_dropped[mine[verdict.dropped]] = True
+                is_put_off[mine[verdict.held]] = True
+                seconds[mine[verdict.held]] = verdict.second
+                kept = ~verdict.dropped & ~verdict.held
+                mine, late = mine[kept], late[kept]
+            release[mine] = self._release(topic, policy, waits[mine], late, now_ms, turns)
+            is_later[mine] = release[mine] > now_ms
+            is_held[mine] = True
+        is_here = ~is_later & ~is_dropped & ~is_put_off & ~is_parked
+        if is_here.all() and (is_held == waits["held"]).all():
+            return None
+        later = waits[is_later]
+        later["due"], later["held"] = release[is_later], is_held[is_later]
+        parked = waits[is_parked]
+        parked["held"] = False  # it is asked for anew when the topic goes on
+        held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
+        return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
+
+    def took(self, split: Split) -> None:
+        """What a split says was done."""
+        self._next_ms.update(split.turns)
+
+    def _release(
+        self,
+        topic: str,
+        policy: TimerPolicy,
+        waits: Waits,
+        late: NDArray[np.int64],
+        now_ms: int,
+        turns: dict[str, float],
+    ) -> NDArray[np.int64]:
+        """When messages of a topic are to be delivered; `turns` gets the topic's next turn."""
+        release: NDArray[np.int64] = waits["due"].copy()
+        if policy.spread_ms:
+            release += _scattered(waits, policy.spread_ms)
+        if policy.catch_up_spread_ms:
+            overdue = late > OVERDUE_MS
+            release[overdue] = now_ms + _scattered(waits[overdue], policy.catch_up_spread_ms)
+        if policy.rate:
+            start = max(float(now_ms), self._next_ms.get(topic, 0.0))
+            mine = start + np.arange(len(waits)) * (1000 / policy.rate)
+            turns[topic] = start + len(waits) * (1000 / policy.rate)
+            release = np.maximum(release, mine.astype(np.int64))
+        return release
+
+
+def _scattered(waits: Waits, range_ms: int) -> NDArray[np.int64]:
+    """A number below `range_ms` for each message, always the same for the same one."""
+    mixed = waits["physical"].astype(np.uint64) * np.uint64(_MIX)
+    numbers: NDArray[np.int64] = ((mixed >> np.uint64(32)) * np.uint64(range_ms) >> np.uint64(32)).astype(np.int64)
+    return numbers

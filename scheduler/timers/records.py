@@ -1,0 +1,142 @@
+"""The records that the timers append to their own topic: what deletes a message, and a message once more."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from duemq.protocol.records import checksum, properties, timer_properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.scheduler.timers.index.ids import given_id
+from duemq.scheduler.timers.index.keys import key_of
+from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.log.copies import ORIGIN_ZERO
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
+from duemq.storage.store import MessageStore
+
+_REPLACED: Final = (
+    checksum.NAME,
+    properties.DELAY,
+    *properties.TIMERS,
+    properties.TIMER_OUT_MS,
+    properties.TIMER_ROLL_TIMES,
+    properties.TIMER_FIRST_ID,
+    properties.TIMER_FROM_LEVEL,
+    properties.REAL_TOPIC,
+    properties.REAL_QID,
+)
+"""What a record that is appended once more has anew, or has no more."""
+_SPARED: Final = (
+    properties.TIMER_FIRST_ID,
+    properties.CLUSTER,
+    properties.TRACE_ON,
+    properties.MSG_REGION,
+    properties.ORIGIN_MESSAGE_ID,
+    properties.TIMER_DELIVER_MS,
+    properties.TIMER_FROM_LEVEL,
+)
+"""What a record that is appended once more goes without, one after the other, where its properties would be too long:
+brokers have added them all. Whatever waits has to fit, or no file before it expires."""
+_DELETE_BODY: Final = b"0"
+_DELETE_TAG: Final = "_RECALL_TAG_"
+
+
+class TimerRecords:
+    """Appends records to the queue of the timer topic. Each names the record that it takes the place of."""
+
+    def __init__(self, store: MessageStore, queue: ConsumeQueue, topics: TimerTopics) -> None:
+        self._appender = store.appender
+        self._queue = queue
+        self._topics = topics
+
+    def delete(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
+        """Append, now, a record that deletes a message that is due at a time: for Apache's broker by topic and unique
+        key, in the slot of that time; for recovery by its origin. Raises StoreError."""
+        try:
+            self.stage_deletion(message, due_ms, now_ms)
+            self._appender.commit()
+        except BaseException:
+            self._appender.roll_back()
+            raise
+
+    def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
+        """As `delete`, written by the caller's `Appender.commit`."""
+        text = message.properties_text
+        topic = properties.get(text, properties.REAL_TOPIC) or ""
+        key = properties.get(text, properties.UNIQ_KEY) or ""
+        mark = {
+            properties.TIMER_DEL_UNIQKEY: f"{topic}+{key}",
+            properties.UNIQ_KEY: key,
+            properties.TAGS: _DELETE_TAG,
+            properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
+            properties.REAL_TOPIC: topic,
+            properties.REAL_QID: "0",
+        }
+        appender = self._appender
+        stored_ms = appender.begin(now_ms)
+        offset = appender.add(
+            self._queue,
+            _DELETE_BODY,
+            properties.format_properties(mark).encode(),
+            properties.tags_code(_DELETE_TAG),
+            stored_ms,
+            appender.store_host,
+            prepared_transaction_offset=message.physical_offset or ORIGIN_ZERO,
+        )
+        self._topics.staged(offset, topic)
+
+    def again(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_as_promised: bool = False) -> int:
+        """Append, now, a message that waits once more, to wait on in the wheel until a time; gives its physical offset.
+        `is_as_promised`: that is the time which its sender was promised, by a level if it has one. Raises
+        StoreError."""
+        before, origin = message.properties_text, message.physical_offset
+        topic = properties.get(before, properties.REAL_TOPIC) or ""
+        times = properties.get(before, properties.TIMER_ROLL_TIMES) or "0"
+        level = properties.get(before, properties.TIMER_FROM_LEVEL)
+        if message.topic == SCHEDULE_TOPIC:
+            level = str(message.queue_id + 1)
+        added = {
+            properties.TIMER_DELIVER_MS: str(due_ms),
+            properties.TIMER_ROLL_TIMES: str(int(times) + 1 if times.isdecimal() else 1),
+            properties.TIMER_OUT_MS: str(timer_properties.out_ms(due_ms)),
+            properties.TIMER_FROM_LEVEL: level or "" if is_as_promised else "",
+            properties.TIMER_FIRST_ID: timer_properties.first_id_value(given_id(message), origin),
+            properties.REAL_TOPIC: topic,
+            properties.REAL_QID: properties.get(before, properties.REAL_QID) or "0",
+        }
+        # All others stay as they are, also those without a value, and those of one name.
+        kept = properties.without_all(before, _REPLACED).rstrip(properties.PROPERTY_END)
+        text = _joined(kept, added)
+        for name in _SPARED:
+            if len(text) <= properties.MAX_BYTES:
+                break
+            added.pop(name, None)
+            kept = properties.without(kept, name).rstrip(properties.PROPERTY_END)
+            text = _joined(kept, added)
+        appender = self._appender
+        appender.check(message.body, text, is_stored=True)
+        appender.begin(now_ms)
+        try:
+            offset = appender.add(
+                self._queue,
+                message.body,
+                text,
+                due_ms,
+                message.born_timestamp,
+                message.born_host,
+                message.flag,
+                message.sys_flag,
+                message.reconsume_times,
+                origin or ORIGIN_ZERO,
+            )
+            self._topics.staged(offset, topic, key_of(message.properties_text), is_again=True)
+            appender.commit()
+        except BaseException:
+            appender.roll_back()
+            raise
+        return appender.last_physical_offset
+
+
+def _joined(kept: str, added: dict[str, str]) -> bytes:
+    """Properties as they are, and others behind them."""
+    more = properties.format_properties(added)
+    return (f"{kept}{properties.PROPERTY_END}{more}" if kept else more).encode()

@@ -1,0 +1,401 @@
+"""Finding out what waits in the timer wheel when a store opens.
+
+Exactly, where only we wrote the store: by the checkpoint's note, to which the timer log is cut and the wheel brought
+back; and by the records that tell what was delivered since. Units behind the note's are made again from the queue of
+the timer topic.
+
+    timer wheel missing; hours of it that are not as     made again from the log, in the pass that holds the log
+    their checksums in the note say                      against its checksums
+    no note yet; timer log missing, or not as its        both made again from the queue; what was delivered is read
+    checksums in the note say                            from the whole commitlog
+    Apache's broker had the store                        by timercheck and the log, as Apache's broker does: at least
+                                                         once. Without them, by the queue as above
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.scheduler import waiting as waits
+from duemq.scheduler.timers.files.formats import NO_OFFSETS, Found, Sums, TimerCheck, TimerNote
+from duemq.scheduler.timers.files.log import NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from duemq.scheduler.timers.files.sums import LogSums
+from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
+from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.errors import StoreFormatError
+from duemq.storage.log.origins import Origins
+from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.scheduler.timers.files.log import Units
+
+    Offsets = NDArray[np.int64]
+
+log = structlog.get_logger(__name__)
+
+_NEAR_SECONDS: Final = 60
+"""What was put off by less has its turn soon."""
+
+
+class Start(NamedTuple):
+    """Where timers go on. See `timers.files.formats` for `second` to `waiting`."""
+
+    second: int
+    since: int
+    log_since: int
+    queue_offset: int
+    waiting: dict[int, int]
+    counted_at: int = 0
+    """Where `waiting` is of, as far as the slot of `second` goes: a physical offset."""
+    found: Found = Found()
+    """What became of messages, as records from the noted `since` on, and those before it, tell."""
+    parked: frozenset[tuple[int, int]] = frozenset()
+    """Slots that may have messages that a pause held back: the seconds, and the hashes of the topics."""
+    enqueued: Offsets = NO_OFFSETS
+    """Messages from `queue_offset` on that are in the timer log all the same: physical offsets, ascending."""
+    enqueued_to: int = 0
+    """Queue offset behind the last of them."""
+
+    @property
+    def done(self) -> Offsets:
+        """See `Found`."""
+        return self.found.done
+
+    @property
+    def withdrawn(self) -> Offsets:
+        """See `Found`."""
+        return self.found.withdrawn
+
+    @property
+    def recovered_to(self) -> int:
+        """See `Found`."""
+        return self.found.recovered_to
+
+    def is_done(self, physical_offset: int) -> bool:
+        """Whether a message was delivered."""
+        return has(self.done, physical_offset)
+
+
+class TimerRecovery:
+    """One recovery. The log's files and the wheel's are found, or made."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        queue: ConsumeQueue,
+        timer_log: TimerLog,
+        wheel: TimerWheel,
+        now_ms: int,
+        recovered: Recovered,
+    ) -> None:
+        self._store = store
+        self._queue = queue
+        self._log = timer_log
+        self._wheel = wheel
+        self._now_second = slot_second(now_ms)
+        self._recovered = recovered
+        self.places = UnitPlaces(timer_log)
+        """Where the units of messages are, when `run` is done: found in the same pass over the log as all else."""
+        self._parked: set[tuple[int, int]] = set()
+        """See `Start`."""
+        self._parked_done: dict[int, int] = {}
+        """How many of those messages were delivered since the note, by the hash of the topic."""
+        self._reason = "no timer log to go by"
+        """Why the log is not what the checkpoint knew."""
+
+    def run(self, note: TimerNote | None, check: TimerCheck | None) -> Start:
+        """Recover, by a note that only we wrote, or by timercheck. Raises StoreFormatError, OSError."""
+        has_wheel = self._open_wheel()
+        has_log = self._open_log()
+        if not self._queue.next_offset:
+            self._log.remove_all()
+            if not has_wheel:
+                self._wheel.clear()
+                self._wheel.establish()
+            return Start(self._now_second, self._store.log.end, 0, 0, {})
+        start = None
+        if note is not None:
+            start = self._by_note(note, has_wheel=has_wheel, has_log=has_log)
+        elif self._recovered.is_foreign:
+            start = self._by_check(check)
+        if start is None:
+            start = self._by_queue()
+        return start
+
+    def _open_wheel(self) -> bool:
+        try:
+            return self._wheel.open()
+        except StoreFormatError as error:
+            log.error("timer_wheel_replaced", reason=str(error))
+            return False
+
+    def _open_log(self) -> bool:
+        files, directory = self._store.files, self._log.directory
+        try:
+            if files.exists(directory):
+                files.make_directories(directory)  # it may be something else
+            self._log.load()
+        except (StoreFormatError, FileExistsError) as error:
+            log.error("timer_log_replaced", reason=str(error))
+            self._log.remove_all()
+        return self._log.end > self._log.begin
+
+    # --- ours
+
+    def _by_note(self, note: TimerNote, *, has_wheel: bool, has_log: bool) -> Start | None:
+        if has_log:
+            # What is before has checksums.
+            end = note.log_end
+            self._log.recover(end if note.sums is not None else end - end % self._log.segment_size)
+        if not waits.is_covered(note, self._log.begin, self._log.end):
+            there = f"{self._log.begin} to {self._log.end}"
+            self._reason = (
+                f"the timer log has positions {there}, the checkpoint knew {note.log_since} to {note.log_end}"
+            )
+            return None
+        if note.sums is not None:
+            is_right = self._check_files(note, note.sums, has_wheel=has_wheel)
+        else:
+            is_right = self._check_earlier(note, has_wheel=has_wheel)
+        if not is_right:
+            return None
+        counted, others = Origins(), Origins()
+        counted_at = min(note.counted_at, self._store.checkpoint.recovery_offset or 0)
+        counted.read(self._store.log, note.since, counted_at)
+        others.read(self._store.log, max(note.since, counted_at), self._recovered.start)
+        found = self._found(note.second, note.found, counted, others)
+        found = waits.with_moved(found, note.second, note.found, self._log.scan(note.log_since, note.log_end))
+        # From here on the next note knows what these records tell: none of them is read again.
+        return Start(
+            note.second,
+            self._recovered.end,
+            note.log_end,
+            note.queue_offset,
+            {key: count - self._parked_done.get(key, 0) for key, count in note.waiting.items()},
+            counted_at,
+            found._replace(counted=joined([note.found.counted, counted.delivered])),
+            frozenset(self._parked),
+        )
+
+    def _found(self, second: int, before: Found, *more: Origins) -> Found:
+        """What was delivered, and what withdrawn, as records tell, and what an earlier start knew."""
+        origins = (self._recovered.origins, *more)
+        return waits.found_since(
+            second,
+            before,
+            [each.delivered for each in origins],
+            [each.withdrawn for each in origins],
+            max(each.newest_ms for each in origins),
+            self._recovered.end,
+        )
+
+    def _check_files(self, note: TimerNote, sums: Sums, *, has_wheel: bool) -> bool:
+        """Cut the log, hold it and the wheel against their checksums in one pass over the log, and make again hours of
+        the wheel that are not as noted; whether the log is."""
+        # Hours that changed since, of which the units that are cut off tell, are not damaged.
+        changed = np.zeros(HOURS, bool)
+        for _, units in self._log.scan(note.log_end, self._log.end):
+            changed[seconds_of(units) % SLOTS // HOUR] = True
+        self._log.truncate(note.log_end)
+        self._log.superseded.load(note.superseded)
+        self._drop_before(min(sums.log, default=0))
+        delivered = joined([self._recovered.origins.delivered])
+        if has_wheel and len(sums.wheel) == HOURS:
+            hours = self._wheel.check(note.second, sums.wheel)
+        else:
+            self._wheel.clear()
+            hours = np.ones(HOURS, bool)
+        has_to_fill = bool(hours.any())
+        # Marks of what was withdrawn before are in the noted sums: recovery may have read from further back.
+        since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
+        check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
+        for position, units in self._log.scan(self._log.begin, note.log_end):
+            check.add(position, units)
+            self._note_places(position, units)
+            self._look_for_parked(position, units, note.second, delivered)
+            if has_to_fill:
+                self._put_into_wheel(position, units, note.second, hours)
+        if check.trouble is not None:
+            self._reason = check.trouble
+            return False
+        if has_wheel:
+            damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)
+            if len(damaged):
+                log.warning("timer_wheel_rebuilt", file="timerwheel", hours=len(damaged), reason="other checksums")
+        else:
+            self._wheel.establish()
+            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
+        self._log.sums = check.sums
+        return True
+
+    def _look_for_parked(self, position: int, units: Units, second: int, delivered: Offsets) -> None:
+        """Note in which slots messages are parked, of some units. Those that records behind the note say were delivered
+        were so by units that are cut off."""
+        seconds = seconds_of(units)
+        # Hardly ever is one; to pick units before that is known would copy all of them.
+        at = np.flatnonzero((seconds > second) & waits.is_parked(units, seconds))
+        if not len(at):
+            return
+        parked, seconds = units[at], seconds[at]
+        hashes = parked["topic_hash"].astype(np.int32)
+        is_done = waits.is_brought_back(parked, seconds, second, delivered)
+        if is_done.any():
+            self._log.superseded.add(position + at[is_done] * UNIT_SIZE)
+            keys, _, counts = distinct_of(hashes[is_done])
+            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+                self._parked_done[key] = self._parked_done.get(key, 0) + count
+        far = ~is_done & (seconds > second + _NEAR_SECONDS)
+        seconds, hashes = seconds[far], hashes[far]
+        at = distinct_of(seconds << 32 | hashes.astype(np.uint32)).places
+        self._parked.update(zip(seconds[at].tolist(), hashes[at].tolist(), strict=True))
+
+    def _drop_before(self, position: int) -> None:
+        """Forget and remove files that had no checksum any more, since nobody needed them: the broker ended before
+        they were removed."""
+        paths = self._log.drop_before(position)
+        try:
+            for path in paths:
+                self._store.files.remove(path)
+        except OSError as error:
+            log.warning("files_not_removed", first=paths[0], reason=str(error))
+
+    def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
+        """As `_check_files`, by the note of an earlier version, which knew less."""
+        if self._log.crc(note.log_end) != note.log_crc:
+            self._reason = "the end of the timer log is not as it was written: its checksum is another"
+            return False
+        if has_wheel:
+            self._take_back(note.log_end)
+        self._log.truncate(note.log_end)
+        if not has_wheel or not self._wheel.survey(note.second, note.log_end):
+            self._rebuild_wheel(note.second)
+            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="not in line with the timer log")
+        self._sum_up()
+        return True
+
+    def _note_places(self, position: int, units: Units) -> None:
+        self.places.note(position + np.arange(len(units)) * UNIT_SIZE, units)
+
+    def _sum_up(self) -> None:
+        """Take the checksums of a log that nobody noted any of, and the places of its units."""
+        self._log.sums = LogSums(self._log.segment_size)
+        for position, units in self._log.scan(self._log.begin, self._log.end):
+            self._log.sums.add(position, units)
+            self._note_places(position, units)
+
+    def _take_back(self, end: int) -> None:
+        parts = list(self._log.scan(end, self._log.end))
+        for position, units in reversed(parts):
+            positions = position + np.arange(len(units)) * UNIT_SIZE
+            self._wheel.take_back(seconds_of(units), positions, units["previous"].astype(np.int64))
+
+    def _rebuild_wheel(self, second: int) -> dict[int, int]:
+        """Make the wheel from the log; gives how many messages wait, by topic hash."""
+        self._wheel.clear()
+        waiting: dict[int, int] = {}
+        for position, units in self._log.scan(self._log.begin, self._log.end):
+            hashes = self._put_into_wheel(position, units, second, np.ones(HOURS, bool))
+            self._look_for_parked(position, units, second, NO_OFFSETS)
+            keys, _, counts = distinct_of(hashes)
+            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+                waiting[key] = waiting.get(key, 0) + count
+        self._wheel.establish()
+        return waiting
+
+    def _put_into_wheel(
+        self, position: int, units: Units, second: int, hours: NDArray[np.bool_]
+    ) -> NDArray[np.signedinteger]:
+        """Put units into those slots of the wheel that are of some hours; gives the topic hashes of those that stand
+        for messages of a second or later."""
+        seconds = seconds_of(units)
+        # Past ones too: they tell what became of a message. But not where the slot has one to come: after a long sleep
+        # the current second is far behind, and a slot may be of nearly a whole turn of the wheel ahead.
+        known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS)
+        past = np.flatnonzero(known & (seconds < second))
+        if len(past):
+            known[past[self._wheel.is_taken_later(seconds[past])]] = False
+        known &= (units["magic"] != NORMAL | WITHDRAWN) | (units["due_ms"] > 0)
+        known &= hours[seconds % SLOTS // HOUR]
+        if known.any():
+            positions = (position + np.arange(len(units)) * UNIT_SIZE)[known]
+            self._wheel.put(self._wheel.plan(seconds[known], positions))
+        hashes: NDArray[np.signedinteger] = units["topic_hash"][known & waits.is_live(units, seconds, second)]
+        return hashes
+
+    # --- RocketMQ's
+
+    def _by_check(self, check: TimerCheck | None) -> Start | None:
+        if check is None:
+            self._reason = "RocketMQ had the store, and config/timercheck, which tells how far it was, cannot be read"
+            return None
+        size = self._log.segment_size
+        self._log.recover(max(self._log.begin, min(check.log_position, self._log.end) // size * size - size))
+        second = max(waits.second_of(check), self._now_second - SLOTS // 2)
+        begin, end = self._log.begin, self._log.end
+        links = (waits.first_link(units, seconds_of(units), second) for _, units in self._log.scan(begin, end))
+        if not waits.is_covering(check, begin, end, size, links):
+            self._reason = f"the timer log has positions {begin} to {end}, and not all that config/timercheck tells of"
+            return None
+        waiting = self._rebuild_wheel(second)
+        self._sum_up()
+        offset = waits.enqueued_to(check, self._offset_behind_last())
+        low, high = self._queue.min_offset, self._queue.next_offset
+        offset = min(max(offset, low), high)
+        log.info("timers_taken_over", read_ms=second * PRECISION_MS, queue_offset=offset, waiting=sum(waiting.values()))
+        return Start(
+            second,
+            self._store.log.end,
+            self._log.end,
+            offset,
+            waiting,
+            0,
+            self._found(self._now_second, Found()),
+            frozenset(self._parked),
+            *self._enqueued(offset),
+        )
+
+    def _enqueued(self, queue_offset: int) -> tuple[Offsets, int]:
+        """Which messages from a queue offset on are in the log, and the offset behind the last of them: RocketMQ's
+        timercheck is up to a second behind the log. A message that was due when it came is not there, and may not have
+        been delivered."""
+        queue = self._queue
+        first = queue.unit(queue_offset)
+        if first is None:
+            return NO_OFFSETS, 0
+        parts = (units["physical_offset"] for _, units in self._log.scan(self._log.begin, self._log.end))
+        found = joined([part[part >= first[0]].astype(np.int64) for part in parts])
+        if not len(found):
+            return NO_OFFSETS, 0
+        last = int(found[-1])
+        return found, queue.first_where(queue_offset, queue.next_offset, lambda physical, size, code: physical > last)
+
+    def _offset_behind_last(self) -> int | None:
+        """The queue offset behind the message that the log's last unit is of."""
+        last = self._log.last()
+        if last is None:
+            return None
+        message = self._store.message_at(int(last["physical_offset"]), int(last["record_size"]))
+        return message.queue_offset + 1 if message is not None and message.topic == TIMER_TOPIC else None
+
+    # --- the last resort
+
+    def _by_queue(self) -> Start:
+        log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog was read")
+        self._store.forget_note("timers")
+        self._log.remove_all()
+        self.places = UnitPlaces(self._log)
+        self._wheel.clear()
+        self._wheel.establish()
+        origins = Origins()
+        origins.read(self._store.log, self._store.log.begin, self._recovered.start)
+        found = self._found(self._now_second, Found(), origins)
+        return Start(self._now_second, self._recovered.end, 0, self._queue.min_offset, {}, 0, found)

@@ -1,0 +1,664 @@
+"""Timers: messages for any time wait in RocketMQ 5's timer wheel, and are delivered to the millisecond.
+
+    topic rmq_sys_wheel_timer, queue 0    the records; their consume-queue units have the deliver time as tags code
+    timerlog/, timerwheel                 see `timers.files.log`, `timers.files.wheel`
+    config/timercheck, timermetrics       see `timers.files.formats`
+
+Two stages. Enqueuing follows the queue: each message gets a unit in the timer log, which its second's slot links to the
+units before it. Dequeuing follows the clock: the slots of the next seconds are loaded ahead, the messages of the
+current one are delivered as copies that name their origin, in slices, and the next slot that is not empty has its
+turn when that is over. Nothing ticks while nothing is due: `step` gives the time of the next thing to do.
+
+A slot may be `roll_window` seconds ahead at most, since Apache's broker could not read one further on. What is due
+later waits in a slot a multiple of the window before its own, and gets another unit of 52 bytes when that one's turn
+comes; its record stays where it is.
+
+What is known after a crash: the checkpoint's note (`timers.files.formats`) says which second had its turn, and where
+the timer log ended; units behind that are cut off and made again. What was delivered since that second's turn began,
+the delivered records tell. So a message is delivered once, though nothing is written for it at its delivery but itself.
+
+Behaviour after apache/rocketmq store/timer/TimerMessageStore.java (5.3.3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from duemq.protocol.records import properties
+from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.scheduler.delivery.batches import Batches, Kind
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.retry import Retry
+from duemq.scheduler.timers.changes import TimerChanges
+from duemq.scheduler.timers.checkpoint import TimerCheckpoint
+from duemq.scheduler.timers.config import Refusal, TimerConfig
+from duemq.scheduler.timers.enqueuer import Enqueuer
+from duemq.scheduler.timers.files.formats import Found
+from duemq.scheduler.timers.files.log import NORMAL
+from duemq.scheduler.timers.index.census import DueCounts
+from duemq.scheduler.timers.index.ids import TimerIds
+from duemq.scheduler.timers.index.names import RealTopics
+from duemq.scheduler.timers.policy.catch_up import CatchUp
+from duemq.scheduler.timers.policy.policies import Policies, Split, TimerPolicy
+from duemq.scheduler.timers.records import TimerRecords
+from duemq.scheduler.timers.recovery import TimerRecovery
+from duemq.scheduler.timers.second import Second, slot_second_of
+from duemq.scheduler.timers.slots import Slots, due_of
+from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.budget import Budget
+from duemq.storage.clock import Moment
+from duemq.storage.durability.recovery import Recovered
+from duemq.storage.errors import NotInMemory
+from duemq.storage.log.copies import UNITS
+from duemq.storage.queues.consume_queue import TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.pull import ColdRead, ReadAhead, ReadCold
+from duemq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.scheduler.timers.second import Waits
+
+log = structlog.get_logger(__name__)
+
+NAME: Final = "timers"
+"""Of the checkpoint's note."""
+WARN_MS: Final = 1000
+WARN_AGAIN_SECONDS: Final = 60.0
+_DELIVER_UNITS: Final = 512
+_DROP_UNITS: Final = 128
+_BACK_UNITS: Final = 4096
+"""Parked messages are brought back while the current second has fewer left."""
+_SOON_MS: Final = 100
+_NEVER_MS: Final = 2**62
+_NO_LIMIT: Final = 2**31 - 1
+"""timerCongestNumEachSlot, as RocketMQ has it by default."""
+
+
+class TimerState(NamedTuple):
+    """For tools. Times in ms since the epoch."""
+
+    read_ms: int
+    """commitReadTimeMs: everything before is delivered."""
+    queue_offset: int
+    """Next queue offset of the timer topic to put into the wheel."""
+    behind_messages: int
+    """Messages not yet in the wheel."""
+    pending: int
+    """Messages in the wheel."""
+    enqueue_tps: float
+    dequeue_tps: float
+    late_ms: int
+    """For how long the first message that is not delivered has been due."""
+
+
+class Timers:
+    """Keeps and delivers messages with a timer. One thread, the event loop's, owns it."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: TimerConfig,
+        recovered: Recovered,
+        now: Moment,
+        read_cold: ReadCold | None = None,
+        levels: LevelQueues | None = None,
+        wake: Callable[[], None] = lambda: None,
+        wake_later: Callable[[], None] | None = None,
+    ) -> None:
+        """Open the files, or make them, and find out what waits; `recovered` is what opening the store found. `wake` is
+        called when `step` has something to do before the time it gave, `wake_later` when messages came that are not due
+        soon: some ms later will do, with more of them. Raises StoreFormatError, OSError."""
+        self._store = store
+        self._config = config
+        self._wake = wake
+        self._wake_later = wake_later or wake
+        self._read_cold = read_cold
+        self._batches = Batches(store)
+        self.queue = store.ensure_queue(TIMER_TOPIC, 0)
+        """Where a message is staged, with its deliver time as tags code and as prepared-transaction offset."""
+
+        real_topics = RealTopics(store)
+        self._topics = topics = TimerTopics(real_topics.of)
+        self._slots = slots = Slots(store, topics, config, self._read_ahead)
+        self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
+        self._records = records = TimerRecords(store, self.queue, topics)
+        ids = TimerIds(store, slots.log, enqueuer)
+        self._checkpoint = TimerCheckpoint(store, enqueuer, slots, topics, wake)
+        self._catch_up = catch_up = CatchUp(store, slots, read_cold)
+        self.policies = Policies(real_topics.with_policies, catch_up.judge)
+        self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
+        """Cancels, reschedules and replaces what waits."""
+        self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
+        self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
+        self._searching = Retry("overdue_messages_not_looked_at")
+        self._is_reading = False
+        self._is_warm = False
+        self._soonest_ms = _NEVER_MS
+        """When the first of the messages is due that came since the last step."""
+        self._is_called = self._is_called_soon = False
+        self._on_counted: list[Callable[[], None]] = []
+        self._trouble: str | None = None
+        self._expiring: Iterator[list[str] | ColdRead] | None = None
+        self._marking: Iterator[None] | None = None
+        self.dequeued = self.lost = self.dropped = 0
+        """Messages delivered, found missing, and cancelled by their topic's policy, since start."""
+        self._dropped_told = 0
+        self._sampled = (0, 0, now.monotonic)
+        self._rates = (0.0, 0.0)
+        self._warned_at: float | None = None
+        self._load(recovered, now.wall_ms)
+
+    @property
+    def config(self) -> TimerConfig:
+        """The settings."""
+        return self._config
+
+    @config.setter
+    def config(self, config: TimerConfig) -> None:
+        self._config = config
+        self._slots.window = config.roll_window
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit to how many messages a second may have."""
+        return self._config.congest_limit < _NO_LIMIT
+
+    # --- start
+
+    def _load(self, recovered: Recovered, now_ms: int) -> None:
+        slots, enqueuer = self._slots, self._enqueuer
+        note, check = self._checkpoint.load(recovered)
+        recovery = TimerRecovery(self._store, self.queue, slots.log, slots.wheel, now_ms, recovered)
+        start = recovery.run(note, check)
+        slots.load(start, recovery.places, note.held_to if note is not None else 0)
+        enqueuer.load(start.queue_offset)
+        self._topics.load(self._checkpoint.topic_names(), start.waiting)
+        slots.open(slots.second)
+        self.changes.withdraw_again(recovered.origins.withdrawn)
+        if len(start.enqueued):  # no checkpoint's note could tell of them
+            enqueuer.through(start.enqueued_to - 1, now_ms)
+        self._checkpoint.begin()
+        self.queue.watch(self._arrived)
+
+    # --- what comes in
+
+    def refusal(self, deliver_ms: int, now_ms: int) -> Refusal | None:
+        """Why a message for a time that is not past cannot be taken now; None where it can. To be asked for each
+        message that is taken. Where seconds have a limit (`is_limited`) it may have to read; then it raises OSError,
+        NotInMemory."""
+        config = self._config
+        if deliver_ms < self._soonest_ms:  # noqa: PLR1730, for each message: a call costs twice as much
+            self._soonest_ms = deliver_ms
+        if not config.is_enabled:
+            return Refusal.DISABLED
+        if deliver_ms - now_ms > config.max_delay * 1000:
+            return Refusal.TOO_FAR
+        if config.congest_limit < _NO_LIMIT and self._is_congested(deliver_ms, now_ms):
+            return Refusal.CONGESTED
+        return None
+
+    def _is_congested(self, deliver_ms: int, now_ms: int) -> bool:
+        """Whether a second has as many messages as it may have, with those that came just now."""
+        limit, second = self.config.congest_limit, self._slots.slot_for(slot_second(deliver_ms), now_ms)
+        if self._slots.wheel.count(second) + self._enqueuer.behind < limit:
+            return False
+        self.gather(now_ms)
+        return self._slots.wheel.count(second) + self._enqueuer.behind_for(second) >= limit
+
+    def gather(self, now_ms: int) -> None:
+        """Put into the wheel what came just now, rather than with the next step, which says so where that fails, and
+        reads what is not in memory: whoever asks finds what is left in `queue`, from `queue_offset` on."""
+        if not self.config.stop_enqueue:
+            with contextlib.suppress(OSError, NotInMemory):
+                self._enqueuer.some(now_ms)
+
+    def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
+        """A message for a topic was staged at a queue offset of `queue`. To be called right after the staging; `key` is
+        the hash (`timers.index.keys.key_hash`) of the key by which it is to be replaced."""
+        self._topics.staged(queue_offset, topic, key)
+
+    def _expect(self, due_ms: int) -> None:
+        """A message comes that is due at a time, other than by `refusal`."""
+        self._soonest_ms = min(self._soonest_ms, due_ms)
+
+    def _arrived(self, _: ConsumeQueue) -> None:
+        if self._soonest_ms > self._store.appender.store_timestamp + _SOON_MS:
+            if not self._is_called:
+                self._is_called = True
+                self._wake_later()
+        elif not self._is_called_soon:
+            self._is_called = self._is_called_soon = True
+            self._wake()
+
+    def set_policy(self, topic: str, policy: TimerPolicy | None) -> None:
+        """Let a topic have a policy, or none, from now on."""
+        self.policies.set(topic, policy)
+        if policy is None or not policy.newest:
+            self._catch_up.forget(topic)
+        if policy is None or not policy.is_paused:
+            self._slots.parking.ask(properties.java_hash(topic))
+        self._wake()
+
+    # --- time
+
+    def step(self, now: Moment, budget: Budget) -> int | None:
+        """Do what is due, as much as the budget has; gives when to call again, ms since the epoch, or None for "when a
+        message comes"."""
+        self._is_called = self._is_called_soon = False
+        self._soonest_ms = _NEVER_MS
+        now_ms = now.wall_ms
+        take_census = self._slots.search.take_census
+        is_counting = self._counting.run(now_ms, take_census)
+        if not self.config.stop_dequeue:
+            self._search_overdue(now_ms)
+        while True:
+            worked = not self.config.stop_enqueue and self._enqueuing.run(now_ms, lambda: self._enqueuer.some(now_ms))
+            if not self.config.stop_dequeue:
+                worked |= self._dequeue(now_ms)
+            if not worked and not (is_counting and self._counting.run(now_ms, take_census)):
+                break
+            if budget.is_spent:
+                break
+        if self._on_counted and self.is_counted:
+            waiting, self._on_counted = self._on_counted, []
+            for call in waiting:
+                call()
+        return self._next_ms(now_ms)
+
+    def _dequeue(self, now_ms: int) -> bool:
+        """A bit of what is to be done by the clock; whether there was anything."""
+        if self._is_reading or self._slots.is_handing_on:
+            return False
+        return (
+            self._dequeuing.run(now_ms, lambda: self._go_on(now_ms))
+            or self._preloading.run(now_ms, lambda: self._slots.preload(now_ms))
+            or self._search_overdue(now_ms)
+        )
+
+    def _search_overdue(self, now_ms: int) -> bool:
+        """A bit of the search for the newest of what is overdue; whether there was anything to do."""
+        catch_up = self._catch_up
+        return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms, self._wake))
+
+    def _go_on(self, now_ms: int) -> bool:
+        """A bit of the current second, or the next one's turn; whether there was anything to do. Raises StoreError,
+        OSError: then that is to be done still."""
+        if self._slots.advance(now_ms):
+            return True
+        second = self._slots.current
+        if second.load_some():
+            return True
+        if second.deletes:
+            self._slots.delete_by_key(second)
+            return True
+        if second.again:
+            newest = self._enqueuer.newest()  # before anything moves: what cannot be read would not be tried again
+            if self._slots.put_again(second, now_ms):
+                self._slots.mark_newest(newest, now_ms)
+            return True
+        return self._bring_back(second, now_ms) or self._deliver(second, now_ms)
+
+    def _deliver(self, second: Second, now_ms: int) -> bool:
+        """Deliver a batch of a second; whether there was one. Raises StoreError."""
+        waits = second.due(now_ms, _DELIVER_UNITS)
+        if not len(waits):
+            return False
+        queued = self._slots.parking.going_on(self.policies.is_paused)
+        if self.policies or queued:
+            if self._is_cold(waits[self.policies.concerns(waits)]):
+                second.read_again(len(waits))
+                return False
+            split = self.policies.split(waits, now_ms, queued)
+            if split is not None and len(split.dropped) > _DROP_UNITS:
+                waits = waits[:_DROP_UNITS]
+                split = self.policies.split(waits, now_ms, queued)
+            if split is not None:
+                self._is_warm = False
+                self._apply(second, split, len(waits), now_ms)
+                return True
+        units = np.empty(len(waits), UNITS)
+        units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
+        may_wait = self._is_warm or self._read_cold is None
+        self._is_warm = False
+        outcome = self._batches.deliver(units, now_ms, may_wait=may_wait, second=second.number)
+        if outcome.kind is Kind.COLD:
+            self._warm(units)
+            second.read_again(len(units))
+            return False
+        if outcome.kind is Kind.GONE:
+            self.lost += outcome.units
+            log.error(
+                "timer_messages_missing", messages=outcome.units, physical_offset=int(units["physical_offset"][0])
+            )
+        self._trouble = None
+        second.is_touched = True
+        second.drop(outcome.units)  # first of all: what fails behind the append must not bring about another one
+        self.dequeued += outcome.delivered
+        self._slots.gone(waits[: outcome.units])
+        return True
+
+    def _bring_back(self, second: Second, now_ms: int) -> bool:
+        """Bring some parked messages back whose topics go on, by what their policies say now, unless the current second
+        has enough to do; whether there was anything to do. Raises StoreError, OSError."""
+        parking = self._slots.parking
+        waits = parking.some(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BACK_UNITS else None
+        if waits is None or not len(waits):
+            return waits is not None
+        if self._is_cold(waits[self.policies.concerns(waits)]):
+            return False
+        split = self.policies.split(waits, now_ms)
+        if split is not None and len(split.dropped) > _DROP_UNITS:
+            waits = waits[:_DROP_UNITS]
+            split = self.policies.split(waits, now_ms)
+        self._is_warm = False
+        if split is None:
+            none, no_seconds = waits[:0], np.empty(0, np.int64)
+            split = Split(waits.copy(), none, none, no_seconds, none, none, none, {})
+        slots, now, later, held = self._slots, split.now, split.later, split.held
+        now["held"] = True  # their turn has come
+        back = np.concatenate((now, later, held))
+        not_before = np.zeros(len(back), np.int64)
+        not_before[len(now) + len(later) :] = split.held_seconds
+        # In one piece: what has another unit must not be tried again. So all that has to be read is read first.
+        slots.prepare(back, now_ms, not_before)
+        self._cancel(split.dropped, now_ms)
+        slots.moving(held)
+        # Those stay whose topic is paused while another one with its hash goes on.
+        others = np.concatenate((split.dropped, split.parked))
+        moved = waits[~np.isin(waits["position"], others["position"])]
+        if len(moved):
+            self._note_held(back[len(now) :], not_before[len(now) :])
+            slots.bring_back(moved, back, now_ms, not_before)
+            slots.census.removed(moved)
+        self._drop(split)
+        parking.took(len(waits))
+        return True
+
+    def _note_held(self, waits: Waits, not_before: NDArray[np.int64]) -> None:
+        """Messages get slots of the times that policies chose."""
+        if len(waits):
+            latest = np.maximum(slot_second_of(waits["due"]), not_before)
+            self._slots.held_to = max(self._slots.held_to, int(latest.max()))
+
+    def _cancel(self, waits: Waits, now_ms: int) -> None:
+        """Append records that delete messages that policies drop; `_drop` follows. Raises StoreError."""
+        # Where something raises all of it is tried again: a second record that deletes a message does no harm, a second
+        # unit would.
+        try:
+            for physical, size in waits[["physical", "size"]].tolist():
+                message = self._store.message_at(physical, size)
+                if message is not None:
+                    self._records.stage_deletion(message, due_of(message) or now_ms, now_ms)
+            self._store.appender.commit()
+        except BaseException:
+            self._store.appender.roll_back()
+            raise
+
+    def _drop(self, split: Split) -> None:
+        """What a split says is done, but that what it drops is to be withdrawn."""
+        if len(split.dropped):
+            self.dropped += len(split.dropped)
+            self._slots.delete(split.dropped)
+        self.policies.took(split)
+
+    def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
+        """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
+        first again. Raises StoreError, OSError."""
+        slots, later, held, parked = self._slots, split.later, split.held, split.parked
+        moved = np.concatenate((later, held, parked))
+        # In one piece: what has another unit must not be tried again. So all that has to be read is read first.
+        park_in = slots.parking.second_for(now_ms) if len(parked) else 0
+        not_before = np.zeros(len(moved), np.int64)
+        not_before[len(later) : len(later) + len(held)] = split.held_seconds
+        not_before[len(later) + len(held) :] = park_in
+        slots.prepare(moved, now_ms, not_before)
+        self._cancel(split.dropped, now_ms)
+        if len(moved):
+            slots.moving(np.concatenate((held, parked)))
+            self._note_held(np.concatenate((later, held)), not_before[: len(later) + len(held)])
+            slots.move(moved, np.full(len(moved), NORMAL, np.int32), now_ms, not_before)
+            slots.parking.added(park_in, parked)
+            second.is_touched = True
+            slots.census.removed(split.moved)
+        self._drop(split)
+        second.drop(count)
+        split.now["held"] = True  # their turn has come
+        second.put_back(split.now)
+
+    def _is_cold(self, waits: Waits) -> bool:
+        """Whether a thread has to read the records of some messages first, which it does then."""
+        if self._read_cold is None or self._is_warm or not len(waits):
+            return False
+        if self._store.is_cached(waits[["physical", "size"]].tolist()):
+            return False
+        units = np.empty(len(waits), UNITS)
+        units["physical_offset"], units["size"], units["tags_code"] = waits["physical"], waits["size"], 0
+        self._warm(units)
+        return True
+
+    def _read_ahead(self, waits: Waits) -> None:
+        """Have the records of a second in memory when its turn comes. What waited for long is on the disk alone, each
+        message in another place."""
+        if self._read_cold is not None:
+            self._read_cold(ReadAhead(self._store.log, waits["physical"], waits["size"]), lambda: None)
+
+    def _warm(self, units: NDArray[Any]) -> None:
+        """Have a thread read from the disk what comes next."""
+        assert self._read_cold is not None
+        self._is_reading = True
+        self._trouble = "the disk: old messages are being read"
+
+        def done() -> None:
+            self._is_reading = False
+            self._is_warm = True
+            self._wake()
+
+        self._read_cold(self._batches.warm(units), done)
+
+    def _next_ms(self, now_ms: int) -> int | None:
+        """When there will be something to do."""
+        config, times = self.config, []
+        if self._slots.census.is_begun and not self._slots.census.is_complete:
+            times.append(self._counting.at_ms)
+        if self._catch_up.is_busy and not config.stop_dequeue:
+            times.append(self._searching.at_ms)
+        if not config.stop_enqueue and self._enqueuer.behind > 0:
+            times.append(self._enqueuing.at_ms)
+        if not (config.stop_dequeue or self._is_reading or self._slots.is_handing_on):
+            if self._slots.parking.is_busy(self.policies.is_paused):
+                times.append(self._dequeuing.at_ms)
+            try:
+                due_ms = self._slots.next_ms(now_ms, self._preloading.at_ms)
+            except OSError as error:
+                self._preloading.failed(now_ms, error)
+                due_ms = self._preloading.at_ms
+            if due_ms is not None:
+                times.append(max(due_ms, self._dequeuing.at_ms))
+        return max(now_ms, min(times)) if times else None
+
+    # --- what waits for which keys
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known what waits for which keys: `replace` may be called."""
+        return self._slots.census.is_complete
+
+    @property
+    def counts(self) -> DueCounts:
+        """How many messages in the wheel are due in each second, as far as `is_counted`."""
+        return self._slots.census.counts
+
+    def count(self, then: Callable[[], None] | None = None) -> None:
+        """Begin to count what waits, if that is not done; `then` is called when it is."""
+        census = self._slots.census
+        if not census.is_begun:
+            census.begin(self._slots.log.begin)
+            self._wake()
+        if then is not None:
+            self._on_counted.append(then)
+
+    # --- what tools see
+
+    @property
+    def queue_offset(self) -> int:
+        """The next queue offset of the timer topic to put into the wheel."""
+        return self._enqueuer.next_offset
+
+    def state(self, now_ms: int) -> TimerState:
+        """What tools want to know, as of now."""
+        head = self._slots.current.head_ms
+        late_ms = max(0, now_ms - head) if head is not None else 0
+        pending = self._topics.total
+        read_ms, enqueuer = self._slots.second * PRECISION_MS, self._enqueuer
+        return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)
+
+    def checkpoint_body(self) -> bytes:
+        """The 56 bytes of timercheck, as GET_TIMER_CHECK_POINT answers with."""
+        return self._checkpoint.check().encode()
+
+    def is_alone(self, topic: str) -> bool:
+        """See `TimerTopics.is_alone`."""
+        return self._topics.is_alone(topic)
+
+    def metrics(self) -> dict[str, int]:
+        """Waiting messages by topic."""
+        return self._topics.metrics()
+
+    def report(self, now: Moment) -> None:
+        """Once a second or so: take rates, log when late."""
+        monotonic = now.monotonic
+        seconds = max(monotonic - self._sampled[2], 0.001)
+        enqueued, dequeued = self._enqueuer.messages, self.dequeued
+        self._rates = (enqueued - self._sampled[0]) / seconds, (dequeued - self._sampled[1]) / seconds
+        self._sampled = enqueued, dequeued, monotonic
+        self._tell_dropped()
+        late_ms = self.state(now.wall_ms).late_ms
+        if late_ms < WARN_MS:
+            self._warned_at = None
+        elif self._warned_at is None or monotonic - self._warned_at >= WARN_AGAIN_SECONDS:
+            self._warned_at = monotonic
+            reason = "timerStopDequeue" if self.config.stop_dequeue else self._reason()
+            log.warning(
+                "timers_late",
+                late_ms=late_ms,
+                waiting=self._topics.total,
+                delivered_per_second=round(self._rates[1]),
+                reason=reason or "many messages are due at once",
+            )
+
+    def _reason(self) -> str | None:
+        """Why messages are late, if something fails or takes long."""
+        reasons = (each.reason for each in (self._dequeuing, self._enqueuing, self._preloading))
+        return next((reason for reason in reasons if reason is not None), self._trouble)
+
+    def _tell_dropped(self) -> None:
+        """Log what was cancelled by policies since the last time."""
+        if self.dropped > self._dropped_told:
+            log.warning("overdue_messages_dropped", messages=self.dropped - self._dropped_told)
+            self._dropped_told = self.dropped
+
+    # --- the files
+
+    def hand_over_some(self, now_ms: int) -> bool:
+        """Before the store is closed for good: do a bit of what leaves the files so that Apache's broker can go on with
+        them; whether there is more. It reads a slot as a whole: what is left of one that is partly delivered goes into
+        the next. Raises OSError: then the next start of ours knows all the same."""
+        slots = self._slots
+        # Of what was delivered or withdrawn before a crash it would not know either, and put it into the wheel itself.
+        if not slots.is_replayed and self._enqueuer.some(now_ms):
+            return True
+        # What is not due yet, where the clock was set back, would come late there.
+        beyond = min(slots.start.recovered_to, slot_second(now_ms) + 1)
+        if slots.has_to_hand_on(beyond):
+            slots.hand_on(now_ms, beyond)
+            return True
+        if self._marking is None:
+            self._marking = slots.mark_delivered()
+        for _ in self._marking:
+            return True
+        self._tell_dropped()
+        self._slots.mark_newest(self._enqueuer.newest(), now_ms)
+        return False
+
+    # --- see `storage.durability.owner.Part`
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """The timers' checkpoints can wait."""
+        return False
+
+    def note(self) -> bytes:
+        """See `TimerCheckpoint.note`."""
+        return self._checkpoint.note()
+
+    def begin_write(self) -> None:
+        """See `TimerCheckpoint.begin_write`."""
+        self._checkpoint.begin_write()
+
+    def write_some(self, now: Moment) -> bool:
+        """See `TimerCheckpoint.write_some`."""
+        return self._checkpoint.write_some(now)
+
+    def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
+        """See `TimerCheckpoint.plan_sync`."""
+        return self._checkpoint.plan_sync(now)
+
+    def plan_after(self) -> Callable[[], None]:
+        """See `storage.durability.owner.Part`."""
+        return self._slots.log.superseded.plan()
+
+    def needed_from(self) -> int:
+        """See `TimerCheckpoint.needed_from`."""
+        return self._checkpoint.needed_from
+
+    def keep_some(self, limit: int, now: Moment) -> bool | None:
+        """See `TimerChanges.keep_some`."""
+        return self.changes.keep_some(limit, now.wall_ms)
+
+    def expire_some(self) -> list[str] | None:
+        """Forget files of the timer log that nobody needs."""
+        if self._expiring is None:
+            self._expiring = self._slots.expire(*self._checkpoint.kept_from)
+        try:
+            paths = next(self._expiring, None)
+        except BaseException:
+            self._expiring = None  # the next search begins anew
+            raise
+        if isinstance(paths, ColdRead):
+            raise NotInMemory("the timer log", paths.place, paths.run)
+        if paths is None:
+            self._expiring = None
+        return paths
+
+    @property
+    def found(self) -> Found:
+        """What recovery found of messages, as far as it matters."""
+        return self._slots.start.found
+
+    def units_behind(self, start: int, end: int) -> NDArray[Any]:
+        """Units of `queue` from a queue offset to another. Raises OSError."""
+        return self._batches.read(self.queue, start, end - start)
+
+    @property
+    def log_end(self) -> int:
+        """The position behind the last unit of the timer log."""
+        return self._slots.log.end
+
+    def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
+        """See `TimerSearch.units_waiting`."""
+        return self._slots.search.units_waiting(start)
+
+    def waiting_by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
+        """See `TimerSearch.by_record`."""
+        return self._slots.search.by_record(after, end)
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._slots.log.close()
+        self._slots.wheel.close()

@@ -1,0 +1,560 @@
+"""The slots of the timer wheel at work: messages are put into them, loaded into memory, and taken out.
+
+A message has one unit in a slot that is not past, or is not in the wheel yet; units in past slots mean nothing any
+more, and withdrawn ones neither. Of the current second, and of the next ones that were loaded ahead, the messages are
+in memory, in the order of their deliver times.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from duemq.protocol.records import timer_properties
+from duemq.protocol.records.record import StoredMessage
+from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
+from duemq.scheduler import waiting as decided
+from duemq.scheduler.timers.config import DAY_SECONDS, TimerConfig
+from duemq.scheduler.timers.files.formats import NO_OFFSETS, Found
+from duemq.scheduler.timers.files.log import (
+    APPLIED,
+    DELETE,
+    MAX_DUE_MS,
+    NO_MESSAGE,
+    NORMAL,
+    ROLL,
+    UNIT,
+    WITHDRAWN,
+    TimerLog,
+    seconds_of,
+    withdrawn,
+)
+from duemq.scheduler.timers.files.wheel import HOUR, SLOTS, TimerWheel
+from duemq.scheduler.timers.index.census import Census
+from duemq.scheduler.timers.index.keys import key_of
+from duemq.scheduler.timers.index.places import UnitPlaces
+from duemq.scheduler.timers.index.sorted_offsets import is_among
+from duemq.scheduler.timers.loading import Deleting, Loading
+from duemq.scheduler.timers.parking import Parking
+from duemq.scheduler.timers.recovery import Start
+from duemq.scheduler.timers.search import TimerSearch
+from duemq.scheduler.timers.second import Second, due_fields, picked, slot_second_of, waits_of
+from duemq.scheduler.timers.topics import TimerTopics
+from duemq.storage.queues.pull import ColdRead, Range, patiently
+from duemq.storage.store import MessageStore
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.scheduler.timers.files.log import Units
+    from duemq.scheduler.timers.second import Waits
+
+PRELOAD_SECONDS: Final = 10
+"""Slots are loaded so long before their time."""
+_ROLL_UNITS: Final = 4096
+_MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
+
+
+class Pass(Protocol):
+    """A search that goes by where the units of messages are, and takes more than one step."""
+
+    def passing(self, waits: Waits) -> None:
+        """Messages are about to get other slots: the search will not find them where they are."""
+
+
+class Slots:
+    """The timer log, the wheel, and the seconds in memory."""
+
+    def __init__(
+        self, store: MessageStore, topics: TimerTopics, config: TimerConfig, read_ahead: Callable[[Waits], None]
+    ) -> None:
+        """`read_ahead` is called with messages whose records will be read soon, many at once."""
+        root = store.config.root
+        self._store = store
+        self._topics = topics
+        self.window = config.roll_window
+        """How far ahead a slot may be, in seconds."""
+        self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config.log_segment_size)
+        self.places = UnitPlaces(self.log)
+        """Where in the log the units of messages are."""
+        self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
+        self.second = 0
+        """The second whose turn it is: everything in slots before it is done."""
+        self.since = 0
+        self.log_since = 0
+        """Where commitlog and timer log ended when its turn came."""
+        self.resident: dict[int, Second] = {}
+        """The current second, and those up to `preloaded` that have messages."""
+        self.preloaded = 0
+        self.start = Start(0, 0, 0, 0, {})
+        """What recovery found, as long as it matters."""
+        self._met: list[NDArray[np.int64]] = []
+        """What of that does not matter any more."""
+        self.is_replayed = False
+        """Whether all messages are in the wheel that there were when the store opened."""
+        self.is_handing_on = False
+        """Whether what is left of the current second is being given to the next one."""
+        self.held_to = 0
+        """No second beyond has a message whose time a policy chose."""
+        self.read_ahead = read_ahead
+        """Called with messages whose records will be read soon, many at once."""
+        self.passes: list[Pass] = []
+        """What goes through the units in the order of the log at the moment, and is told of those that get others."""
+        self.census = Census()
+        """What waits, if somebody has asked how much, or for which keys."""
+        self.search = TimerSearch(self)
+        """Finds what waits."""
+        self.parking = Parking(self, topics.is_shared)
+        """Where in the wheel pauses hold messages back."""
+
+    def load(self, start: Start, places: UnitPlaces, held_to: int) -> None:
+        """Go on where recovery says."""
+        self.start, self.places, self.held_to = start, places, held_to
+        self.second, self.since, self.log_since = start.second, start.since, start.log_since
+        self.preloaded = start.second
+        self.parking.found(start.parked)
+
+    # --- putting
+
+    def slot_for(self, second: int, now_ms: int) -> int:
+        """The second whose slot takes what is due in a second, as of now."""
+        excess = second - self.base(now_ms) - self.window
+        return second if excess <= 0 else second + -(-excess // self.window) * -self.window
+
+    def base(self, now_ms: int) -> int:
+        """The second from which the window reaches ahead: the present one, unless the current one is so far behind,
+        after a long time without a broker, that the wheel would not reach."""
+        return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
+
+    def put(
+        self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
+    ) -> None:
+        """Write units for messages and link them to their slots, if need be of a later second than they are due in.
+        Raises OSError; then nothing changed."""
+        now_second = now_ms // PRECISION_MS
+        seconds, is_far = self._seconds_for(waits, now_ms, not_before)
+        if is_far.any():
+            magic = np.where(is_far, magic | ROLL, magic)
+        write_second = min(max(now_second, self.second - _MAX_LAG_SECONDS), self.second + _MAX_LAG_SECONDS)
+        positions = self.log.positions(len(waits))
+        plan = self.wheel.plan(seconds, positions)
+        units = np.zeros(len(waits), UNIT)
+        units["size"] = UNIT.itemsize
+        units["previous"] = plan.previous
+        units["magic"] = np.where(waits["again"], magic & ~NORMAL, magic)
+        units["due_ms"] = due_fields(waits)
+        units["write_ms"] = write_second * PRECISION_MS
+        units["delay_ms"] = (seconds - write_second) * PRECISION_MS
+        units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
+        units["topic_hash"] = waits["hash"]
+        if (magic & NO_MESSAGE).any():
+            self._put_no_messages(units, magic)
+        self.log.append(units, positions)
+        self.places.note(positions, units)
+        self.wheel.put(plan)
+        waits["position"] = positions
+        if self.census.is_complete:
+            self.census.added(waits[magic & NO_MESSAGE == 0])
+        if int(plan.seconds[0]) <= self.preloaded:
+            self._add_resident(waits, magic, seconds)
+
+    def prepare(self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None = None) -> None:
+        """Read what `put` will need for the same messages, at the same time. To be called where something is written
+        before that: when it is done, `put` reads nothing. Raises OSError."""
+        if len(waits):
+            self.wheel.prepare(self._seconds_for(waits, now_ms, not_before)[0])
+
+    def _seconds_for(
+        self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The seconds in whose slots messages are put, and which of them are due beyond the window."""
+        window = self.window
+        seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
+        if not_before is not None:
+            seconds = np.maximum(seconds, not_before)
+        excess = seconds - (self.base(now_ms) + window)
+        is_far = excess > 0
+        if is_far.any():
+            # Less a multiple of the window, so that it can be told where a message waits.
+            nearer = seconds - -(-excess // window) * window
+            seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
+        return seconds, is_far
+
+    @staticmethod
+    def _put_no_messages(units: Units, magic: NDArray[np.int32]) -> None:
+        """Change units to what they have to be that stand for no message that waits."""
+        kind = magic & NO_MESSAGE
+        units["magic"][kind == WITHDRAWN] = withdrawn(units["magic"][kind == WITHDRAWN].astype(np.int32))
+        units["due_ms"][kind == NO_MESSAGE] = APPLIED
+        units["due_ms"][kind == DELETE] = 0  # as RocketMQ's broker writes it
+
+    def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
+        """Seconds that are loaded already get their messages at once."""
+        near = seconds <= self.preloaded
+        for number in sorted(set(seconds[near].tolist())):
+            second = self.resident.get(number)
+            if second is None:
+                second = self.resident[number] = Second(number)
+            mine = seconds == number
+            self.sort_in(second, waits[mine], magic[mine], second.add)
+
+    @staticmethod
+    def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
+        """Give a second units of its slot, by what they are: `add` for messages."""
+        if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
+            add(waits)
+            return
+        for physical, size in waits[decided.is_deletion(magic) & (magic & ROLL == 0)][["physical", "size"]].tolist():
+            second.deletes.append((physical, size))
+        kept = magic & WITHDRAWN == 0
+        waits, magic = picked(waits, kept), magic[kept]
+        later = (magic & ROLL != 0) | (slot_second_of(waits["due"]) > second.number)
+        if later.any():
+            second.again.append((picked(waits, later), magic[later] & ~ROLL))
+        now = ~later & (magic & DELETE == 0)
+        if now.any():
+            add(picked(waits, now))
+
+    # --- seconds in memory
+
+    @property
+    def current(self) -> Second:
+        """The second whose turn it is."""
+        return self.resident[self.second]
+
+    def open(self, number: int) -> None:
+        """Begin to load a second. Raises OSError; then nothing changed."""
+        if number in self.resident:
+            return
+        last = self.wheel.last(number)
+        second = self.resident[number] = Second(number, self.read_ahead)
+        if last >= 0:
+            second.is_loaded = False
+            second.loader = Loading(self, second, last)
+
+    def left_of(
+        self, second: Second, waits: Waits, magic: NDArray[np.int32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of units of a second's slot: which are still to be done, which recovery found delivered, and which of these
+        are counted as waiting. Searches ask, too: nothing changes."""
+        start = self.start
+        left = decided.left_of(
+            waits["physical"], waits["position"], magic, waits["due"], second.number, start.second, start.found
+        )
+        uncounted = left.done
+        if len(start.done):
+            uncounted = left.done & (magic & DELETE == 0)
+            if second.number == start.second:
+                uncounted &= ~is_among(waits["physical"], start.found.counted)
+        return left.kept, left.done, uncounted
+
+    def was_loaded(self, second: Second) -> None:
+        """All of a second's messages are in memory."""
+        second.is_loaded = True
+        self._count_delivered(second)
+
+    def _count_delivered(self, second: Second) -> None:
+        """Take what recovery found delivered of a second out of the counts when it is loaded and has its turn: only of
+        the current second can the note tell how far that is."""
+        if second.number == self.second and second.is_loaded:
+            for waits in second.delivered:
+                self._topics.count(waits, -1)
+            second.delivered = []
+
+    @property
+    def counted_at(self) -> int:
+        """See the note (`timers.files.formats`), as of now."""
+        if self.current.is_loaded:
+            return self._store.log.end
+        return self.start.counted_at if self.second == self.start.second else 0
+
+    def learn(self, waits: Waits, at: int, number: int) -> None:
+        """Read the record of a message of a second whose unit Apache's broker wrote: when it is due, and its key."""
+        message = self._store.message_at(*waits[["physical", "size"]][at].item())
+        due_ms = due_of(message) if message is not None else None
+        waits["due"][at] = min(due_ms, MAX_DUE_MS) if due_ms is not None else (number + 1) * PRECISION_MS
+        waits["key"][at] = key_of(message.properties_text) if message is not None else 0
+
+    def loaded(self, number: int) -> Second:
+        """A second that is in memory, wholly. Raises OSError."""
+        second = self.resident[number]
+        while second.load_some():
+            pass
+        return second
+
+    def delete_by_key(self, second: Second) -> None:
+        """Begin to take out of a second what its deleting records name; to be gone on with as with loading."""
+        second.loader = Deleting(self._store, self, second)
+
+    def delete(self, waits: Waits) -> None:
+        """Messages of the current second that are not in memory any more are cancelled, and not delivered."""
+        for position, is_again in waits[["position", "again"]].tolist():
+            self.log.withdraw(position, 0 if is_again else NORMAL)
+        self.gone(waits)
+
+    def gone(self, waits: Waits) -> None:
+        """Messages that were there wait no more."""
+        self._topics.count(waits, -1)
+        if self.census.is_begun:
+            self.census.removed(waits)
+
+    def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
+        """Give the next second that has messages its turn, if this one is done and over; whether there was one.
+        Seconds without any have none, but for once an hour, or if `is_idle`: where nothing happens nothing changes
+        that a checkpoint would have to note. Raises OSError; then nothing changed."""
+        frontier = slot_second(now_ms)
+        if self.second >= frontier or not self.current.is_done:
+            return False
+        following = self.wheel.next_second(self.second + 1, frontier + 1)
+        if following is None and not is_idle and frontier - self.second < HOUR:
+            return False
+        self._turn(following if following is not None else frontier)
+        return True
+
+    def has_to_hand_on(self, beyond: int) -> bool:
+        """Whether slots from the current one on, before second `beyond`, may have units of messages that are delivered
+        or have others, of which Apache's broker, going by the units alone, would not know. Raises OSError."""
+        has_more = self.second < beyond and len(self.start.done) > 0
+        return has_more or self.loaded(self.second).is_touched
+
+    def hand_on(self, now_ms: int, beyond: int = 0) -> bool:
+        """Give some of what is left of the current second slots of the next one, or of second `beyond` if that is
+        later; when nothing is left the next second up to that one that has messages has its turn. Gives whether
+        something is left. From the first to the last, and until then nothing of it is delivered: so all stays in its
+        order. Raises OSError; then nothing changed by this step."""
+        second = self.current
+        if second.load_some():
+            return True
+        if second.deletes:
+            self.delete_by_key(second)
+            return True
+        if second.again:
+            self.put_again(second, now_ms)
+            return True
+        waits, target = second.first(_ROLL_UNITS), max(second.number + 1, beyond)
+        if len(waits):
+            self.moving(waits)
+            next_second = np.full(len(waits), target)
+            self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
+            self.census.removed(waits)
+            second.drop(len(waits))
+            return True
+        following = self.wheel.next_second(second.number + 1, target)
+        self._turn(following if following is not None else target)
+        return False
+
+    def mark_delivered(self) -> Iterator[None]:
+        """Mark the units in slots to come whose messages recovery found delivered, where the clock was set back since;
+        each step marks some. Apache's broker, going by the units alone, would deliver them again. Raises OSError."""
+        before = self.second
+        while len(self.start.done):
+            number = self.wheel.next_second(before + 1, self.start.recovered_to)
+            if number is None:
+                return
+            before = number
+            second = self.resident.get(number, Second(number))
+            if number in self.resident:
+                self.loaded(number)
+            for positions, units in self.log.chain(self.wheel.last(number)):
+                others = np.flatnonzero(seconds_of(units) != number)
+                first = int(others[-1]) + 1 if len(others) else 0
+                magic = units["magic"].astype(np.int32)
+                waits = waits_of(units, positions)
+                _, done, uncounted = self.left_of(second, waits, magic | NORMAL)
+                done[:first] = uncounted[:first] = False
+                for position, each in zip(positions[done].tolist(), magic[done].tolist(), strict=True):
+                    self.log.withdraw(position, each)
+                self._topics.count(waits[uncounted], -1)
+                self.forget([waits["physical"][done]])
+                yield
+                if first:
+                    break
+            second.delivered = []
+
+    def _turn(self, number: int) -> None:
+        """Give a second its turn, after the current one. What has been delivered until now need not be known any more,
+        since it was not of this second or a later one; what recovery found may be, and is noted apart. Raises OSError;
+        then nothing changed."""
+        self.open(number)
+        old = self.resident.pop(self.second)
+        self.forget(old.found_done)
+        self.second = number
+        self.preloaded = max(self.preloaded, number)
+        self._count_delivered(self.current)
+        self.since, self.log_since = self._store.log.end, self.log.end
+        if self.is_replayed and self.second >= self.start.recovered_to:
+            self.start, self._met = Start(0, 0, 0, 0, {}), []
+
+    def forget(self, done: Iterable[NDArray[np.int64]]) -> None:
+        """That recovery found messages delivered matters no more: they have no unit in a slot to come."""
+        self._met += [offsets for offsets in done if len(offsets)]
+        if sum(map(len, self._met)) * 4 > len(self.start.done):
+            self._forget_met()
+
+    def _forget_met(self) -> None:
+        if not self._met:
+            return
+        found = self.start.found
+        met, self._met = np.concatenate(self._met), []
+        left = [
+            np.delete(offsets, np.searchsorted(offsets, met[is_among(met, offsets)]))
+            for offsets in (found.done, found.counted)
+        ]
+        self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
+
+    def found(self) -> Found:
+        """What recovery found and what matters still, as of now: see the note (`timers.files.formats`)."""
+        self._forget_met()
+        found = self.start.found
+        if self.current.is_loaded:
+            found = found._replace(counted=found.done)
+        elif self.second != self.start.second:
+            found = found._replace(counted=NO_OFFSETS)
+        if self.second != self.start.second:
+            found = found._replace(moved=NO_OFFSETS, moved_by=NO_OFFSETS)
+        if self.is_replayed:
+            found = found._replace(withdrawn=NO_OFFSETS)
+        return found
+
+    def move(
+        self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
+    ) -> None:
+        """As `put`, for messages that have units already."""
+        moved = waits.copy()
+        self.put(moved, magic, now_ms, not_before)
+        kept = magic & NO_MESSAGE == 0
+        self.search.moved(waits["position"][kept], moved[kept])
+
+    def moving(self, waits: Waits) -> None:
+        """Messages are about to get other slots."""
+        for each in self.passes:
+            each.passing(waits)
+
+    def bring_back(self, parked: Waits, waits: Waits, now_ms: int, not_before: NDArray[np.int64]) -> None:
+        """Give parked messages slots to be delivered from: `waits` are the same with the times and the marks that they
+        are to have. Raises OSError; then nothing changed."""
+        self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, not_before)
+        self.log.superseded.add(parked["position"])
+
+    def put_again(self, second: Second, now_ms: int) -> bool:
+        """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
+        waits, magic = second.again[-1]
+        moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
+        second.is_touched = True
+        self.moving(moving)
+        self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
+        self.census.removed(moving)
+        if len(waits) > _ROLL_UNITS:
+            second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
+        else:
+            second.again.pop()
+        return not second.again
+
+    def preload(self, now_ms: int) -> bool:
+        """Load a bit of the seconds that come next; whether there was anything to do. Raises OSError."""
+        for second in self.resident.values():
+            if second.load_some():
+                return True
+        start, end = max(self.preloaded, self.second) + 1, now_ms // PRECISION_MS + PRELOAD_SECONDS
+        if start > end:
+            return False
+        following = self.wheel.next_second(start, end + 1)
+        if following is not None:
+            self.open(following)
+        self.preloaded = following if following is not None else end
+        return following is not None
+
+    def next_ms(self, now_ms: int, preload_ms: int = 0) -> int | None:
+        """When there will be something to deliver or to load; None when nothing waits. Seconds to come are not loaded
+        before `preload_ms`. Raises OSError."""
+        current, times = self.current, []
+        if current.loader is not None or current.again or current.deletes:
+            return now_ms
+        if any(second.loader is not None for second in self.resident.values()):
+            times.append(preload_ms)
+        for number in sorted(self.resident):
+            second = self.resident[number]
+            head = second.head_ms
+            if number != self.second and (head is not None or second.again or second.deletes):
+                head = max(head or 0, number * PRECISION_MS + 1)
+            if head is not None:
+                times.append(head)
+                break
+        following = self.wheel.next_second(self.preloaded + 1, self.second + SLOTS)
+        if following is not None:
+            times.append(max(preload_ms, (following - PRELOAD_SECONDS) * PRECISION_MS))
+        return max(now_ms, min(times)) if times else None
+
+    # --- taking out
+
+    def withdraw(self, waits: Waits, number: int) -> None:
+        """A message, as `wait_at` gave it, is not to be delivered from its slot any more. It reads nothing: the record
+        that says so is written already, and a read that fails must not part the two."""
+        self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
+        self.parking.withdrawn(int(waits["position"][0]))
+        second = self.resident.get(number)
+        if second is not None:
+            second.remove(waits)
+        self.gone(waits)
+
+    # --- the files
+
+    def mark_newest(self, newest: Range | None, now_ms: int) -> None:
+        """Let the last unit of the log be of the newest message, whose record lies there, if there is one: Apache's
+        broker goes on behind that one. Raises OSError."""
+        last = self.log.last_record()
+        if last is None or newest is None or last == newest[0]:
+            return
+        physical, size = newest
+        mark = self._past_units(1, now_ms)
+        mark["magic"], mark["due_ms"] = NORMAL | WITHDRAWN, APPLIED
+        mark["physical_offset"], mark["record_size"] = physical, size
+        self.log.append(mark, self.log.positions(1))
+
+    def put_past(self, waits: Waits, now_ms: int) -> None:
+        """Write units for messages that were appended again, and are delivered: whoever looks for them finds that.
+        Raises OSError."""
+        if not len(waits):
+            return
+        units = self._past_units(len(waits), now_ms)
+        units["magic"], units["due_ms"] = 0, due_fields(waits)
+        units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
+        units["topic_hash"] = waits["hash"]
+        positions = self.log.positions(len(units))
+        self.log.append(units, positions)
+        self.places.note(positions, units)
+
+    def _past_units(self, count: int, now_ms: int) -> Units:
+        """Units in a slot of the past, which nobody reads any more."""
+        units = np.zeros(count, UNIT)
+        units["size"], units["previous"] = UNIT.itemsize, -1
+        units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
+        units["delay_ms"] = (self.second - HOUR) * PRECISION_MS - units["write_ms"]
+        return units
+
+    def expire(self, kept_from: int, second: int) -> Iterator[list[str] | ColdRead]:
+        """Forget the files of the timer log before a position whose slots are all of seconds before one; each step
+        gives paths for the caller to remove, or a read that has to be made before the next one.
+
+        Both as the checkpoint on the disk has them: after a crash, recovery cuts off all units behind that, and a
+        message that got another slot since waits by its old unit again."""
+        for end in self.log.file_ends():
+            if end > kept_from:
+                return
+            at = self.log.begin
+            while (part := (yield from patiently(partial(self.log.part, at, end)))) is not None:
+                at = part[0] + len(part[1]) * UNIT.itemsize
+                if int(seconds_of(part[1]).max()) >= second:
+                    return
+                yield []
+            yield self.log.drop_before(end)
+
+
+def due_of(message: StoredMessage) -> int | None:
+    """When a stored message of the timer topic is due; None for what is none."""
+    text, promise = message.properties_text, message.prepared_transaction_offset
+    return timer_properties.due_of(text, message.store_timestamp, promise)

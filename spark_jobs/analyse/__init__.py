@@ -1,0 +1,1 @@
+"""The nightly analysis: lateness, forecast, usage, and the nights beside each other."""

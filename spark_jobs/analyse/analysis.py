@@ -1,0 +1,259 @@
+"""What an analysis says: figures, and lists of which each is a table too. Times in ms since the epoch, durations in ms,
+sizes in bytes. `analysis.json` is this as JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, get_args
+
+import msgspec
+
+from duemq.spark_jobs.analyse.forecast import Forecast
+from duemq.spark_jobs.audit.audit import Summary
+
+
+class Traffic(msgspec.Struct):
+    """Records stored in a stretch of time."""
+
+    start_ms: int
+    messages: int
+    """Sent for now."""
+    scheduled: int
+    """Sent for later."""
+    delivered: int
+    """Of those for later."""
+    other: int
+    bytes: int
+
+
+class Topic(msgspec.Struct):
+    """A topic, as it is on disk."""
+
+    topic: str
+    messages: int
+    scheduled: int
+    delivered: int
+    other: int
+    bytes: int
+    body_p50: int
+    """Bodies smaller than this are half of them; a power of two."""
+    body_p99: int
+    first_ms: int
+    last_ms: int
+    """Start of the first and of the last hour that has records."""
+
+
+class Count(msgspec.Struct):
+    """A name and how often it comes, and bytes where they are known."""
+
+    name: str
+    count: int
+    bytes: int = 0
+
+
+class Key(msgspec.Struct):
+    """A key (the property KEYS) and how often it comes at least in its topic."""
+
+    topic: str
+    key: str
+    count: int
+
+
+class Retry(msgspec.Struct):
+    """Messages that consumers sent back, or gave up."""
+
+    consumer_group: str
+    topic: str
+    """The one they were consumed from."""
+    attempt: int
+    count: int
+    is_dead: bool
+    """Whether they are in the group's dead letter queue."""
+
+
+class Late(msgspec.Struct):
+    """Lateness of deliveries: store time of the first delivery minus deliver time, ms."""
+
+    name: str
+    count: int
+    early: int
+    p50_ms: int
+    p90_ms: int
+    p99_ms: int
+    max_ms: int
+
+
+class LatePoint(msgspec.Struct):
+    """Deliveries due in a stretch of time."""
+
+    start_ms: int
+    count: int
+    p50_ms: int
+    p99_ms: int
+    max_ms: int
+
+
+class HeatCell(msgspec.Struct):
+    """What was due in a minute of an hour of the day (UTC), over all days."""
+
+    hour: int
+    minute: int
+    due: int
+    p99_ms: int
+
+
+class Ahead(msgspec.Struct):
+    """Messages that wait, due in a stretch of time."""
+
+    start_ms: int
+    topic: str
+    count: int
+
+
+class BusySecond(msgspec.Struct):
+    """A second ahead with many messages due."""
+
+    second_ms: int
+    count: int
+
+
+class Consumer(msgspec.Struct, omit_defaults=True):
+    """A consumer group at a queue."""
+
+    consumer_group: str
+    topic: str
+    queue_id: int
+    next_offset: int
+    max_offset: int | None
+    lag: int | None
+    """Messages."""
+    behind_ms: int | None
+    """Time from the first message it has not consumed to the last record in the store; 0 without a lag."""
+    store: str | None = None
+    """The store that has the queue, of a cluster: its brokers have queues of the same numbers."""
+
+
+class Space(msgspec.Struct):
+    """What compaction would give back, and why."""
+
+    reason: str
+    records: int
+    bytes: int
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """A store of a cluster: what its own report says in short. Of one that could not be read there are no figures."""
+
+    store: str
+    why: str | None = None
+    """Why it could not be read."""
+    report: str | None = None
+    """The address of its report, beside that of the cluster."""
+    mood: str | None = None
+    """good, warn or bad..."""
+    headline: str | None = None
+    """...and why."""
+    last_ms: int | None = None
+    """When its last record was stored."""
+    bytes: int | None = None
+    records: int | None = None
+    scheduled: int | None = None
+    delivered: int | None = None
+    cancelled: int | None = None
+    pending: int | None = None
+    overdue: int | None = None
+    lost: int | None = None
+    twice: int | None = None
+    destroyed: int | None = None
+    unclaimed: int | None = None
+    damaged: int | None = None
+    p50_ms: int | None = None
+    p99_ms: int | None = None
+    max_ms: int | None = None
+    """The latest delivery."""
+
+
+class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """All figures. Times in ms since the epoch, durations in ms, sizes in bytes."""
+
+    store: str
+    made_ms: int
+    first_ms: int
+    last_ms: int
+    bytes: int
+    audit: Summary
+    traffic: list[Traffic]
+    traffic_step_ms: int
+    topics: list[Topic]
+    producers: list[Count]
+    keys: list[Key]
+    key_error: int
+    """How much higher the counts of keys may be."""
+    duplicates: int
+    """Messages that producers stored again, by topic and unique key."""
+    retries: list[Retry]
+    late_by_topic: list[Late]
+    late_by_level: list[Late]
+    late_by_hour: list[Late]
+    """By hour of the deliver time, UTC."""
+    lateness: list[LatePoint]
+    lateness_step_ms: int
+    heat: list[HeatCell]
+    ahead: list[Ahead]
+    ahead_step_ms: int
+    busiest: list[BusySecond]
+    overdue: int
+    consumers: list[Consumer]
+    space: list[Space]
+    forecast: Forecast
+    stores: list[Member] = []
+    """Of a cluster its stores, in order; none where this is of one store."""
+
+
+TABLES: Final[dict[str, type[msgspec.Struct]]] = {
+    "traffic": Traffic,
+    "topics": Topic,
+    "producers": Count,
+    "keys": Key,
+    "retries": Retry,
+    "late_by_topic": Late,
+    "late_by_level": Late,
+    "late_by_hour": Late,
+    "lateness": LatePoint,
+    "heat": HeatCell,
+    "ahead": Ahead,
+    "busiest": BusySecond,
+    "consumers": Consumer,
+    "space": Space,
+}
+"""The lists of an analysis that are tables, each with its row; of a cluster there is `stores` besides."""
+
+
+def figures(analysis: Analysis) -> dict[str, Any]:
+    """Each of the lists in TABLES as an Arrow table, and of a cluster its stores."""
+    import pyarrow as pa
+
+    kinds: dict[Any, Any] = {str: pa.string(), bool: pa.bool_()}
+
+    def kind_of(field: Any) -> Any:
+        return next((kinds[kind] for kind in (field, *get_args(field)) if kind in kinds), pa.int64())
+
+    tables = TABLES | ({"stores": Member} if analysis.stores else {})
+    result = {}
+    for name, row in tables.items():
+        fields = [
+            pa.field(field.name, kind_of(field.type))
+            for field in msgspec.structs.fields(row)
+            if field.name != "store" or analysis.stores
+        ]
+        rows = [
+            {key: _in_64_bits(value) for key, value in msgspec.structs.asdict(item).items()}
+            for item in getattr(analysis, name)
+        ]
+        result[name] = pa.Table.from_pylist(rows, pa.schema(fields))
+    return result
+
+
+def _in_64_bits(value: Any) -> Any:
+    """The step in which the time of a damaged record lies may begin before the first time that 64 bits can have."""
+    return min(max(value, -(1 << 63)), (1 << 63) - 1) if isinstance(value, int) else value

@@ -1,0 +1,272 @@
+"""An audit beside the one before it: what is new among the offenders, what is known, what is gone, what grew worse.
+
+An offender is the same one where its status, its physical offset and its store time are. So both audits have to be of
+one store; after a compaction, which moves records, all offenders are new.
+
+A cluster is compared store by store, each with the last run that read it: a store that could not be read one night
+makes nothing new, nor gone, the night after. Of the whole there are then sums, and percentiles where both runs have
+read the same stores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from duemq.spark_jobs.audit.audit import MAX_LISTED, Cluster, Lateness, Offender, Summary
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.local_files import local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from duemq.spark_jobs.analyse.output import Lag
+
+STATUSES: Final = ("lost", "destroyed", "twice", "unclaimed")
+"""Of offenders, the worst first."""
+_IDENTITY: Final = ("status", "physical_offset", "store_ms")
+_COUNTS: Final = {"damaged": "damaged stretches", "overdue": "overdue"}
+"""Figures of a summary of which more is worse. Of more offenders some are new, and told as such."""
+_PERCENTILES: Final = {"p99": "late, p99", "p100": "latest"}
+_LATE_MS: Final = 10
+"""Lateness that differs by less is the same..."""
+_LATE_FACTOR: Final = 1.5
+"""...and so is what is not this many times as much."""
+_BEHIND_MS: Final = 60_000
+"""The same of how far behind a consumer group is."""
+
+
+class Before(msgspec.Struct):
+    """What a comparison needs of the audit before: of its audit.json, and the identities of its offenders."""
+
+    store: str
+    made_ms: int
+    lateness: Lateness
+    damaged: int = 0
+    overdue: int = 0
+    cluster: Cluster | None = None
+
+
+class Worse(msgspec.Struct):
+    """A figure that grew. `unit`: "count" or "ms"."""
+
+    name: str
+    unit: str
+    before: int
+    now: int
+
+
+class Comparison(msgspec.Struct, omit_defaults=True):
+    """comparison.json. Offenders by status: new ones, those that the audit before had too, and those it had alone."""
+
+    made_ms: int
+    """When the audit before was made, ms since the epoch..."""
+    store: str
+    """...and what it calls its store."""
+    new: dict[str, int]
+    known: dict[str, int]
+    gone: dict[str, int]
+    worse: list[Worse]
+    new_offenders: list[Offender]
+    """The first of the new ones, the worst first; the column is_new of offenders.parquet tells all."""
+    first_read: list[str] = []
+    """Stores of a cluster that have no run before: nothing of what is wrong there is counted as new, or as known."""
+    stores_gone: list[str] = []
+    """Stores of a cluster that are not there any more."""
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether there are new offenders, or a figure grew."""
+        return bool(sum(self.new.values()) or self.worse)
+
+
+class Earlier:
+    """The audit before, as the files in its directory tell it."""
+
+    def __init__(self, directory: str, lags: Sequence[Lag] = ()) -> None:
+        """`lags`: of consumer groups, at that time. Raises JobError where there are no such files, or cannot be
+        read."""
+        directory = local_path(directory)
+        try:
+            with open(os.path.join(directory, "audit.json"), "rb") as file:
+                self.before = msgspec.json.decode(file.read(), type=Before)
+            self.offenders = _identities(directory)
+        except FileNotFoundError as error:
+            name = os.path.basename(error.filename or "offenders.parquet")
+            raise JobError(f"{directory}: has no {name}, so there is nothing to compare with") from None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, pa.ArrowException, KeyError) as error:
+            raise JobError(f"{directory}: what it has of an audit cannot be read: {error}") from None
+        self.lags = {(lag.consumer_group, lag.topic): lag.behind_ms for lag in lags}
+
+    def compare(self, summary: Summary, out: str, lags: Sequence[Lag] = ()) -> Comparison:
+        """Compare an audit with it, whose files are in the directory `out`; its offenders.parquet gets a column is_new.
+
+        Raises JobError."""
+        path = os.path.join(local_path(out), "offenders.parquet")
+        try:
+            table = pq.read_table(path)
+            is_new = _is_new(_identity(table), self.offenders)
+            at = table.schema.get_field_index("is_new")
+            table = table.remove_column(at) if at >= 0 else table
+            table = table.append_column("is_new", is_new)
+            pq.write_table(table, f"{path}.tmp", compression="zstd")
+            os.replace(f"{path}.tmp", path)
+        except (OSError, pa.ArrowException) as error:
+            raise JobError(f"{path}: {error}") from None
+        gone = self.offenders.filter(_is_new(self.offenders, _identity(table)))
+        return Comparison(
+            made_ms=self.before.made_ms,
+            store=self.before.store,
+            new=_by_status(table.filter(is_new)),
+            known=_by_status(table.filter(pc.invert(is_new))),
+            gone=_by_status(gone),
+            worse=[*_worse(self.before, summary), *_further_behind(self.lags, lags)],
+            new_offenders=_first(table.filter(is_new)),
+        )
+
+
+class Compared(NamedTuple):
+    """A store of a cluster, beside its own run before."""
+
+    summary: Summary
+    lags: Sequence[Lag]
+    earlier: Earlier
+    comparison: Comparison
+
+
+def compare_cluster(summary: Summary, stores: Sequence[Compared], before: Before | None) -> Comparison | None:
+    """The comparison of a cluster: that of all its stores that have one. `before`: of the cluster's own audit before.
+    None where no store has one."""
+    if not stores:
+        return None
+    missing = {one.store for one in summary.missing}
+    read = {store for store in summary.stores if store not in missing}
+    known = {one.summary.store for one in stores}
+    is_same_whole = before is not None and _read_of(before) == read == known
+    made_ms = before.made_ms if before is not None else min(one.comparison.made_ms for one in stores)
+    earlier = Before(
+        summary.store,
+        made_ms,
+        before.lateness if before is not None and is_same_whole else summary.lateness,
+        sum(one.earlier.before.damaged for one in stores),
+        sum(one.earlier.before.overdue for one in stores),
+    )
+    damaged, overdue = (sum(getattr(one.summary, name) for one in stores) for name in ("damaged", "overdue"))
+    now = Before(summary.store, summary.made_ms, summary.lateness, damaged, overdue)
+    lags_before: dict[tuple[str, str], int] = {}
+    lags: dict[tuple[str, str], Lag] = {}
+    for one in stores:
+        for key, behind_ms in one.earlier.lags.items():
+            lags_before[key] = max(lags_before.get(key, 0), behind_ms)
+        for lag in one.lags:
+            key = (lag.consumer_group, lag.topic)
+            lags[key] = max(lags.get(key, lag), lag, key=lambda each: each.behind_ms)
+    new = [
+        msgspec.structs.replace(offender, store=one.summary.store)
+        for one in stores
+        for offender in one.comparison.new_offenders
+    ]
+    there = set(summary.stores)
+    return Comparison(
+        made_ms=made_ms,
+        store=summary.store,
+        new=_summed(one.comparison.new for one in stores),
+        known=_summed(one.comparison.known for one in stores),
+        gone=_summed(one.comparison.gone for one in stores),
+        worse=[*_worse(earlier, now), *_further_behind(lags_before, list(lags.values()))],
+        new_offenders=worst_first(new),
+        first_read=[store for store in summary.stores if store in read - known],
+        stores_gone=[store for store in _stores_of(before) if store not in there],
+    )
+
+
+def worst_first(offenders: Iterable[Offender]) -> list[Offender]:
+    """The first of some offenders, those of the worst status before others."""
+    return sorted(offenders, key=lambda one: STATUSES.index(one.what))[:MAX_LISTED]
+
+
+def _stores_of(before: Before | None) -> list[str]:
+    return before.cluster.stores if before is not None and before.cluster is not None else []
+
+
+def _read_of(before: Before) -> set[str]:
+    missing = {one.store for one in before.cluster.missing} if before.cluster is not None else set()
+    return set(_stores_of(before)) - missing
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for each in counts:
+        total.update(each)
+    return {status: total[status] for status in STATUSES if total[status]}
+
+
+def _further_behind(before: Mapping[tuple[str, str], int], lags: Sequence[Lag]) -> list[Worse]:
+    found = []
+    for lag in lags:
+        behind_ms = before.get((lag.consumer_group, lag.topic))
+        if behind_ms is not None and _has_grown(behind_ms, lag.behind_ms, _BEHIND_MS):
+            found.append(Worse(f"{lag.consumer_group} behind at {lag.topic}", "ms", behind_ms, lag.behind_ms))
+    return sorted(found, key=lambda worse: worse.before - worse.now)
+
+
+def _identities(directory: str) -> pa.Table:
+    return _identity(pq.read_table(os.path.join(directory, "offenders.parquet"), columns=list(_IDENTITY)))
+
+
+def _identity(table: pa.Table) -> pa.Table:
+    """What tells offenders apart. What was destroyed has no store time, and a null is equal to nothing."""
+    return table.select(list(_IDENTITY)).set_column(2, "store_ms", pc.fill_null(table["store_ms"], -1))
+
+
+def _is_new(offenders: pa.Table, known: pa.Table) -> pa.ChunkedArray:
+    """Of each offender, whether some others lack it."""
+    numbered = offenders.append_column("at", pa.array(range(len(offenders)), pa.int64()))
+    new = numbered.join(known, list(_IDENTITY), join_type="left anti")["at"]
+    return pa.chunked_array([pc.is_in(numbered["at"].combine_chunks(), value_set=new.combine_chunks())])
+
+
+def _by_status(offenders: pa.Table) -> dict[str, int]:
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(offenders["status"]).to_pylist()}
+    return {status: counts[status] for status in STATUSES if status in counts}
+
+
+def _first(offenders: pa.Table) -> list[Offender]:
+    """The first of some offenders, the worst first, as a summary lists them."""
+    rank = pc.index_in(offenders["status"], value_set=pa.array(STATUSES))
+    order = pc.sort_indices(
+        pa.table({"rank": rank, "at": offenders["physical_offset"]}),
+        sort_keys=[("rank", "ascending"), ("at", "ascending")],
+    )
+    rows: list[dict[str, Any]] = offenders.take(order[:MAX_LISTED]).to_pylist()
+    names = {field.name for field in msgspec.structs.fields(Offender)} - {"what", "store"}
+    found = []
+    for row in rows:
+        if row["deliveries"] < 2:
+            row["last_delivered_ms"] = row["last_delivered_offset"] = None
+        found.append(Offender(what=row["status"], **{name: row[name] for name in names}))
+    return found
+
+
+def _has_grown(before: int, now: int, least: int) -> bool:
+    return now - before >= least and now >= before * _LATE_FACTOR
+
+
+def _worse(before: Before, now: Before | Summary) -> list[Worse]:
+    found = []
+    for name, told in _COUNTS.items():
+        counts = getattr(before, name), getattr(now, name)
+        if counts[1] > counts[0]:
+            found.append(Worse(told, "count", *counts))
+    for name, told in _PERCENTILES.items():
+        late = (summary.lateness.percentiles_ms.get(name, 0) for summary in (before, now))
+        one, other = late
+        if _has_grown(one, other, _LATE_MS):
+            found.append(Worse(told, "ms", one, other))
+    return found

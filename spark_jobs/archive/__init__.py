@@ -1,0 +1,1 @@
+"""Archives in Parquet, tables that are appended to, and the way back."""

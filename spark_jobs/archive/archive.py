@@ -1,0 +1,371 @@
+"""Archiving a store as Parquet, and restoring it.
+
+    <archive>/manifest.json            what is there: see `Manifest`
+              messages/day=2026-11-21/topic=orders/part-00000.parquet ...    the records, see `archive.rows`: by the
+                                       UTC day of their store time and by topic, one file a range of the commitlog
+              damaged.parquet          stretches of the commitlog that are no record: where, why, their bytes
+              consume_queue/part-00000.parquet ...     the units of the consume queues
+              state.tar.zst            all other files of the store: config/, checkpoint, timers; see `archive.state`
+
+Anything that reads Parquet reads the messages; pyarrow, Spark and DuckDB take the directories as columns.
+zstd throughout.
+
+Restoring gives back the store: every record with the same bytes at the same physical offset, the same consume queues,
+and the other files as they were, but for index files, which are made anew. What was archived while a broker had the
+store open has only the records, up to where they are durable, and cannot be restored.
+
+Memory: three times the size of a range (64 MiB) a task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tarfile
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from duemq.protocol.records.record import MAGIC_END
+from duemq.spark_jobs.archive import rows, state
+from duemq.spark_jobs.archive.rows import Part, ReadTask, WriteTask
+from duemq.spark_jobs.compact.compact import Progress, disk_usage, refuse_unknown_queues
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.store.local_files import is_local, real_path, reason, refuse_within
+from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+from duemq.spark_jobs.writers import archived_queues, index
+from duemq.spark_jobs.writers.archived_queues import QueuesTask
+from duemq.spark_jobs.writers.place import SCRATCH, Place, held
+from duemq.spark_jobs.writers.remote_place import RemotePlace
+from duemq.spark_jobs.writers.spill import load
+from duemq.spark_jobs.writers.tasks import Anywhere, Runner, runner
+
+VERSION: Final = 1
+RANGE_SIZE: Final = 64 << 20
+_QUEUE_FILES_A_PART: Final = 16
+_MARKER: Final = struct.Struct(">iI")
+_NOT_STATE: Final = {"commitlog", "consumequeue", "index", "abort", "abort.bak"}
+_DAMAGED: Final = pa.schema([("physical_offset", pa.int64()), ("reason", pa.string()), ("bytes", pa.binary())])
+
+
+class Manifest(msgspec.Struct):
+    """manifest.json. Sizes in bytes, times in ms since the epoch."""
+
+    version: int
+    store: str
+    """Where the store was."""
+    written_by: str
+    """duemq or rocketmq, who had it last."""
+    archived_ms: int
+    is_restorable: bool
+    segment_size: int
+    """Of the commitlog's files."""
+    segments: list[int]
+    """Their first physical offsets."""
+    records: int
+    size: int
+    """Of all records."""
+    parts: list[Part]
+    """In the order of their physical offsets."""
+    topics: dict[str, dict[str, int]]
+    """Of each topic: records, size, first_store_ms, last_store_ms."""
+    queue_files: list[list[str]]
+    """For each part of consume_queue/, which files of the store it has."""
+
+
+@dataclass
+class ArchiveResult:
+    """What was archived. Sizes in bytes: `size` of the records, `disk_before` of the store, all files, where it lies
+    on this machine, `disk_after` of the archive."""
+
+    records: int = 0
+    size: int = 0
+    damaged: int = 0
+    files: int = 0
+    disk_before: int | None = None
+    disk_after: int = 0
+    why_not_restorable: str | None = None
+
+
+@dataclass
+class RestoreResult:
+    """What was restored."""
+
+    records: int = 0
+    size: int = 0
+    index_files: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def archive(
+    store_path: str,
+    out_path: str,
+    *,
+    spark: Any = None,
+    workers: int | None = None,
+    range_size: int = RANGE_SIZE,
+    progress: Progress | None = None,
+) -> ArchiveResult:
+    """Archive a store into a new directory, of this machine or behind a URI. Tasks and failures as for
+    `compact.compact`."""
+    store = StoreFiles.open(store_path)
+    refuse_within(store_path, out_path)
+    refuse_unknown_queues(store)
+    why_not = _why_not_at_rest(store)
+    place = Place(out_path) if is_local(out_path) else RemotePlace(out_path)
+    tasks = None
+    try:
+        place.begin()
+        with held(store.local_path) if why_not is None else contextlib.nullcontext():
+            tasks = runner(place if isinstance(place, Place) else Anywhere(place.path), spark, workers)
+            result = _archive(store, place, tasks, range_size, progress or (lambda done, total: None), why_not is None)
+            result.why_not_restorable = why_not
+            return result
+    except JobError:
+        raise
+    except OSError as error:
+        raise JobError(f"{error.filename or place.path}: {reason(error)}") from None
+    finally:
+        if tasks is not None:
+            tasks.close()
+        place.give_up()
+
+
+def _why_not_at_rest(store: StoreFiles) -> str | None:
+    """Why nobody can say that a store's files will stay as they are, and fit each other; None where they do."""
+    if not store.is_local:
+        return "the store was read from another machine"
+    if store.is_running:
+        return "a broker has the store open"
+    return None if store.is_clean else "its broker was not stopped in order"
+
+
+def _archive(
+    store: StoreFiles, place: Place | RemotePlace, tasks: Runner, range_size: int, progress: Progress, is_at_rest: bool
+) -> ArchiveResult:
+    ranges = plan(store, range_size)
+    total = sum(part.end - part.start for part in ranges)
+    place.need(total // 10)
+    done = 0
+
+    def advance(part: Part) -> None:
+        nonlocal done
+        done += part.end - part.start
+        progress(done, total)
+
+    directory = place.directory if isinstance(place, RemotePlace) else Directory(place.path, is_draft=True)
+    if isinstance(place, Place):
+        place.join("messages", "")
+    parts = tasks.run(
+        rows.write,
+        [WriteTask(store, part, number, directory, SCRATCH) for number, part in enumerate(ranges)],
+        advance,
+    )
+    result = ArchiveResult(sum(part.records for part in parts), sum(part.size for part in parts))
+    result.files = sum(len(part.files) for part in parts)
+    result.damaged = _write_damaged(directory, parts)
+    queue_files: list[list[str]] = []
+    if is_at_rest:
+        queue_files = _archive_queues(store, directory, tasks)
+        _archive_state(store, directory)
+    manifest = Manifest(
+        VERSION,
+        os.path.abspath(store.path) if store.is_local else store.path,
+        store.written_by,
+        time.time_ns() // 1_000_000,
+        is_at_rest,
+        store.segment_size,
+        [segment.first_offset for segment in store.segments],
+        result.records,
+        result.size,
+        [part._replace(topics={}) for part in parts],
+        _topics(parts),
+        queue_files,
+    )
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    directory.write("manifest.json", text)
+    if store.is_local:
+        result.disk_before = disk_usage(store.local_path)
+    place.finish()
+    result.disk_after = disk_usage(place.target) if isinstance(place, Place) else directory.size()
+    progress(total, total)
+    return result
+
+
+def _write_damaged(directory: Directory, parts: list[Part]) -> int:
+    """Join what the tasks found damaged; gives how many stretches."""
+    tables = [directory.read_table(f"{SCRATCH}/{part.damaged}") for part in parts if part.damaged]
+    table = pa.concat_tables(tables) if tables else _DAMAGED.empty_table()
+    directory.write_table("damaged.parquet", table, compression="zstd")
+    return int(table.num_rows)
+
+
+def _topics(parts: list[Part]) -> dict[str, dict[str, int]]:
+    topics: dict[str, dict[str, int]] = {}
+    for part in parts:
+        for name, (records, size, first_ms, last_ms) in part.topics.items():
+            known = topics.setdefault(
+                name, {"records": 0, "size": 0, "first_store_ms": first_ms, "last_store_ms": last_ms}
+            )
+            known["records"] += records
+            known["size"] += size
+            known["first_store_ms"] = min(known["first_store_ms"], first_ms)
+            known["last_store_ms"] = max(known["last_store_ms"], last_ms)
+    return dict(sorted(topics.items()))
+
+
+def _archive_queues(store: StoreFiles, directory: Directory, tasks: Runner) -> list[list[str]]:
+    files = store.queue_files()
+    groups = [files[at : at + _QUEUE_FILES_A_PART] for at in range(0, len(files), _QUEUE_FILES_A_PART)]
+    tasks.run(
+        archived_queues.archive,
+        [
+            QueuesTask(store, group, directory, f"consume_queue/part-{number:05}.parquet")
+            for number, group in enumerate(groups)
+        ],
+    )
+    return [[file.path for file in group] for group in groups]
+
+
+def _archive_state(store: StoreFiles, directory: Directory) -> None:
+    """All other files."""
+    root = store.local_path
+    with directory.stream("state.tar.zst", "zstd") as stream:
+        state.write(stream, root, (name for name in store.names("") if name not in _NOT_STATE))
+
+
+def read_manifest(archive_path: str) -> Manifest:
+    """The manifest of an archive. Raises JobError where there is none, or of another make."""
+    directory = Directory(archive_path)
+    path = f"{directory.path}/manifest.json"
+    text = directory.read("manifest.json")
+    if text is None:
+        raise JobError(f"{directory.path}: has no manifest.json, so it is no archive; give the archive's directory")
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: {error}") from None
+    if manifest.version != VERSION:
+        raise JobError(f"{path}: is of version {manifest.version}; this program reads version {VERSION}")
+    return manifest
+
+
+def restore(
+    archive_path: str,
+    out_path: str,
+    *,
+    spark: Any = None,
+    workers: int | None = None,
+    with_index: bool = True,
+    progress: Progress | None = None,
+) -> RestoreResult:
+    """Restore an archive, of this machine or behind a URI, as a store in a new directory. Tasks and failures as for
+    `compact.compact`; JobError as well where a file of the archive is missing, or does not hold what the manifest
+    says."""
+    directory = Directory(archive_path)
+    manifest = read_manifest(archive_path)
+    if not manifest.is_restorable:
+        raise JobError(
+            f"{directory.path}: was made from another machine's store, while a broker had it open, or after a crash: "
+            "it has the records, not what else a store is"
+        )
+    if is_local(archive_path) and f"{real_path(out_path)}/".startswith(f"{real_path(archive_path)}/"):
+        raise JobError(f"{out_path}: lies in the archive that is restored; give a path beside it")
+    place = Place(out_path)
+    tasks = None
+    try:
+        place.begin()
+        tasks = runner(place, spark, workers)
+        return _restore(directory, manifest, place, tasks, with_index, progress or (lambda done, total: None))
+    except JobError:
+        raise
+    except (OSError, pa.ArrowException, tarfile.TarError) as error:
+        raise JobError(f"{directory.path}: cannot be restored: {reason(error)}") from None
+    finally:
+        if tasks is not None:
+            tasks.close()
+        place.give_up()
+
+
+class _Marker(NamedTuple):
+    offset: int
+    left: int
+
+
+def _restore(
+    archived: Directory, manifest: Manifest, place: Place, tasks: Runner, with_index: bool, progress: Progress
+) -> RestoreResult:
+    result = RestoreResult(manifest.records, manifest.size)
+    began = time.perf_counter()
+
+    def step(name: str) -> None:
+        nonlocal began
+        now = time.perf_counter()
+        result.seconds[name] = round(now - began, 3)
+        began = now
+
+    place.need(manifest.size + manifest.size // 20)
+    size = manifest.segment_size
+    directory = place.join("commitlog", "")
+    for first in manifest.segments:
+        with open(os.path.join(directory, f"{first:020}"), "wb") as file:
+            file.truncate(size)
+    done = 0
+
+    def advance(restored: int) -> None:
+        nonlocal done
+        done += restored
+        progress(done, manifest.size)
+
+    requests = [
+        ReadTask(archived, part, number, directory, size, place.scratch, with_index)
+        for number, part in enumerate(manifest.parts)
+    ]
+    tasks.run(rows.read, requests, advance)
+    _restore_damaged(archived, directory, size)
+    for part in manifest.parts:
+        if part.marker >= 0:
+            _write_at(directory, size, part.marker, _MARKER.pack(size - part.marker % size, MAGIC_END))
+    step("commitlog")
+    queue_directory = place.join("consumequeue", "")
+    tasks.run(
+        archived_queues.restore,
+        [
+            (archived, f"consume_queue/part-{number:05}.parquet", queue_directory)
+            for number in range(len(manifest.queue_files))
+        ],
+    )
+    step("consume queues")
+    with archived.open("state.tar.zst", "zstd") as stream:
+        state.read(stream, place.path)
+    if with_index:
+        counts = [len(load(place.scratch, f"{number}.items")) for number in range(len(manifest.parts))]
+        for task in index.plan(place.scratch, place.join("index", ""), counts, time.time()):
+            tasks.run(index.write, [task])
+            result.index_files += 1
+    step("other files")
+    place.finish()
+    step("finish")
+    return result
+
+
+def _restore_damaged(archived: Directory, directory: str, segment_size: int) -> None:
+    table = archived.read_table("damaged.parquet")
+    for row in table.to_pylist():
+        _write_at(directory, segment_size, row["physical_offset"], row["bytes"])
+
+
+def _write_at(directory: str, segment_size: int, offset: int, data: bytes) -> None:
+    first = offset - offset % segment_size
+    with open(os.path.join(directory, f"{first:020}"), "r+b") as file:
+        file.seek(offset - first)
+        file.write(data)
+
+
+__all__ = ["ArchiveResult", "Manifest", "QueueFile", "RestoreResult", "archive", "read_manifest", "restore"]

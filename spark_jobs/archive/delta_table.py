@@ -1,0 +1,199 @@
+"""A table of several stores as a Delta table, with the library `deltalake`.
+
+A commit adds the files of a run and has two of Delta's own transaction ids (`txn`), which stay in the log for good:
+
+    application id              version
+    duemq/end/<name>            physical offset up to which the table has the store
+    duemq/tail/<name>           see `known_again.tail_of`
+
+Delta refuses a commit with such an id that another run has written meanwhile.
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifiers
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, run_prefix
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.store.local_files import reason
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable as Library
+    from deltalake.transaction import RemoveAction
+
+_OLDEST: Final = (1, 6)
+"""Before, the library left out the transaction ids of a commit of files that others have written, without a word."""
+_PARTITIONS: Final = ["day", "topic", "store"]
+
+
+class DeltaTable:
+    """See `table.Table`. Raises JobError where the library is missing."""
+
+    in_directories = False
+
+    def __init__(self, path: str) -> None:
+        try:
+            import deltalake  # before Spark is started
+        except ImportError:
+            raise JobError("Delta tables need the package deltalake: pip install 'duemq[delta]'") from None
+        if tuple(map(int, deltalake.__version__.split(".")[:2])) < _OLDEST:
+            raise JobError(
+                f"Delta tables need deltalake {'.'.join(map(str, _OLDEST))} or newer, and this is "
+                f"{deltalake.__version__}: pip install 'duemq[delta]'"
+            )
+        self.directory = Directory(path)
+        self.columns: Sequence[str] = [name for name in COLUMNS.names if name not in _PARTITIONS]
+        self._uri = self.directory.path.rstrip("/")
+        self._options = _options(path)
+        self._table: Library | None = None
+        self._prefix = ""
+
+    def known(self, names: Collection[str]) -> dict[str, Mark]:
+        """See `table.Table`. Those that are in the commits which the log still has, and of the names."""
+        from deltalake import DeltaTable as Library
+        from deltalake.exceptions import DeltaError
+
+        try:
+            if not Library.is_deltatable(self._uri, self._options):
+                return {}
+            self._table = Library(self._uri, storage_options=self._options)
+            commits = [json.loads(commit["duemq"]) for commit in self._table.history() if "duemq" in commit]
+            found = {name: self._mark(name) for name in {*names, *(commit["store"] for commit in commits)}}
+        except (DeltaError, OSError) as error:
+            raise JobError(f"{self.directory.path}: {reason(error)}") from None
+        return {name: mark for name, mark in found.items() if mark is not None}
+
+    def begin(self, name: str) -> Mark | None:
+        """See `table.Table`."""
+        from deltalake import DeltaTable as Library
+        from deltalake.exceptions import DeltaError
+
+        try:
+            # Of two runs at once that begin a table one makes it.
+            with self.directory.alone():
+                if not Library.is_deltatable(self._uri, self._options):
+                    self._create()
+            self._table = Library(self._uri, storage_options=self._options)
+            return self._mark(name)
+        except (DeltaError, OSError) as error:
+            raise JobError(f"{self.directory.path}: {reason(error)}") from None
+
+    def _create(self) -> None:
+        from deltalake import DeltaTable as Library
+        from deltalake.exceptions import DeltaError
+
+        if self.directory.names(""):
+            raise JobError(f"{self.directory.path}: has files, and is no Delta table; give another directory")
+        try:
+            Library.create(self._uri, COLUMNS, partition_by=_PARTITIONS, name="messages", storage_options=self._options)
+        except DeltaError:
+            # Elsewhere than on this machine another run may have made it meanwhile.
+            if not Library.is_deltatable(self._uri, self._options):
+                raise
+
+    def _mark(self, name: str) -> Mark | None:
+        assert self._table is not None
+        end, tail = (self._table.transaction_version(f"duemq/{what}/{name}") for what in ("end", "tail"))
+        return Mark(end, tail) if end is not None and tail is not None else None
+
+    def prefix(self, name: str) -> str:
+        """See `table.Table`."""
+        self._prefix = f"messages/{run_prefix()}"
+        return self._prefix
+
+    def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
+        """See `table.Table`."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import DeltaError
+        from deltalake.transaction import AddAction
+
+        assert self._table is not None
+        now = time.time_ns() // 1_000_000
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(file.name, file.size, _partition(file, name), now, True, json.dumps(_statistics(file)))
+            for file in files
+        ]
+        properties = CommitProperties(
+            custom_metadata={"duemq": json.dumps(about)},
+            app_transactions=[
+                Transaction(f"duemq/end/{name}", after.end, now),
+                Transaction(f"duemq/tail/{name}", after.tail, now),
+            ],
+        )
+        try:
+            self._table.create_write_transaction(
+                actions, "append", COLUMNS, partition_by=_PARTITIONS, commit_properties=properties
+            )
+        except (DeltaError, OSError) as error:
+            raise JobError(
+                f"{self.directory.path}: nothing was appended: {reason(error)}; "
+                "if another run appended to it meanwhile, try again"
+            ) from None
+        self._table.update_incremental()
+        if self._mark(name) != after:
+            raise JobError(
+                f"{self.directory.path}: has the rows of version {self._table.version()}, and does not say so in its "
+                "transaction ids: restore the version before, and do not append with this version of deltalake"
+            )
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """See `table.Table`."""
+        from deltalake.exceptions import DeltaError
+
+        assert self._table is not None
+        try:
+            self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise JobError(f"{self.directory.path}: {reason(error)}") from None
+        # Another run may have committed; the library's list of files tells of ours.
+        if is_commit and any(f"/{self._prefix}-" in uri for uri in self._table.file_uris()):
+            return
+        for file in self.directory.names("messages"):
+            if file.startswith(self._prefix):
+                self.directory.remove(file)
+
+    def close(self) -> None:
+        """See `table.Table`."""
+        self._table = None
+
+
+def _options(uri: str) -> dict[str, str] | None:
+    """What deltalake wants to be told of S3, which pyarrow takes from the URI."""
+    parts = urlsplit(uri)
+    if parts.scheme != "s3":
+        return None
+    asked = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    options = {}
+    if parts.username and parts.password:
+        options = {"AWS_ACCESS_KEY_ID": unquote(parts.username), "AWS_SECRET_ACCESS_KEY": unquote(parts.password)}
+    if "region" in asked:
+        options["AWS_REGION"] = asked["region"]
+    if "endpoint_override" in asked:
+        scheme = asked.get("scheme", "https")
+        options["AWS_ENDPOINT_URL"] = f"{scheme}://{asked['endpoint_override']}"
+        options["AWS_ALLOW_HTTP"] = "true" if scheme == "http" else "false"
+    return options
+
+
+def _partition(file: DataFile, name: str) -> dict[str, str | None]:
+    return {"day": file.day.isoformat() if file.day is not None else None, "topic": file.topic, "store": name}
+
+
+def _statistics(file: DataFile) -> dict[str, Any]:
+    """By which readers leave out files."""
+    ends: list[dict[str, Any]] = [{"physical_offset": offset} for offset in file.offsets]
+    for end, ms in zip(ends, file.times or (), strict=False):
+        end["store_time"] = _text(ms)
+    return {"numRecords": file.rows, "minValues": ends[0], "maxValues": ends[1], "nullCount": {}}
+
+
+def _text(ms: int) -> str:
+    time_of = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(milliseconds=ms)
+    return time_of.isoformat(timespec="milliseconds").replace("+00:00", "Z")

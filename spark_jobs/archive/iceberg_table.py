@@ -1,0 +1,238 @@
+"""A table of several stores as an Iceberg table, with the library `pyiceberg`.
+
+    path or file://      a warehouse: <path>/catalog.db, a catalog in SQLite, and the table duemq.messages
+    namespace.table      with the name of a catalog that pyiceberg is configured for (~/.pyiceberg.yaml, PYICEBERG_...)
+
+A commit has the files of a run, and the table's property duemq.<name>: {"end": physical offset up to which the table
+has the store, "tail": see `known_again.tail_of`}. The snapshot's summary tells what was appended. Partitions: day,
+topic, store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark, run_prefix
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.store.local_files import local_path, reason
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table as Library
+
+_TRIES: Final = 5
+_NAMESPACE: Final = "duemq"
+_IDENTIFIER: Final = "duemq.messages"
+_PARTITIONS: Final = ("day", "topic", "store")
+
+
+class IcebergTable:
+    """See `table.Table`. `catalog`: the name of one that pyiceberg knows; None for a warehouse at `path`,
+    a directory of this machine. Raises JobError where the library is missing."""
+
+    in_directories = False
+    directory: Directory
+
+    def __init__(self, path: str, catalog: str | None = None) -> None:
+        try:
+            import pyiceberg  # noqa: F401, before Spark is started
+        except ImportError:
+            raise JobError("Iceberg tables need the package pyiceberg: pip install 'duemq[iceberg]'") from None
+        if catalog is None:
+            local_path(path)
+        self._path, self._catalog = path, catalog
+        self.columns: Sequence[str] = COLUMNS.names
+        self._table: Library | None = None
+        self._prefix = ""
+
+    def known(self, names: Collection[str]) -> dict[str, Mark]:
+        """See `table.Table`."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
+            catalog, identifier = self._open()
+        try:
+            self._table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            return {}
+        except Exception as error:  # of any catalog's own kind
+            raise JobError(f"{self._path}: {reason(error)}") from error
+        found = {
+            name: self._mark(name) for key in self._table.properties if (name := key.removeprefix("duemq.")) != key
+        }
+        return {name: mark for name, mark in found.items() if mark is not None}
+
+    def begin(self, name: str) -> Mark | None:
+        """See `table.Table`."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        # Of two runs at once that begin a table one makes it.
+        with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
+            catalog, identifier = self._open()
+            try:
+                try:
+                    table = catalog.load_table(identifier)
+                except NoSuchTableError:
+                    table = _create(catalog, identifier)
+            except Exception as error:  # of any catalog's own kind
+                raise JobError(f"{self._path}: {reason(error)}") from error
+        missing = [name for name in COLUMNS.names if name not in table.schema().column_names]
+        if missing:
+            raise JobError(f"{self._path}: the table has no column {missing[0]}, so it is none of these; give another")
+        self._table = table
+        self.directory = Directory(f"{table.location()}/data")
+        return self._mark(name)
+
+    def _open(self) -> tuple[Catalog, str]:
+        from pyiceberg.catalog import load_catalog
+
+        if self._catalog is not None:
+            try:
+                return load_catalog(self._catalog), self._path
+            except Exception as error:  # of any catalog's own kind
+                raise JobError(f"the catalog {self._catalog}: {reason(error)}") from error
+        from pyiceberg.catalog.sql import SqlCatalog
+
+        path = os.path.abspath(local_path(self._path))
+        if os.listdir(path) and not os.path.exists(os.path.join(path, "catalog.db")):
+            raise JobError(f"{path}: has files, and is no such warehouse; give another directory")
+        try:
+            return SqlCatalog("duemq", uri=f"sqlite:///{path}/catalog.db", warehouse=f"file://{path}"), _IDENTIFIER
+        except Exception as error:  # of SQLite, by way of a library
+            raise JobError(f"{path}: {reason(error)}") from error
+
+    def _mark(self, name: str) -> Mark | None:
+        assert self._table is not None
+        text = self._table.properties.get(f"duemq.{name}")
+        if text is None:
+            return None
+        found = json.loads(text)
+        return Mark(found["end"], found["tail"])
+
+    def prefix(self, name: str) -> str:
+        """See `table.Table`."""
+        self._prefix = run_prefix()
+        return self._prefix
+
+    def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
+        """See `table.Table`."""
+        from pyiceberg.exceptions import CommitFailedException
+
+        assert self._table is not None
+        about = {**about, "damaged": len(about["damaged"])}
+        summary = {f"duemq.{key}": str(value) for key, value in about.items()}
+        paths = [self.directory.below(file.name) for file in files]
+        paths = [path if "://" in path else f"file://{path}" for path in paths]
+        for tries_left in reversed(range(_TRIES)):
+            # The library would add the files to whatever the table is by then, also if it has them already.
+            metadata = self._table.metadata
+            properties = {**metadata.properties, "commit.retry.num-retries": "0"}
+            self._table.metadata = metadata.model_copy(update={"properties": properties})
+            try:
+                with self._table.transaction() as transaction:
+                    if paths:
+                        transaction.add_files(paths, snapshot_properties=summary)
+                    transaction.set_properties({f"duemq.{name}": json.dumps(after._asdict())})
+                return
+            except CommitFailedException as error:
+                # Somebody else's commit came first: another store's, or maintenance.
+                self._table.refresh()
+                if self._mark(name) != before or not tries_left:
+                    raise JobError(
+                        f"{self._path}: another run appended {name} meanwhile; nothing was appended by this one: "
+                        f"{reason(error)}"
+                    ) from None
+            except Exception as error:  # of any catalog's own kind
+                if self._catalog is None and self._has_mark(name, before):
+                    raise JobError(f"{self._path}: nothing was appended: {reason(error)}; run it again") from error
+                raise JobError(
+                    f"{self._path}: the catalog did not say whether the rows are in the table: {reason(error)}; run it "
+                    "again, which goes on where the table is"
+                ) from error
+
+    def _has_mark(self, name: str, mark: Mark | None) -> bool:
+        """Whether the table says of a store what it said before; not where it cannot be asked."""
+        assert self._table is not None
+        try:
+            self._table.refresh()
+        except Exception:  # of any catalog's own kind
+            return False
+        return self._mark(name) == mark
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """See `table.Table`."""
+        # Another catalog than ours may still be about to commit.
+        if is_commit and (self._catalog is not None or not self._has_mark(name, before)):
+            return
+        for file in self.directory.names(""):
+            if file.startswith(self._prefix):
+                self.directory.remove(file)
+
+    def close(self) -> None:
+        """See `table.Table`."""
+        self._table = None
+
+
+def _create(catalog: Catalog, identifier: str) -> Library:
+    """Make the table; or take it where another run has made it meanwhile."""
+    from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
+
+    with contextlib.suppress(NamespaceAlreadyExistsError):
+        catalog.create_namespace_if_not_exists(identifier.rpartition(".")[0])
+    try:
+        return catalog.create_table(identifier, *_schema())
+    except TableAlreadyExistsError:
+        return catalog.load_table(identifier)
+
+
+def _schema() -> tuple[Any, None, Any]:
+    """The schema of the table, its location (the catalog's choice), and its partitions."""
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.transforms import IdentityTransform
+    from pyiceberg.types import (
+        BinaryType,
+        DateType,
+        IntegerType,
+        LongType,
+        MapType,
+        NestedField,
+        StringType,
+        TimestamptzType,
+    )
+
+    plain = {
+        pa.string(): StringType(),
+        pa.binary(): BinaryType(),
+        pa.int32(): IntegerType(),
+        pa.int64(): LongType(),
+        pa.date32(): DateType(),
+        pa.timestamp("us", "UTC"): TimestamptzType(),
+    }
+    fields, next_id = [], len(COLUMNS) + 1
+    for number, field in enumerate(COLUMNS, 1):
+        kind: Any = plain.get(field.type)
+        if kind is None:
+            kind = MapType(
+                key_id=next_id,
+                key_type=StringType(),
+                value_id=next_id + 1,
+                value_type=StringType(),
+                value_required=False,
+            )
+            next_id += 2
+        fields.append(NestedField(field_id=number, name=field.name, field_type=kind, required=False))
+    partitions = [
+        PartitionField(
+            source_id=COLUMNS.get_field_index(name) + 1, field_id=1000 + n, transform=IdentityTransform(), name=name
+        )
+        for n, name in enumerate(_PARTITIONS)
+    ]
+    return Schema(*fields), None, PartitionSpec(*partitions)

@@ -1,0 +1,155 @@
+"""A table of several stores as directories of Parquet.
+
+    <table>/day=2026-11-22/topic=orders/store=<name>/<run>-<range>.parquet    names by `folder_name`; `run` is the
+                                    number of the commit, `range` the physical offsets that a task read
+            _duemq/<name>/<run>.json    a commit: see `Commit`. What it names is in the table
+            _duemq/<name>/begun         there while a run appends, and after one that was killed
+            _duemq/<name>/lock          locked meanwhile, on this machine
+
+A run writes its files, then its commit, as one file: before that nothing of it counts. The next run removes what a
+killed one has left, so that also who reads the directories without a look at the commits finds each row once then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from duemq.spark_jobs.archive.rows import folder_name
+from duemq.spark_jobs.archive.table import COLUMNS, DataFile, Mark
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.store.local_files import local_path, reason
+
+VERSION: Final = 1
+_NOTES: Final = "_duemq"
+
+
+class Commit(msgspec.Struct):
+    """What a run has appended. `begin`, `end`: physical offsets; `tail`: see `known_again.tail_of`; `expired`: bytes
+    that were gone before they could be appended; `damaged`: offset, size and reason of what is no record."""
+
+    version: int
+    store: str
+    path: str
+    begin: int
+    end: int
+    tail: int
+    records: int
+    expired: int
+    files: list[str]
+    damaged: list[tuple[int, int, str]]
+
+
+class ParquetTable:
+    """See `table.Table`."""
+
+    in_directories = True
+
+    def __init__(self, path: str) -> None:
+        self.directory = Directory(path)
+        # Partitions are told by the directories. The topic is in the files as well, as in an archive.
+        self.columns: Sequence[str] = [name for name in COLUMNS.names if name not in ("store", "day")]
+        self._path = path
+        self._run = 0
+        self._lock = -1
+
+    def _note(self, name: str, file: str) -> str:
+        return f"{_NOTES}/{folder_name(name)}/{file}"
+
+    def known(self, names: Collection[str]) -> dict[str, Mark]:
+        """See `table.Table`."""
+        last = {os.path.dirname(file): file for file in self.directory.names(_NOTES) if file.endswith(".json")}
+        commits = [self._read(file) for file in last.values()]
+        return {commit.store: Mark(commit.end, commit.tail) for commit in commits}
+
+    def begin(self, name: str) -> Mark | None:
+        """See `table.Table`."""
+        if not self.directory.names(_NOTES) and self.directory.names():
+            raise JobError(f"{self.directory.path}: has files, and is no such table; give another directory")
+        self._hold(name)
+        runs = self._runs(name)
+        self._run = (runs[-1] if runs else 0) + 1
+        self._remove_left(name, runs)
+        if not runs:
+            return None
+        last = self._commit(name, runs[-1])
+        return Mark(last.end, last.tail)
+
+    def _remove_left(self, name: str, runs: list[int]) -> None:
+        """Remove what a run has left that was killed, or has failed."""
+        if self.directory.read(self._note(name, "begun")) is None:
+            return
+        committed = {file for run in runs for file in self._commit(name, run).files}
+        mine = f"/{folder_name(name, 'store=')}/"
+        for file in self.directory.names():
+            if mine in file and file not in committed:
+                self.directory.remove(file)
+        self.directory.remove(self._note(name, "begun"))
+
+    def _runs(self, name: str) -> list[int]:
+        found = [os.path.basename(file) for file in self.directory.names(f"{_NOTES}/{folder_name(name)}")]
+        return sorted(int(file[:-5]) for file in found if file.endswith(".json") and file[:-5].isdecimal())
+
+    def _commit(self, name: str, run: int) -> Commit:
+        return self._read(self._note(name, f"{run:06}.json"))
+
+    def _read(self, file: str) -> Commit:
+        try:
+            commit = msgspec.json.decode(self.directory.read(file) or b"", type=Commit)
+        except msgspec.DecodeError as error:
+            raise JobError(f"{self.directory.path}: {file}: {error}") from None
+        if commit.version != VERSION:
+            raise JobError(f"{self.directory.path}: {file}: is of version {commit.version}; this program has {VERSION}")
+        return commit
+
+    def _hold(self, name: str) -> None:
+        if not self.directory.is_local:
+            return
+        path = local_path(self.directory.below(self._note(name, "lock")))
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise JobError(f"{self.directory.path}: another run appends {name}; wait for it") from None
+        except OSError as error:
+            raise JobError(f"{path}: {reason(error)}") from None
+
+    def prefix(self, name: str) -> str:
+        """See `table.Table`."""
+        self.directory.write(self._note(name, "begun"), b"a run appends, or was killed\n")
+        return f"{self._run:06}"
+
+    def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
+        """See `table.Table`."""
+        commit = Commit(version=VERSION, tail=after.tail, files=[file.name for file in files], **about)
+        text = msgspec.json.format(msgspec.json.encode(commit), indent=1)
+        self.directory.write(self._note(name, f"{self._run:06}.json"), text)
+        self.directory.remove(self._note(name, "begun"))
+
+    def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
+        """See `table.Table`."""
+        self._remove_left(name, self._runs(name))
+
+    def close(self) -> None:
+        """See `table.Table`."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def committed_files(path: str) -> list[str]:
+    """The files of a table that are committed, by path or URI: for who reads while a run appends, or after one was
+    killed. Raises JobError."""
+    directory = Directory(path)
+    found = []
+    for note in directory.names(_NOTES):
+        if note.endswith(".json"):
+            found += msgspec.json.decode(directory.read(note) or b"", type=Commit).files
+    return sorted(directory.below(name) for name in found)

@@ -1,0 +1,1 @@
+"""The audit: what became of each scheduled message."""

@@ -1,0 +1,143 @@
+"""Whether records and the units of their consume queues agree: of what no checksum covers some is in two places.
+
+    of a record                        of its unit in consumequeue/<topic>/<queue id>/
+    topic, queue id, queue offset      where the unit lies
+    physical offset                    physical offset
+    TAGS                               hash of the tags (of what waits: when that is due, which is not compared)
+
+A record whose unit lies elsewhere has one of the first three wrong, or its queue has. Of a record that no unit points
+to nothing is told: its queue's files may have expired, or its topic may have been deleted, and made again since.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from duemq.protocol.records import properties
+from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.spark_jobs.store.store_files import UNIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.columns.records import Records
+    from duemq.spark_jobs.store.store_files import StoreFiles
+
+    Integers = NDArray[np.int64]
+
+_GAP: Final = 1024
+"""Units that are read though no record asks for them, rather than read the queue once more."""
+_MAX_SEARCHED: Final = 100
+"""Records that are looked for in the queues of all topics; more are of a topic that was deleted, as a rule."""
+_LEAST_HASH: Final = -(1 << 31)
+"""Less is no hash: RocketMQ's extended queues have addresses there."""
+_DUE: Final = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC))
+_ALSO_IN: Final = "%LMQ%"
+"""How queues begin that have records of other topics as well (RocketMQ 5's light message queues)."""
+
+
+class _File(NamedTuple):
+    """A file of a consume queue: `units` of it are in use, from `first` to `last` (physical offsets)."""
+
+    topic: str
+    queue_id: int
+    first_unit: int
+    path: str
+    units: int
+    first: int
+    last: int
+
+
+class Agreement:
+    """Compares records with the consume queues of their store, a part of the commitlog's records after the other."""
+
+    def __init__(self, store: StoreFiles) -> None:
+        self._store = store
+        self._searched = 0
+
+    def wrong(self, records: Records) -> dict[int, str]:
+        """Which of some records their queues do not agree with, by their index, and why. Reads about as many units as
+        there are records. Raises OSError."""
+        codes, names = records.topics()
+        physical, tags_codes = self._listed(records, codes, names)
+        is_listed = physical == records.physical_offset
+        has_hash = np.array([name not in _DUE for name in names], np.bool_)[codes]
+        wrong = _other_tags(records, np.flatnonzero(is_listed & has_hash), tags_codes)
+        for row in np.flatnonzero(~is_listed).tolist():
+            topic, queue_id, offset = names[codes[row]], int(records.queue_id[row]), int(records.queue_offset[row])
+            place = self._place_of(int(records.physical_offset[row]), topic)
+            if place is not None:
+                wrong[row] = f"says that it is {topic}/{queue_id}/{offset}, and the queue that lists it says {place}"
+        return wrong
+
+    def _listed(self, records: Records, codes: NDArray[np.int32], names: list[str]) -> tuple[Integers, Integers]:
+        """What is in the units that records name: physical offsets, -1 where there is no unit, and tags codes."""
+        physical, tags_codes = np.full(len(records), -1, np.int64), np.zeros(len(records), np.int64)
+        queue_id, offset = records.queue_id, records.queue_offset
+        order = np.lexsort((offset, queue_id, codes))
+        if not len(order):
+            return physical, tags_codes
+        is_next = (np.diff(codes[order]) != 0) | (np.diff(queue_id[order]) != 0) | (np.diff(offset[order]) > _GAP)
+        for rows in np.split(order, np.flatnonzero(is_next) + 1):
+            first, last = int(offset[rows[0]]), int(offset[rows[-1]])
+            if first < 0 or queue_id[rows[0]] < 0:
+                continue
+            units = self._store.units_at(names[codes[rows[0]]], int(queue_id[rows[0]]), first, last - first + 1)
+            found = units[offset[rows] - first]
+            physical[rows] = np.where(found["size"] != 0, found["physical_offset"], -1)
+            tags_codes[rows] = found["tags_code"]
+        return physical, tags_codes
+
+    def _place_of(self, physical_offset: int, topic: str) -> str | None:
+        """The place of a unit that points to a record, as <topic>/<queue id>/<queue offset>; None where none does."""
+        self._searched += 1
+        files = self._files if self._searched <= _MAX_SEARCHED else {topic: self._files.get(topic, [])}
+        for file in chain.from_iterable(files.values()):
+            if file.first <= physical_offset <= file.last:
+                at = bisect_left(range(file.units), physical_offset, key=lambda at: self._unit(file.path, at)[0])
+                if at < file.units and self._unit(file.path, at)[0] == physical_offset:
+                    return f"{file.topic}/{file.queue_id}/{file.first_unit + at}"
+        return None
+
+    @cached_property
+    def _files(self) -> dict[str, list[_File]]:
+        """By topic."""
+        found: dict[str, list[_File]] = {}
+        for file in self._bounds():
+            found.setdefault(file.topic, []).append(file)
+        return found
+
+    def _bounds(self) -> Iterator[_File]:
+        for file in self._store.queue_files():
+            if file.topic.startswith(_ALSO_IN):
+                continue
+            room = file.size // UNIT.itemsize
+            units = bisect_left(range(room), True, key=lambda at: not self._unit(file.path, at)[1])
+            if units:
+                first, last = self._unit(file.path, 0)[0], self._unit(file.path, units - 1)[0]
+                yield _File(file.topic, file.queue_id, file.first_unit, file.path, units, first, last)
+
+    def _unit(self, path: str, at: int) -> tuple[int, int]:
+        """Physical offset and size in a unit."""
+        data = self._store.read(path, at * UNIT.itemsize, UNIT.itemsize)
+        if len(data) < UNIT.itemsize:
+            return 0, 0
+        found = np.frombuffer(data, UNIT)[0]
+        return int(found["physical_offset"]), int(found["size"])
+
+
+def _other_tags(records: Records, rows: Integers, tags_codes: Integers) -> dict[int, str]:
+    """Records whose tags are not those whose hash their units have."""
+    told = records.take(rows).property_strings("TAGS").dictionary_encode()
+    codes = np.array([properties.tags_code(tags) for tags in told.dictionary.to_pylist()] + [0], np.int64)
+    of_record = codes[told.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)]
+    listed = tags_codes[rows]
+    wrong = rows[(of_record != listed) & (listed >= _LEAST_HASH)]
+    return dict.fromkeys(wrong.tolist(), "has other tags than its consume queue")

@@ -1,0 +1,604 @@
+"""What became of each scheduled message: a case each.
+
+Two rounds of matching, each over buckets that fit in memory, of arrays and not of rows. First what names its origin, by
+physical offset. What is open then is matched by what a message that waits has in common with its delivery (see
+`events`), the n-th delivery with the n-th message where several have the same. So is what was closed by its origin and
+was delivered by another broker as well, whose deliveries name none. A message that was rolled or given another time is
+one message: its last record.
+
+    status     delivered    once
+               twice        more often than once
+               cancelled    taken back before it was delivered
+               pending      the broker has not come to it yet
+               lost         the broker has passed it, and there is no delivery
+
+Where results are kept for the next run (`incremental`), the second round leaves each bucket in two parts: groups of
+which every message has its delivery, as figures; and the others, as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from duemq.spark_jobs.analyse.usage import RangeUsage, UsageObserver
+from duemq.spark_jobs.audit.events import CANCELLED as WAS_CANCELLED
+from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS, RangeEvents
+from duemq.spark_jobs.audit.events import DELIVERED as WAS_DELIVERED
+from duemq.spark_jobs.audit.figures import CANCELLED, CASE, DELIVERED, LOST, PENDING, TWICE, UNCLAIMED, Figures
+from duemq.spark_jobs.audit.shuffle import PART
+from duemq.spark_jobs.columns.hashes import hash_ints
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.audit.shuffle import Shuffle
+    from duemq.spark_jobs.store.progress import Progress
+    from duemq.spark_jobs.store.ranges import Range
+    from duemq.spark_jobs.store.store_files import StoreFiles
+
+_K_WAITS: Final = 0
+_K_DONE: Final = 1
+_K_CASES: Final = 2
+_K_READ: Final = 3
+_K_USAGE: Final = 4
+_K_UNIQUE: Final = 5
+_K_FIGURES: Final = 6
+_K_MORE: Final = 7
+_K_LEFT: Final = 8
+_K_NOTE: Final = 9
+_K_CLOSED: Final = 10
+HASHES: Final = np.dtype("<i8")
+BUCKET_BYTES: Final = 256 << 20
+"""Of the commitlog, in a bucket."""
+_READ_BUCKET: Final = -1
+AHEAD: Final = np.dtype([("queue_offset", "<i8"), ("level", "<i2")])
+"""A message of a level that was delivered, and that the broker's progress has not passed."""
+CLOSED: Final = np.dtype([*CASE.descr, ("message", "<i8"), ("key", "<i8"), ("again", "?")])
+"""A case that is closed by what names its origin; with the last three of its WAITS, since there may be more of it. Or
+no case, but a record that waited in place of another that it does not name, until a third one named it: GONE."""
+GONE: Final = -1
+"""The status of those."""
+
+
+class Found(NamedTuple):
+    """What one pass over a store found."""
+
+    reads: list[dict[str, Any]]
+    """What was read, in order: of each range start, end, sha256, records, damaged, damages, last_ms, and the names of
+    topics by hash."""
+    figures: Figures
+    usage: list[RangeUsage]
+    """What the ranges are used for, in order, where that was asked for; or of some of them together..."""
+    duplicates: int
+    """...and how many messages producers sent once more, by topic and unique key."""
+
+
+class RangeFound(NamedTuple):
+    """What was found in a range."""
+
+    read: dict[str, Any]
+    """As in `Found.reads`."""
+    waits: NDArray[Any]
+    """WAITS."""
+    done: NDArray[Any]
+    """DONE."""
+    unique: NDArray[np.int64]
+    """Hashes of topic and unique key of what producers sent; none without the usage."""
+    usage: bytes | None
+    note: bytes | None = None
+    """What whoever loads the range wants to be told, once for each."""
+
+
+class Matching(NamedTuple):
+    """What matching goes by."""
+
+    begin: int
+    """The physical offset where the log begins."""
+    step_ms: int
+    """Of curves over time."""
+    buckets: int
+    """How many there are in the second round."""
+    bucket_bytes: int = BUCKET_BYTES
+    """Of the commitlog, in a bucket of the first round."""
+    begin_ms: int = 0
+    """When the log's first record was stored, ms since the epoch; 0 if that is not known, or nothing is before it."""
+    compacted_to: int = 0
+    """The physical offset where the log ended when a compaction made it; 0 if none did."""
+
+    def figures(self, cases: NDArray[Any]) -> Figures:
+        """The figures of cases (CASE)."""
+        return Figures.of(cases, self.step_ms, self.begin, self.begin_ms, self.compacted_to)
+
+
+class Left(msgspec.Struct):
+    """What a bucket leaves to go on with. Keys of groups are hashes of messages, see `events`."""
+
+    low: int
+    """The least hash in the bucket."""
+    waits: bytes
+    """WAITS of the groups in which a message has no delivery..."""
+    done: bytes
+    """...DONE of these..."""
+    named: bytes
+    """...and CLOSED of these."""
+    ahead: bytes
+    """AHEAD, of the other groups."""
+    matched: bytes
+    """Keys of the other groups that have messages, ascending..."""
+    stray: bytes
+    """...and of those that have deliveries or marks alone."""
+    keys: bytes
+    """Of messages that are closed by their origins alone, what these have in common with deliveries, ascending."""
+    unique: bytes
+    """Hashes of what producers sent, each once, ascending."""
+
+
+Load = Callable[[int], RangeFound]
+"""What is in a range, by its number."""
+
+
+class Pass(NamedTuple):
+    """What `find` found, and what it left and loads told."""
+
+    found: Found
+    left: list[bytes]
+    notes: list[bytes]
+
+
+def find(
+    shuffle: Shuffle, load: Load, count: int, matching: Matching, *, leave: Callable[[Left], bytes] | None = None
+) -> Pass:
+    """Match what is in some ranges, all of a store's as a rule. `leave`: what a bucket leaves to go on with is given to
+    it, in the task; what that gives comes back. The figures are of those cases alone then that are closed, see
+    `Settled`."""
+    buckets = matching.buckets
+
+    def scan(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                if number < count:
+                    yield from _parts(load(number), matching)
+
+    def by_origin(table: pa.Table) -> pa.Table:
+        matched = match_by_origin(_of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE))
+        return pa.concat_tables([_as_they_are(table), _to_parts(matched, buckets)])
+
+    def by_key(table: pa.Table) -> pa.Table:
+        unique = _of_kind(table, _K_UNIQUE, HASHES)
+        distinct = np.unique(unique)
+        waits, done = _of_kind(table, _K_WAITS, WAITS), _of_kind(table, _K_DONE, DONE)
+        named = _of_kind(table, _K_CLOSED, CLOSED)
+        kinds, data = [_K_MORE], [(len(unique) - len(distinct)).to_bytes(8, "little")]
+        closed = _of_kind(table, _K_CASES, CASE)
+        if leave is None:
+            figures = matching.figures(np.concatenate([closed, match_by_key(waits, done, named)]))
+        else:
+            numbers = table["bucket"].to_numpy()
+            settled = settle(waits, done, named)
+            closed = np.concatenate([closed, settled.closed])
+            figures = closed_figures(closed, matching)
+            number = int(numbers[0]) if len(numbers) else _READ_BUCKET
+            if number != _READ_BUCKET:
+                kinds.append(_K_LEFT)
+                data.append(leave(_left(number, buckets, settled, ahead_of(closed), distinct)))
+        kinds.append(_K_FIGURES)
+        data.append(figures.encode())
+        whole = np.isin(table["kind"].to_numpy(), (_K_READ, _K_USAGE, _K_NOTE))
+        return pa.concat_tables(
+            [table.filter(pa.array(whole)).cast(PART), pa.Table.from_batches([_batch([0] * len(kinds), kinds, data)])]
+        )
+
+    of_kind: dict[int, list[bytes]] = {}
+    for kind, data in shuffle(max(1, count), scan, by_origin, by_key):
+        of_kind.setdefault(kind, []).append(data)
+    reads = [json.loads(text) for text in of_kind.get(_K_READ, [])]
+    found = Found(
+        sorted(reads, key=lambda read: int(read["start"])),
+        Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
+        # Each begins with the place of its range. In any other order what is as frequent would not be told the same.
+        [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_place_of)],
+        sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
+    )
+    return Pass(found, of_kind.get(_K_LEFT, []), of_kind.get(_K_NOTE, []))
+
+
+def _place_of(data: bytes) -> int:
+    return int.from_bytes(data[:8], "little")
+
+
+# --- the scan
+
+
+def read_range(
+    store: StoreFiles, part: Range, progress: Progress, *, with_usage: bool = False, check: bool = False
+) -> RangeFound:
+    """Read a range. `with_usage`: also look at what the store is used for. `check`: also look for wrong bytes."""
+    observer = UsageObserver() if with_usage else None
+    events = RangeEvents(store, part, progress, observer, check=check)
+    waits, done = [np.empty(0, WAITS)], [np.empty(0, DONE)]
+    topics: dict[int, str] = {}
+    for found in events:
+        waits.append(found.waits)
+        done.append(found.done)
+        topics |= found.topics
+    assert events.read is not None
+    read = events.read._asdict() | {"topics": {str(key): name for key, name in topics.items()}}
+    return RangeFound(
+        read,
+        np.concatenate(waits),
+        np.concatenate(done),
+        observer.unique_hashes() if observer is not None else np.empty(0, HASHES),
+        observer.usage() if observer is not None else None,
+    )
+
+
+def _parts(found: RangeFound, matching: Matching) -> Iterator[pa.RecordBatch]:
+    """The events of a range: a row for each bucket that some belong to."""
+    waits, done = found.waits, found.done
+    yield from _bucketed(_K_WAITS, waits, waits["offset"] // matching.bucket_bytes)
+    # What names no origin takes no part in the first round, wherever it goes.
+    where = np.where(done["origin"] >= 0, done["origin"], done["offset"]) // matching.bucket_bytes
+    yield from _bucketed(_K_DONE, done, where)
+    yield from _bucketed(_K_UNIQUE, found.unique, bucket_of(found.unique, matching.buckets))
+    if found.usage is not None:
+        place = int(found.read["start"]).to_bytes(8, "little")
+        yield _batch([_READ_BUCKET], [_K_USAGE], [place + found.usage])
+    yield _batch([_READ_BUCKET], [_K_READ], [json.dumps(found.read).encode()])
+    if found.note is not None:
+        yield _batch([_READ_BUCKET], [_K_NOTE], [found.note])
+
+
+def bucket_of(hashes: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
+    """The buckets of hashes (63 bits): each has those from one to another."""
+    found: NDArray[np.int64] = (hashes >> 31) * buckets >> 32
+    return found
+
+
+def low_of(bucket: int, buckets: int) -> int:
+    """The least hash in a bucket."""
+    return -(-(bucket << 32) // buckets) << 31
+
+
+def _bucketed(kind: int, rows: NDArray[Any], bucket: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    if not len(rows):
+        return
+    order = np.argsort(bucket, kind="stable")
+    distinct, first = np.unique(bucket[order], return_index=True)
+    for number, part in zip(distinct.tolist(), np.split(rows[order], first[1:]), strict=True):
+        yield _batch([number], [kind], [part.tobytes()])
+
+
+def _batch(buckets: list[int], kinds: list[int], data: list[bytes]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"bucket": buckets, "kind": kinds, "data": data}, schema=PART)
+
+
+def _of_kind(table: pa.Table, kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """All rows of a kind in some parts."""
+    kinds = table["kind"].to_numpy()
+    column = table["data"].combine_chunks() if table["data"].num_chunks != 1 else table["data"].chunk(0)
+    found = [np.frombuffer(column[int(i)].as_buffer(), dtype) for i in np.flatnonzero(kinds == kind)]
+    return np.concatenate(found) if found else np.empty(0, dtype)
+
+
+def _as_they_are(table: pa.Table) -> pa.Table:
+    """What takes no part in the first round."""
+    kinds = table["kind"].to_numpy()
+    return table.filter(pa.array((kinds != _K_WAITS) & (kinds != _K_DONE))).cast(PART)
+
+
+# --- by origin
+
+
+class Matched(NamedTuple):
+    """What is closed, and what is open."""
+
+    closed: NDArray[Any]
+    """CLOSED."""
+    stray: NDArray[Any]
+    """CASE of deliveries whose origin is not there."""
+    waits: NDArray[Any]
+    """WAITS that are open..."""
+    done: NDArray[Any]
+    """...and DONE that name no origin."""
+
+
+def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
+    """Match what names its origin. `waits`, `done`: WAITS and DONE of a bucket, in any order."""
+    waits = waits[np.argsort(waits["offset"])]
+    nameless = done["origin"] < 0
+    named = done[~nameless]
+    at = np.searchsorted(waits["offset"], named["origin"])
+    known = at < len(waits)
+    known[known] = waits["offset"][at[known]] == named["origin"][known]
+    mine, at = named[known].copy(), at[known]
+    # A message with a key that replaces another names it as if it went on in its place; but it is another message.
+    mine["what"][(mine["what"] == CONTINUED) & (mine["key"] != waits["key"][at])] = WAS_CANCELLED
+    counts = {what: np.bincount(at[mine["what"] == what], minlength=len(waits)) for what in (1, 2, 3)}
+    deliveries = mine["what"] == WAS_DELIVERED
+    cases = _cases(waits)
+    _add_deliveries(cases, at[deliveries], mine[deliveries])
+    is_final = counts[CONTINUED] == 0
+    is_closed = is_final & ((counts[WAS_DELIVERED] > 0) | (counts[WAS_CANCELLED] > 0))
+    cases["status"] = _status(cases["deliveries"], counts[WAS_CANCELLED] > 0, waits["passed"])
+    stray = named[~known]
+    is_gone = ~is_final & waits["again"]
+    cases["status"][is_gone] = GONE
+    is_told = is_closed | is_gone
+    return Matched(
+        _closed(cases[is_told], waits[is_told]),
+        unclaimed(stray[stray["what"] == WAS_DELIVERED]),
+        waits[is_final & ~is_closed],
+        done[nameless],
+    )
+
+
+def _closed(cases: NDArray[Any], waits: NDArray[Any]) -> NDArray[Any]:
+    rows = np.zeros(len(cases), CLOSED)
+    for name in CASE.names or ():
+        rows[name] = cases[name]
+    for name in ("message", "key", "again"):
+        rows[name] = waits[name]
+    return rows
+
+
+def closed_of(waits: NDArray[Any], status: int) -> NDArray[Any]:
+    """CLOSED of messages that wait (WAITS), as if these all had a status."""
+    cases = _cases(waits)
+    cases["status"] = status
+    return _closed(cases, waits)
+
+
+def cases_of(closed: NDArray[Any]) -> NDArray[Any]:
+    """The CASE of some CLOSED."""
+    cases = np.empty(len(closed), CASE)
+    for name in CASE.names or ():
+        cases[name] = closed[name]
+    return cases
+
+
+def _cases(waits: NDArray[Any]) -> NDArray[Any]:
+    cases = np.zeros(len(waits), CASE)
+    for name, source in (
+        ("physical_offset", "offset"),
+        ("size", "size"),
+        ("at_ms", "at_ms"),
+        ("due_ms", "due_ms"),
+        ("delay_level", "level"),
+        ("topic_hash", "topic"),
+        ("queue_offset", "queue_offset"),
+        ("passed", "passed"),
+    ):
+        cases[name] = waits[source]
+    cases["origin"] = -1
+    return cases
+
+
+def cases_without(waits: NDArray[Any]) -> NDArray[Any]:
+    """The cases of messages of which there is nothing but that they wait."""
+    cases = _cases(waits)
+    cases["status"] = np.where(waits["passed"], LOST, PENDING)
+    return cases
+
+
+def unclaimed(done: NDArray[Any]) -> NDArray[Any]:
+    """The cases of deliveries whose messages are not in the log."""
+    cases = np.zeros(len(done), CASE)
+    cases["physical_offset"], cases["origin"] = done["offset"], done["origin"]
+    cases["at_ms"] = cases["first_ms"] = cases["last_ms"] = done["at_ms"]
+    cases["due_ms"] = done["slot"]
+    cases["first_offset"] = cases["last_offset"] = done["offset"]
+    cases["deliveries"] = 1
+    cases["status"] = UNCLAIMED
+    return cases
+
+
+def _add_deliveries(cases: NDArray[Any], at: NDArray[np.int64], deliveries: NDArray[Any]) -> None:
+    """Count deliveries (DONE), and note the first and the last of each case. `at`: which case each of them is of."""
+    had_some = cases["deliveries"] > 0
+    for first, last, source in (("first_ms", "last_ms", "at_ms"), ("first_offset", "last_offset", "offset")):
+        low = np.where(had_some, cases[first], np.iinfo(np.int64).max)
+        high = np.where(had_some, cases[last], 0)
+        np.minimum.at(low, at, deliveries[source])
+        np.maximum.at(high, at, deliveries[source])
+        low[low == np.iinfo(np.int64).max] = 0
+        cases[first], cases[last] = low, high
+    cases["deliveries"] += np.bincount(at, minlength=len(cases)).astype(np.int32)
+
+
+def _status(
+    deliveries: NDArray[Any], is_cancelled: NDArray[np.bool_], is_passed: NDArray[np.bool_]
+) -> NDArray[np.int8]:
+    without = np.where(is_cancelled, CANCELLED, np.where(is_passed, LOST, PENDING))
+    return np.where(deliveries > 1, TWICE, np.where(deliveries == 1, DELIVERED, without)).astype(np.int8)
+
+
+def _to_parts(matched: Matched, buckets: int) -> pa.Table:
+    """What goes on to the second round, by what messages and their deliveries have in common."""
+    batches: list[pa.RecordBatch] = []
+    if len(matched.stray):
+        batches.append(
+            _batch([int(matched.stray["physical_offset"][0]) % buckets], [_K_CASES], [matched.stray.tobytes()])
+        )
+    for kind, rows in ((_K_WAITS, matched.waits), (_K_DONE, matched.done), (_K_CLOSED, matched.closed)):
+        batches += _bucketed(kind, rows, bucket_of(rows["message"], buckets))
+    return pa.Table.from_batches(batches, PART)
+
+
+# --- by what they have in common
+
+
+def match(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
+    """Both rounds, of all WAITS and DONE of a store, in any order. Gives CASE."""
+    first = match_by_origin(waits, done)
+    return np.concatenate([first.stray, match_by_key(first.waits, first.done, first.closed)])
+
+
+def match_by_key(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Match what names no origin. `waits`, `done`: WAITS and DONE of a bucket, and `closed` its CLOSED, in any order.
+    Gives CASE."""
+    closed = np.empty(0, CLOSED) if closed is None else closed
+    has_more = _has_more(waits, done, closed)
+    groups = _match_groups(waits, done, closed[has_more])
+    return np.concatenate([groups.cases, cases_of(closed[~has_more])])
+
+
+def _has_more(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> NDArray[np.bool_]:
+    """Of which CLOSED there is, or may be, more than they have: a delivery that names no origin, or another record."""
+    keys = np.concatenate([waits["key"], done["key"][done["what"] == WAS_DELIVERED], closed["key"][closed["again"]]])
+    return is_among(closed["key"], np.unique(keys))
+
+
+class _Groups(NamedTuple):
+    """Cases, and of each the key of its group: the hash of its message."""
+
+    cases: NDArray[Any]
+    messages: NDArray[np.int64]
+
+
+def _match_groups(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> _Groups:
+    marks = done[done["what"] == WAS_CANCELLED]
+    is_cancelled = np.zeros(len(waits), np.bool_)
+    if len(marks):
+        named = hash_ints(marks["message"], marks["slot"])
+        is_cancelled = np.isin(hash_ints(waits["message"], waits["slot"]), named) & (waits["level"] == 0)
+    cases = _cases(waits)
+    cases["status"] = _status(cases["deliveries"], is_cancelled, waits["passed"])
+    rows = np.concatenate([_closed(cases, waits), closed])
+    is_closed = np.arange(len(rows)) >= len(waits)
+    # Of a key those that are open come first, each in the log's order.
+    order = np.lexsort((rows["physical_offset"], is_closed, rows["key"]))
+    rows = _messages(rows[order])
+    deliveries = _in_order(done[done["what"] == WAS_DELIVERED])
+    keys, first, counts = np.unique(rows["key"], return_index=True, return_counts=True)
+    at = np.searchsorted(keys, deliveries["key"])
+    known = at < len(keys)
+    known[known] = keys[at[known]] == deliveries["key"][known]
+    mine, at = deliveries[known], at[known]
+    # The n-th of a key is the n-th message's, and what comes more often than there are messages is the last one's.
+    number = np.arange(len(mine)) - np.searchsorted(mine["key"], mine["key"])
+    _add_deliveries(rows, first[at] + np.minimum(number, counts[at] - 1), mine)
+    count = rows["deliveries"]
+    rows["status"] = np.where(count > 1, TWICE, np.where(count == 1, DELIVERED, rows["status"]))
+    stray = deliveries[~known & ~deliveries["sent_again"]]
+    return _Groups(
+        np.concatenate([cases_of(rows), unclaimed(stray)]), np.concatenate([rows["message"], stray["message"]])
+    )
+
+
+class Settled(NamedTuple):
+    """What names no origin, matched, in two parts: groups that have a message without a delivery, which is not taken
+    back either, and all others. A group is what has one hash of a message: no other group's cases depend on it."""
+
+    closed: NDArray[Any]
+    """CASE of the others..."""
+    open: NDArray[Any]
+    """...and of those."""
+    waits: NDArray[Any]
+    """WAITS of those..."""
+    done: NDArray[Any]
+    """...DONE..."""
+    named: NDArray[Any]
+    """...and CLOSED, as far as there is more of it than they have."""
+    matched: NDArray[np.int64]
+    """The keys of the others that have messages, ascending..."""
+    stray: NDArray[np.int64]
+    """...and of those that have none, only deliveries or marks."""
+    keys: NDArray[np.int64]
+    """Of CLOSED of which there is no more, what these have in common with deliveries, ascending."""
+
+
+def settle(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> Settled:
+    """Match what names no origin, and tell what may change by what comes. `waits`, `done`, `closed` as for
+    `match_by_key`."""
+    has_more = _has_more(waits, done, closed)
+    named, alone = closed[has_more], closed[~has_more]
+    cases, messages = _match_groups(waits, done, named)
+    waiting = np.unique(messages[(cases["status"] == PENDING) | (cases["status"] == LOST)])
+    is_open, waits_open, done_open, named_open = (
+        is_among(keys, waiting) for keys in (messages, waits["message"], done["message"], named["message"])
+    )
+    matched = np.unique(np.concatenate([waits["message"][~waits_open], named["message"][~named_open]]))
+    rest = np.unique(done["message"][~done_open])
+    return Settled(
+        np.concatenate([cases[~is_open], cases_of(alone)]),
+        cases[is_open],
+        waits[waits_open],
+        done[done_open],
+        named[named_open],
+        matched,
+        rest[~is_among(rest, matched)],
+        np.unique(alone["key"]),
+    )
+
+
+def is_among(values: NDArray[np.int64], distinct: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which values are among some distinct ones, ascending."""
+    found = np.zeros(len(values), np.bool_)
+    if len(distinct) and len(values):
+        at = np.searchsorted(distinct, values)
+        known = at < len(distinct)
+        found[known] = distinct[at[known]] == values[known]
+    return found
+
+
+def closed_figures(cases: NDArray[Any], matching: Matching) -> Figures:
+    """The figures of closed cases, but for what the broker's progress has to be asked for each time (`ahead_of`)."""
+    figures = matching.figures(cases)
+    figures.again = figures.again[:0]
+    return figures
+
+
+def ahead_of(cases: NDArray[Any]) -> NDArray[Any]:
+    """Which messages of closed cases the broker's progress has not passed (AHEAD)."""
+    delivered = (cases["status"] == DELIVERED) | (cases["status"] == TWICE)
+    found = cases[delivered & (cases["delay_level"] > 0) & ~cases["passed"]]
+    rows = np.zeros(len(found), AHEAD)
+    rows["queue_offset"], rows["level"] = found["queue_offset"], found["delay_level"]
+    return rows
+
+
+def _left(number: int, buckets: int, settled: Settled, ahead: NDArray[Any], distinct: NDArray[np.int64]) -> Left:
+    return Left(
+        low_of(number, buckets),
+        *(rows.tobytes() for rows in (settled.waits, settled.done, settled.named, ahead)),
+        *(hashes.tobytes() for hashes in (settled.matched, settled.stray, settled.keys, distinct)),
+    )
+
+
+def _in_order(rows: NDArray[Any]) -> NDArray[Any]:
+    """By key and offset."""
+    return rows[np.lexsort((rows["offset"], rows["key"]))]
+
+
+def _messages(rows: NDArray[Any]) -> NDArray[Any]:
+    """The records (CLOSED, by key) that count, one of each message. Of the records of a key as many are messages as
+    were not rolled, at least one (the first may have expired), and the last ones are theirs. What the others have for
+    deliveries is the first one's that counts."""
+    if not rows["again"].any():
+        return rows
+    is_gone = rows["status"] == GONE
+    gone, rows = rows["key"][is_gone], rows[~is_gone]  # in order
+    keys, group, counts = np.unique(rows["key"], return_inverse=True, return_counts=True)
+    heads = np.bincount(group[~rows["again"]], minlength=len(keys))
+    # What named a record that is gone was not rolled itself, and is of the message that that one was of.
+    heads -= np.searchsorted(gone, keys, "right") - np.searchsorted(gone, keys)
+    by_place = np.lexsort((rows["physical_offset"], group))
+    number = np.empty(len(rows), np.int64)
+    number[by_place] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    counted = number >= (counts - np.maximum(heads, 1))[group]
+    kept, others = rows[counted], rows[~counted & (rows["deliveries"] > 0)]
+    at = np.searchsorted(kept["key"], others["key"])
+    for first, last in (("first_ms", "last_ms"), ("first_offset", "last_offset")):
+        low = np.where(kept["deliveries"] > 0, kept[first], np.iinfo(np.int64).max)
+        np.minimum.at(low, at, others[first])
+        np.maximum.at(kept[last], at, others[last])
+        low[low == np.iinfo(np.int64).max] = 0
+        kept[first] = low
+    np.add.at(kept["deliveries"], at, others["deliveries"])
+    return kept

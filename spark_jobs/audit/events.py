@@ -1,0 +1,265 @@
+"""What happens to messages that wait: the records of a range that schedule, deliver, continue or take back, as arrays.
+
+    scheduled   has a message wait, for a delay level or in the wheel                        WAITS
+    done        delivers one, takes one back, or has it wait on in place of another record   DONE
+
+A record that is done names its origin where duemq wrote it; RocketMQ's name none, and are matched by hashes:
+
+    message   of real topic and unique key (without one: the body's checksum and size)
+    key       of that, real queue, producer's time and retries: the same in a message that waits and in its delivery
+    slot      the second of the wheel's slot: RocketMQ's cancellations count in their own slot only
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from duemq.spark_jobs.audit.agreement import Agreement
+from duemq.spark_jobs.columns.hashes import hash_ints, hash_slices
+from duemq.spark_jobs.columns.records import Damage, joined_damages
+from duemq.spark_jobs.store.ranges import Range, walks
+from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, MAX_PROMISE_MS, TIMER, Roles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.analyse.usage import UsageObserver
+    from duemq.spark_jobs.columns.records import Records
+    from duemq.spark_jobs.store.progress import Progress
+    from duemq.spark_jobs.store.store_files import StoreFiles
+
+    Integers = NDArray[np.int64]
+
+WAITS: Final = np.dtype(
+    [
+        ("offset", "<i8"),
+        ("at_ms", "<i8"),
+        ("due_ms", "<i8"),
+        ("topic", "<i8"),
+        ("message", "<i8"),
+        ("key", "<i8"),
+        ("slot", "<i8"),
+        ("queue_offset", "<i8"),
+        ("size", "<i4"),
+        ("level", "<i2"),
+        ("again", "?"),
+        ("passed", "?"),
+    ]
+)
+"""`offset`: physical. `at_ms`: store time. `topic`: hash of the topic that it is for. `level`: 0 for a timer.
+`again`: waits in place of another record that it does not name. `passed`: the broker's progress has passed it
+(`are_passed`)."""
+DONE: Final = np.dtype(
+    [
+        ("origin", "<i8"),
+        ("offset", "<i8"),
+        ("at_ms", "<i8"),
+        ("message", "<i8"),
+        ("key", "<i8"),
+        ("slot", "<i8"),
+        ("what", "<i1"),
+        ("sent_again", "?"),
+    ]
+)
+"""`origin`: physical offset of the record that waited, NO_ORIGIN where none is named. `slot`: of a delivery that names
+none the latest time, ms since the epoch, at which its message can have been scheduled. `sent_again`: it looks
+delivered, and cannot have waited: its producer made it when it would have been due already. An application that sends
+on what it got sends the properties of the delivery, too."""
+DELIVERED: Final = 1
+CANCELLED: Final = 2
+CONTINUED: Final = 3
+MAX_DAMAGES: Final = 1000
+"""Of a range, told one by one."""
+
+
+class Events(NamedTuple):
+    """Of some records."""
+
+    waits: NDArray[Any]
+    done: NDArray[Any]
+    topics: dict[int, str]
+    """Names of the topics by their hash."""
+
+
+class RangeRead(NamedTuple):
+    """What was read of a range. `damages`: the first MAX_DAMAGES of `damaged`; `corruptions` of `corrupt`, which is
+    None where nobody looked."""
+
+    start: int
+    end: int
+    sha256: str
+    records: int
+    damaged: int
+    damages: list[Damage]
+    last_ms: int
+    hashed: int
+    """How many bytes, from `start` on, the SHA-256 is of: up to the end of the last record, or damage."""
+    corrupt: int | None = None
+    corruptions: tuple[Damage, ...] = ()
+
+
+class RangeEvents:
+    """The events of a range; iterate, then look at `read`. An observer sees its records as well. `check`: also look for
+    records whose checksums are wrong, or that their consume queues do not agree with; what these say counts all the
+    same."""
+
+    def __init__(
+        self,
+        store: StoreFiles,
+        part: Range,
+        progress: Progress,
+        observer: UsageObserver | None = None,
+        *,
+        check: bool = False,
+    ) -> None:
+        self._check = check
+        self._store = store
+        self._part = part
+        self._progress = progress
+        self._observer = observer
+        self.read: RangeRead | None = None
+
+    def __iter__(self) -> Iterator[Events]:
+        digest, damages, count, last_ms, hashed = hashlib.sha256(), [], 0, 0, 0
+        corrupt, corruptions = 0, list[Damage]()
+        agreement = Agreement(self._store) if self._check else None
+        for found in walks(self._store, self._part, check_crc=False):
+            records = found.records
+            digest.update(memoryview(records.data)[: found.end])  # type: ignore[arg-type]
+            hashed += found.end
+            damages += found.damages
+            count += len(records)
+            if agreement is not None and (wrong := {**agreement.wrong(records), **records.corrupt()}):
+                corrupt += len(wrong)
+                places = zip(records.physical_offset.tolist(), records.sizes.tolist(), strict=True)
+                told = [Damage(*place, wrong[i]) for i, place in enumerate(places) if i in wrong]
+                corruptions += told[: MAX_DAMAGES - len(corruptions)]
+            if len(records):
+                last_ms = int(records.store_ms[-1])
+                roles = Roles(records)
+                if self._observer is not None:
+                    self._observer.look(records, roles)
+                yield events_of(records, roles, self._progress)
+        damages = joined_damages(damages)
+        self.read = RangeRead(
+            *self._part,
+            digest.hexdigest(),
+            count,
+            len(damages),
+            damages[:MAX_DAMAGES],
+            last_ms,
+            hashed,
+            corrupt if self._check else None,
+            tuple(corruptions),
+        )
+
+
+def events_of(records: Records, roles: Roles, progress: Progress) -> Events:
+    """The events of some records."""
+    role = roles.role
+    topics: dict[int, str] = {}
+    waits = _waits(records.take(np.flatnonzero((role == LEVEL) | (role == TIMER))), progress, topics)
+    done = [
+        _delivered(records.take(np.flatnonzero(role == DELIVERY)), progress.delays_ms),
+        _done(records.take(np.flatnonzero(role == CANCEL)), CANCELLED),
+        _done(records.take(np.flatnonzero(roles.is_again)), CONTINUED),
+    ]
+    # RocketMQ's rolled messages name no origin: they are told by their key alone.
+    done[2] = done[2][done[2]["origin"] >= 0]
+    return Events(waits, np.concatenate(done), topics)
+
+
+def _waits(records: Records, progress: Progress, topics: dict[int, str]) -> NDArray[Any]:
+    rows = np.zeros(len(records), WAITS)
+    if not len(rows):
+        return rows
+    roles = Roles(records)
+    level, slot = roles.level, roles.slot_second
+    rows["offset"], rows["size"] = records.physical_offset, records.sizes
+    rows["at_ms"] = records.store_ms
+    rows["due_ms"] = roles.due_ms(np.array(progress.delays_ms, np.int64))
+    rows["topic"] = _topic_hashes(records, topics)
+    rows["message"], rows["key"] = roles.message_hash, roles.key_hash
+    rows["slot"], rows["queue_offset"] = slot, records.queue_offset
+    rows["level"], rows["again"] = level, roles.is_again & (roles.origin < 0)
+    rows["passed"] = are_passed(rows, progress)
+    return rows
+
+
+def are_passed(waits: NDArray[Any], progress: Progress) -> NDArray[np.bool_]:
+    """Which messages that wait (WAITS) the broker's progress has passed."""
+    levels = progress.is_level_done(waits["level"], waits["queue_offset"])
+    wheel = progress.is_timer_done(waits["slot"], waits["queue_offset"], waits["offset"])
+    return np.where(waits["level"] > 0, levels, wheel)
+
+
+def _done(records: Records, what: int) -> NDArray[Any]:
+    rows = np.zeros(len(records), DONE)
+    if not len(rows):
+        return rows
+    roles = Roles(records)
+    rows["origin"], rows["offset"], rows["at_ms"], rows["what"] = (
+        roles.origin,
+        records.physical_offset,
+        records.store_ms,
+        what,
+    )
+    if what == CONTINUED or (rows["origin"] < 0).any():
+        if what == CANCELLED:
+            rows["message"], rows["slot"] = _named(records), roles.slot_second
+        else:
+            rows["message"], rows["key"] = roles.message_hash, roles.key_hash
+    return rows
+
+
+def _delivered(records: Records, delays_ms: list[int]) -> NDArray[Any]:
+    rows = _done(records, DELIVERED)
+    if (rows["origin"] < 0).any():
+        out_ms, is_timer = records.property_ints("TIMER_OUT_MS")
+        waited_ms = records.store_ms - records.born_ms
+        rows["sent_again"] = np.where(is_timer, records.born_ms >= out_ms, waited_ms < min(delays_ms))
+        rows["slot"] = _scheduled_by(records, np.array(delays_ms, np.int64))
+    return rows
+
+
+def _scheduled_by(records: Records, delays_ms: Integers) -> Integers:
+    """The latest times, ms since the epoch, at which the messages of deliveries can have been scheduled: their delay
+    before the delivery, or when their producers made them if that was earlier."""
+    waited = np.zeros(len(records), np.int64)
+    # Of a timer's properties the last one here counts that is there, see `Roles.due_ms`.
+    level, has_level = records.property_ints("DELAY")
+    known = has_level & (level > 0)
+    waited = np.where(known, delays_ms[np.clip(level, 1, len(delays_ms)) - 1], waited)
+    for name, factor in (("TIMER_DELAY_SEC", 1000), ("TIMER_DELAY_MS", 1), ("TIMER_DELIVER_MS", 0)):
+        values, present = records.property_ints(name)
+        waited = np.where(present, np.clip(values, 0, MAX_PROMISE_MS) * factor, waited)
+    found: Integers = np.minimum(records.store_ms - waited, records.born_ms)
+    return found
+
+
+def _named(records: Records) -> Integers:
+    """Which messages cancellations name: TIMER_DEL_UNIQKEY is real topic + unique key, in older versions of RocketMQ
+    the unique key alone."""
+    at, size = records.property("TIMER_DEL_UNIQKEY")
+    topic_at, topic_size = records.property("REAL_TOPIC")
+    data = records.texts.data
+    topic = records.texts.hashes("REAL_TOPIC")
+    has_room = (topic_at >= 0) & (size > topic_size + 1)
+    start = hash_slices(data, at, np.where(has_room, topic_size, 0))
+    has_topic = has_room & (start == topic) & (data[at + np.where(has_room, topic_size, 0)] == ord("+"))
+    skip = np.where(has_topic, topic_size + 1, 0)
+    return hash_ints(topic, hash_slices(data, at + skip, size - skip))
+
+
+def _topic_hashes(records: Records, topics: dict[int, str]) -> Integers:
+    """Hashes of the topics that messages wait for; their names are noted."""
+    hashes = records.texts.hashes("REAL_TOPIC")
+    distinct, first = np.unique(hashes, return_index=True)
+    names = records.take(first).property_strings("REAL_TOPIC").to_pylist()
+    topics.update(zip(distinct.tolist(), [name or "" for name in names], strict=True))
+    return hashes

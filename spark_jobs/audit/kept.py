@@ -1,0 +1,401 @@
+"""What a run keeps for the next one, in a directory that nothing else is in.
+
+    <directory>/manifest        what there is, and of what: `Manifest`, with its checksum
+                range-XXXX      what was found in a range of the commitlog (`encode_range`)
+                open-XXXX       WAITS, DONE and CLOSED of groups in which a message has no delivery, of a bucket
+                matched-XXXX stray-XXXX keys-XXXX unique-XXXX    hashes, ascending
+                figures-XXXX ahead-XXXX usage-XXXX     of all that is closed, and of all whole ranges
+                .lock           held by the run at work
+
+All of it is derived from the store, and is never believed: each file has its size and checksum in the manifest; a range
+counts only while its file of the commitlog is as it was (`trusted`); and all goes with another version of our code.
+A file once written is not changed. The manifest is replaced when all others are on the disk, and what it does not name
+any more goes after that: a run that is killed leaves what was there before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pkgutil
+import secrets
+import zlib
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from duemq.scheduler.levels.runs import Run
+from duemq.spark_jobs.audit.cases import HASHES, RangeFound
+from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS
+from duemq.spark_jobs.errors import NotKept
+from duemq.spark_jobs.store.local_files import real_path, replace_file
+from duemq.spark_jobs.store.ranges import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.store.progress import Progress
+    from duemq.spark_jobs.store.store_files import StoreFiles, Version
+
+_FORMAT: Final = 1
+_MAGIC: Final = b"duemq kept\n"
+_MANIFEST: Final = "manifest"
+_LOCK: Final = ".lock"
+_KINDS: Final = ("range", "open", "matched", "stray", "keys", "unique", "figures", "ahead", "usage")
+_RULES: Final = (
+    "columns/records", "columns/texts", "columns/slices", "columns/hashes", "store/roles", "store/ranges",
+    "audit/events", "audit/cases", "audit/figures", "audit/lateness", "audit/steps", "audit/kept", "audit/incremental",
+    "analyse/usage",
+)  # fmt: skip
+"""Modules that decide what is kept: with another text of one of these nothing counts."""
+_FRESH_NS: Final = 2_000_000_000
+"""A file that was written to so short before it was looked at may have been written to since, and keep its time."""
+
+
+class Ref(msgspec.Struct, frozen=True):
+    """A file that is kept."""
+
+    name: str
+    size: int
+    crc: int
+
+
+class KeptRange(msgspec.Struct):
+    """A range of the commitlog that was read."""
+
+    read: dict[str, Any]
+    """As in `cases.Found.reads`."""
+    levels: list[int]
+    """Delay levels of messages in it."""
+    file: Ref
+
+    @property
+    def place(self) -> Range:
+        """Where it lies."""
+        return Range(self.read["start"], self.read["end"])
+
+
+class KeptSegment(msgspec.Struct):
+    """A file of the commitlog as it was."""
+
+    node: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+    is_fresh: bool
+    """Whether it was written to just before it was looked at."""
+
+
+class Bucket(msgspec.Struct):
+    """Groups with hashes from `low` on, to the next bucket's."""
+
+    low: int
+    file: Ref | None
+    """None where it has none."""
+
+
+class Matches(msgspec.Struct, kw_only=True):
+    """What was matched, of all kept ranges together."""
+
+    begin: int
+    begin_ms: int
+    step_ms: int
+    levels: dict[int, list[tuple[int, int]]]
+    """The progress in each level: start and cursor of its runs."""
+    buckets: list[Bucket]
+    figures: Ref | None
+    ahead: Ref | None
+    matched: list[Ref]
+    stray: list[Ref]
+    keys: list[Ref]
+    unique: list[Ref]
+    usage: Ref | None
+    duplicates: int
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """What there is, and what it was made of."""
+
+    format: int = _FORMAT
+    rules: str
+    with_usage: bool
+    delays_ms: list[int]
+    segments: dict[int, KeptSegment]
+    """By their first physical offsets."""
+    ranges: list[KeptRange]
+    """In order."""
+    matches: Matches | None
+
+    def files(self) -> set[str]:
+        """The names of all files."""
+        refs: list[Ref | None] = [part.file for part in self.ranges]
+        if self.matches is not None:
+            found = self.matches
+            refs += [found.figures, found.ahead, found.usage]
+            refs += [*found.matched, *found.stray, *found.keys, *found.unique]
+            refs += [bucket.file for bucket in found.buckets]
+        return {ref.name for ref in refs if ref is not None}
+
+
+@cache
+def rules() -> str:
+    """What tells the texts of our modules from those of another version."""
+    digest = hashlib.sha256()
+    for name in _RULES:
+        digest.update(pkgutil.get_data("duemq.spark_jobs", f"{name}.py") or b"")
+    return digest.hexdigest()
+
+
+# --- files
+
+
+def directory_of(state: str, store: str) -> str:
+    """The directory of a store, by its path or URI, among those of others."""
+    return os.path.join(state, hashlib.sha256(real_path(store).encode()).hexdigest()[:16])
+
+
+def write_file(directory: str, kind: str, data: bytes) -> Ref:
+    """Write a new file, durably. Raises OSError."""
+    name = f"{kind}-{secrets.token_hex(8)}"
+    path = os.path.join(directory, name)
+    try:
+        with open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
+    return Ref(name, len(data), zlib.crc32(data))
+
+
+def read_file(directory: str, ref: Ref) -> bytes:
+    """What is in a file. Raises NotKept where that is not what was written."""
+    try:
+        with open(os.path.join(directory, ref.name), "rb") as file:
+            data = file.read(ref.size + 1)
+    except OSError as error:
+        raise NotKept(f"{ref.name} cannot be read: {error.strerror or error}") from None
+    if len(data) != ref.size or zlib.crc32(data) != ref.crc:
+        raise NotKept(f"{ref.name} is not as it was written")
+    return data
+
+
+class Folder:
+    """The directory of one store, held by one run. Made by `open`."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: str) -> Folder:
+        """The directory, made if need be, for this run alone. Raises OSError, BlockingIOError where another has it."""
+        os.makedirs(path, exist_ok=True)
+        lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        return cls(path, lock)
+
+    def close(self) -> None:
+        """Let others have it."""
+        os.close(self._lock)
+
+    def read(self) -> Manifest | None:
+        """The manifest; None where there is none. Raises NotKept where it is not ours, or not whole."""
+        try:
+            with open(os.path.join(self.path, _MANIFEST), "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise NotKept(f"cannot be read: {error.strerror or error}") from None
+        head, text = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
+        if head != _MAGIC + hashlib.sha256(text).digest():
+            raise NotKept("the manifest is not as it was written")
+        try:
+            head_of = msgspec.msgpack.decode(text, type=_Head)
+            if head_of.format != _FORMAT or head_of.rules != rules():
+                raise NotKept("it is of another version of duemq")
+            return msgspec.msgpack.decode(text, type=Manifest)
+        except msgspec.DecodeError:
+            raise NotKept("the manifest is not as it was written") from None
+
+    def write(self, manifest: Manifest) -> None:
+        """Replace the manifest, and remove what it does not name. Raises OSError."""
+        text = msgspec.msgpack.encode(manifest)
+        self._sync()  # the files that it names
+        replace_file(os.path.join(self.path, _MANIFEST), _MAGIC + hashlib.sha256(text).digest() + text)
+        self._sync()
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove files of ours that the manifest does not name: of runs before, or that were killed."""
+        with suppress(OSError, NotKept):
+            manifest = self.read()
+            known = manifest.files() if manifest is not None else set()
+            for name in os.listdir(self.path):
+                if name not in known and name.partition("-")[0] in _KINDS:
+                    with suppress(OSError):
+                        os.unlink(os.path.join(self.path, name))
+
+    def _sync(self) -> None:
+        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+class _Head(msgspec.Struct):
+    format: int
+    rules: str
+
+
+# --- ranges
+
+
+def encode_range(found: RangeFound) -> bytes:
+    """What was found in a range, but for what was read of it and for what the broker's progress tells."""
+    done = found.done.copy()
+    # What names its origin is matched by that alone, but for the key of one that goes on.
+    named = done["origin"] >= 0
+    for name in ("message", "slot"):
+        done[name][named] = 0
+    done["key"][named & (done["what"] != CONTINUED)] = 0
+    return msgspec.msgpack.encode(
+        [_columns(found.waits), _columns(done), _packed(found.unique), len(found.unique), found.usage]
+    )
+
+
+def decode_range(data: bytes, read: dict[str, Any]) -> RangeFound:
+    """What `encode_range` made bytes of. `passed` of WAITS is to be filled in."""
+    waits, done, unique, count, usage = msgspec.msgpack.decode(data)
+    return RangeFound(read, _rows(waits, WAITS), _rows(done, DONE), _unpacked(unique, HASHES, count), usage)
+
+
+_ASCENDING: Final = {"offset", "at_ms", "queue_offset", "origin"}
+"""Of these the differences are small."""
+
+
+def _columns(rows: NDArray[Any]) -> list[Any]:
+    parts = []
+    for name in rows.dtype.names or ():
+        column = np.ascontiguousarray(rows[name])
+        parts.append(_packed(np.diff(column, prepend=column.dtype.type(0)) if name in _ASCENDING else column))
+    return [len(rows), parts]
+
+
+def _rows(parts: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    count, columns = parts
+    rows = np.zeros(count, dtype)
+    for name, data in zip(dtype.names or (), columns, strict=True):
+        column = _unpacked(data, dtype[name], count)
+        rows[name] = np.cumsum(column) if name in _ASCENDING else column
+    return rows
+
+
+def _packed(values: NDArray[Any]) -> bytes:
+    data = np.ascontiguousarray(values).tobytes()
+    return bytes(pa.Codec("zstd", 1).compress(data, asbytes=True)) if data else b""
+
+
+def _unpacked(data: bytes, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    if not count:
+        return np.empty(0, dtype)
+    return np.frombuffer(pa.Codec("zstd").decompress(data, count * dtype.itemsize, asbytes=True), dtype)
+
+
+def keep_range(directory: str, store: StoreFiles, found: RangeFound) -> KeptRange:
+    """Write what was found in a range. Raises OSError."""
+    return KeptRange(
+        found.read,
+        np.unique(found.waits["level"]).tolist(),
+        write_file(directory, "range", encode_range(found)),
+    )
+
+
+def _is_as_hashed(store: StoreFiles, read: Mapping[str, Any]) -> bool:
+    """Whether all bytes of a range are as they were."""
+    segment = store.segment_of(read["start"])
+    if segment is None:
+        return False
+    digest, at, left = hashlib.sha256(), read["start"] - segment.first_offset, read["hashed"]
+    buffer = memoryview(bytearray(1 << 20))
+    while left > 0:
+        got = store.read_into(segment.path, at, buffer[: min(left, len(buffer))])
+        if not got:
+            return False
+        digest.update(buffer[:got])
+        at, left = at + got, left - got
+    return bool(digest.hexdigest() == read["sha256"])
+
+
+# --- what of it still counts
+
+
+def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int) -> dict[int, KeptSegment]:
+    """The files of a store's commitlog, as they were found before they were read."""
+    found = {}
+    for segment in store.segments:
+        version = versions.get(os.path.basename(segment.path))
+        if version is not None:
+            is_fresh = version.modified_ns > now_ns - _FRESH_NS
+            found[segment.first_offset] = KeptSegment(*version, is_fresh=is_fresh)
+    return found
+
+
+def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
+    """The kept ranges whose bytes in the commitlog are as they were: because their file is the same, of the same time;
+    else all of their bytes are read and compared, as a rule those of the file that was the last one."""
+    found = []
+    for part in manifest.ranges:
+        start, end = part.place
+        segment = store.segment_of(start)
+        if segment is None or end > min(segment.end, store.readable_end):
+            continue
+        was, known = manifest.segments.get(segment.first_offset), now.get(segment.first_offset)
+        if was is None or known is None:
+            continue
+        is_proven = not was.is_fresh and msgspec.structs.replace(known, is_fresh=False) == was
+        if is_proven or _is_as_hashed(store, part.read):
+            found.append(part)
+    return found
+
+
+def is_same_table(part: KeptRange, old: list[int], new: list[int]) -> bool:
+    """Whether the messages of a range have the same times by two tables of delays, ms."""
+    return min(old) == min(new) and all(
+        old[min(level, len(old)) - 1] == new[min(level, len(new)) - 1] for level in part.levels if level
+    )
+
+
+def runs_of(progress: Progress) -> dict[int, list[tuple[int, int]]]:
+    """The progress in the levels, to be kept."""
+    return {level: [(run.start, run.cursor) for run in runs] for level, runs in progress.levels.items()}
+
+
+def has_gone_on(old: Mapping[int, Iterable[tuple[int, int]]], progress: Progress) -> bool:
+    """Whether a progress has passed all that an older one had passed in the levels."""
+    for level, parts in old.items():
+        runs = [Run(start, cursor) for start, cursor in parts]
+        now = progress.levels.get(level, [])
+        # What the older one alone has passed begins where a run of either begins, or where one of the newer stops.
+        points = {0, *(run.start for run in (*runs, *now)), *(run.cursor for run in now)}
+        at = np.array(sorted(points), np.int64)
+        levels = np.full(len(at), level)
+        before = progress._replace(levels={level: runs}).is_level_done(levels, at)
+        if (before & ~progress.is_level_done(levels, at)).any():
+            return False
+    return True

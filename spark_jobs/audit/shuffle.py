@@ -1,0 +1,106 @@
+"""How the parts of a matching come together: by Spark, or in this process where there are few.
+
+A shuffle gets three functions of Arrow data (`PART`): `scan` makes rows of the numbers of ranges, `by_origin` and
+`by_key` make others of all rows of a bucket. It gives kind and data of the last ones, in any order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from duemq.spark_jobs.spark_errors import in_one_line
+from duemq.spark_jobs.worker import settle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PART: Final = pa.schema([("bucket", pa.int64()), ("kind", pa.int8()), ("data", pa.binary())])
+_DDL: Final = "bucket bigint, kind tinyint, data binary"
+_LOOKS: Final = 4
+"""Tasks for each processor that look for a directory."""
+
+Scan = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Match = Callable[[pa.Table], pa.Table]
+
+
+class Shuffle(Protocol):
+    """What brings parts together."""
+
+    def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
+        """Of so many ranges."""
+
+    def sees(self, directory: str) -> bool:
+        """Whether a directory of this process is there for the functions, too."""
+
+
+class Here:
+    """In this process, which has all of it in memory."""
+
+    def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
+        """See `Shuffle`."""
+        numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})
+        parts = pa.Table.from_batches(list(scan(iter([numbers]))), PART)
+        for match in (by_origin, by_key):
+            parts = pa.concat_tables([PART.empty_table(), *(match(group) for group in _groups(parts))])
+        return list(zip(parts["kind"].to_pylist(), parts["data"].to_pylist(), strict=True))
+
+    def sees(self, directory: str) -> bool:
+        """See `Shuffle`."""
+        return os.path.isdir(directory)
+
+
+class BySpark:
+    """In tasks of Spark."""
+
+    def __init__(self, session: SparkSession, partitions: int) -> None:
+        """`partitions`: how many a round has; each is one bucket of matching, or few."""
+        self._session, self._partitions = session, partitions
+
+    def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
+        """See `Shuffle`."""
+
+        def scan_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            settle()
+            yield from scan(batches)
+
+        def origin_task(table: pa.Table) -> pa.Table:
+            settle()
+            return by_origin(table)
+
+        def key_task(table: pa.Table) -> pa.Table:
+            settle()
+            return by_key(table)
+
+        session = self._session
+        session.conf.set("spark.sql.shuffle.partitions", str(self._partitions))
+        parts = session.range(0, count, 1, count).mapInArrow(scan_task, _DDL)
+        first = parts.groupBy("bucket").applyInArrow(origin_task, _DDL)
+        with in_one_line():
+            ended = first.groupBy("bucket").applyInArrow(key_task, _DDL).select("kind", "data").collect()
+        return [(row.kind, bytes(row.data)) for row in ended]
+
+    def sees(self, directory: str) -> bool:
+        """See `Shuffle`. As far as tasks tell that are started for it."""
+        context = self._session.sparkContext
+        if (context.master or "").startswith("local"):
+            return os.path.isdir(directory)
+
+        def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                is_there = os.access(directory, os.W_OK)
+                yield pa.RecordBatch.from_pydict({"is_there": [is_there] * len(batch)})
+
+        count = context.defaultParallelism * _LOOKS
+        rows = self._session.range(0, count, 1, count).mapInArrow(look, "is_there boolean").collect()
+        return all(row.is_there for row in rows)
+
+
+def _groups(table: pa.Table) -> Iterator[pa.Table]:
+    buckets = table["bucket"].to_numpy()
+    for bucket in np.unique(buckets).tolist():
+        yield table.filter(pa.array(buckets == bucket))

@@ -1,0 +1,422 @@
+"""Whether a broker that starts on a store as it is finds the messages that wait.
+
+Records say what waits; a broker goes by the files that it has made of them. What each start makes good of those:
+
+    4.9.7, 5.3.3   records behind all that the consume queues know, or after a kill behind the start of the last file
+                   whose first record is three seconds older than the checkpoint, get their units once more, but for
+                   queues that know later ones. Of a queue's last three files they take what comes before the first unit
+                   that is none
+    5.3.3          without timercheck the timer topic's queue is put into the wheel once more, from its begin. Slots of
+                   the wheel are made again from the timer log's last two files
+    duemq          of its own files all, unless the commitlog lacks a place that its checkpoint goes by: then it does
+                   not start; of others' all, where what is there does not fit together (`storage.durability.recovery`,
+                   `scheduler.timers.recovery`)
+
+A damaged stretch of the commitlog in the last three files is where Apache's brokers end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import msgspec
+import numpy as np
+
+from duemq.scheduler import waiting as waits
+from duemq.scheduler.levels.table import queue_id_of
+from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files.log import UNIT_SIZE, seconds_of
+from duemq.scheduler.timers.files.wheel import SLOT, SLOTS
+from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
+from duemq.spark_jobs.store.progress import behind_last, timer_units
+from duemq.spark_jobs.store.ranges import at_offsets, records_at
+from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.storage.durability import checkpoint
+from duemq.storage.files import Files
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.audit.figures import Figures
+    from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+
+    Integers = NDArray[np.int64]
+    Mask = NDArray[np.bool_]
+
+OLD: Final = "4.9.7"
+NEW: Final = "5.3.3"
+OURS: Final = "duemq"
+BROKERS: Final = (OLD, NEW, OURS)
+_CHECKED_FILES: Final = 3
+_CLOCK_MARGIN_MS: Final = 3000
+_TIMESTAMPS: Final = 16
+_NONE: Final = np.empty(0, np.int64)
+_OF_5: Final = ("config/timercheck", "config/topicQueueMapping.json", "config/lmqConsumerOffset.json")
+
+
+class Start(msgspec.Struct, omit_defaults=True):
+    """What a broker that starts on the store does with the messages that wait."""
+
+    broker: str
+    """4.9.7, 5.3.3 or duemq."""
+    wrote_it: bool
+    """Whether it had the store last."""
+    finds: int
+    misses: int
+    again: int
+    """Messages of levels that were delivered, and come once more."""
+    reasons: list[str]
+    """What is in the way."""
+    store: str | None = None
+    """Of a cluster's audit, which of its stores this is about."""
+
+
+class _Waiting(NamedTuple):
+    """Messages that wait, by their places."""
+
+    physical: Integers
+    sizes: Integers
+
+    def where(self, mask: Mask) -> _Waiting:
+        return _Waiting(self.physical[mask], self.sizes[mask])
+
+
+class _Queue(NamedTuple):
+    """A queue as a broker of Apache's takes it."""
+
+    there: Integers
+    """Physical offsets of its messages, ascending."""
+    last: int
+    """Of the last of them; -1 without one."""
+    end: int
+    """The queue offset behind them."""
+
+
+def starts(store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> list[Start]:
+    """What each broker would do. `damages`: stretches of the commitlog, as physical offset, bytes and reason. Raises
+    OSError."""
+    if store.is_running:  # it has read its files, and goes by what it has in memory
+        return []
+    return [each.judge() for each in _Judges(store, figures, damages)]
+
+
+class _Judges:
+    """Has what all brokers are judged by, each part read when it is first wanted."""
+
+    def __init__(self, store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> None:
+        self.store = store
+        self.figures = figures
+        rows = figures.waiting  # in the order of their places
+        self.levels = {
+            int(level): _Waiting(*(rows[name][rows["delay_level"] == level].astype(np.int64) for name in _PLACE))
+            for level in np.unique(rows["delay_level"]).tolist()
+            if level
+        }
+        self.timers = _Waiting(*(rows[name][rows["delay_level"] == 0].astype(np.int64) for name in _PLACE))
+        self.by_queue: dict[tuple[str, int], list[QueueFile]] = {}
+        for file in store.queue_files():
+            self.by_queue.setdefault((file.topic, file.queue_id), []).append(file)
+        last = store.segments[-1].end
+        self.checked_from = last - _CHECKED_FILES * store.segment_size
+        torn = [offset for offset, _, _ in damages if offset >= self.checked_from]
+        self.cut_at = min(torn, default=last)
+        self._queues: dict[tuple[str, int], _Queue] = {}
+
+    def __iter__(self) -> Iterator[_Judge]:
+        wrote = OURS if self.store.written_by == "duemq" else NEW if self._is_of_5() else OLD
+        for broker in BROKERS:
+            yield _Judge(self, broker, wrote)
+
+    def _is_of_5(self) -> bool:
+        return bool(
+            len(self.timers.physical)
+            or (TIMER_TOPIC, 0) in self.by_queue
+            or any(self.store.read_whole(name) is not None for name in _OF_5)
+        )
+
+    def queue(self, topic: str, queue_id: int) -> _Queue:
+        """One of the scheduler's queues."""
+        key = topic, queue_id
+        if key not in self._queues:
+            self._queues[key] = self._read_queue(self.by_queue.get(key, []))
+        return self._queues[key]
+
+    def _read_queue(self, files: list[QueueFile]) -> _Queue:
+        found, last, end = [_NONE], -1, 0
+        for number, file in enumerate(files):
+            units = self.store.units(file)
+            physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+            if number >= len(files) - _CHECKED_FILES:
+                wrong = np.flatnonzero((sizes <= 0) | (physical < 0))
+                if len(wrong):
+                    physical, sizes = physical[: wrong[0]], sizes[: wrong[0]]
+            found.append(physical[waits.is_message(sizes)])
+            if len(physical):
+                last, end = int(physical[-1]), file.first_unit + len(physical)
+            if len(physical) < len(units):
+                break
+        return _Queue(joined(found), last, end)
+
+    @cached_property
+    def dispatched_from(self) -> int:
+        """Records from this physical offset on get their units once more."""
+        return self.end_of_queues if self.store.is_clean else self._by_timestamp()
+
+    @cached_property
+    def end_of_queues(self) -> int:
+        """Behind the last record that any consume queue knows."""
+        end = 0
+        for files in self.by_queue.values():
+            for file in reversed(files):
+                units = self.store.units(file)
+                if len(units):
+                    end = max(end, int(units[-1]["physical_offset"]) + 1)
+                    break
+        return end
+
+    def _by_timestamp(self) -> int:
+        checkpoint = self.store.read_whole("checkpoint") or b""
+        times = np.frombuffer(checkpoint[:_TIMESTAMPS].ljust(_TIMESTAMPS, b"\0"), ">i8")
+        limit = int(times.min()) - _CLOCK_MARGIN_MS
+        for segment in reversed(self.store.segments):
+            for records in records_at(self.store, np.array([segment.first_offset], np.int64)):
+                if int(records.store_ms[0]) <= limit:
+                    return segment.first_offset
+        return 0
+
+
+_PLACE: Final = ("physical_offset", "size")
+
+
+class _Judge:
+    """Judges one broker."""
+
+    def __init__(self, known: _Judges, broker: str, wrote: str) -> None:
+        self._known = known
+        self._store = known.store
+        self._broker = broker
+        self._wrote = wrote
+        self._reasons: list[str] = []
+        self._misses = 0
+        self._again = 0
+
+    def judge(self) -> Start:
+        """See `Start`."""
+        known = self._known
+        waiting = sum(len(each.physical) for each in known.levels.values()) + len(known.timers.physical)
+        if self._broker != OURS or self._wrote != OURS:
+            self._judge_levels()
+            self._judge_timers()
+        elif (refusal := self._refusal()) is not None:
+            self._misses = waiting
+            self._reasons.append(refusal)
+        return Start(
+            self._broker,
+            self._broker == self._wrote,
+            waiting - self._misses,
+            self._misses,
+            self._again,
+            self._reasons,
+        )
+
+    def _refusal(self) -> str | None:
+        """Why duemq does not start on its own store: the commitlog lacks a place that the checkpoint goes by
+        (`MessageStore.need`)."""
+        store = self._store
+        known = checkpoint.load(cast(Files, store), "checkpoint")
+        files = [(int(name), size) for name, size in store.sizes("commitlog") if name.isdecimal() and size]
+        begin, end = store.segments[0].first_offset, max(base + size for base, size in files)
+        for position in (known.recovery_offset, formats.needed_from(known.notes)):
+            if position is not None and not begin <= position <= end:
+                base = position - position % store.segment_size
+                return (
+                    f"commitlog/{base:020} is missing, and the checkpoint goes by {position}, which lies there: duemq "
+                    "does not start. Put the file back, or see what `duemq store repair --dry-run` says"
+                )
+        return None
+
+    # --- levels
+
+    def _judge_levels(self) -> None:
+        missing = {}
+        for level, waiting in self._known.levels.items():
+            lacks = self._not_in(waiting, SCHEDULE_TOPIC, queue_id_of(level))
+            if len(lacks.physical):
+                missing[level] = lacks
+        if self._broker == OURS and self._makes_all_again(list(missing.values())):
+            missing = {}
+        for level, lacks in sorted(missing.items()):
+            self._misses += len(lacks.physical)
+            self._reasons.append(
+                f"consumequeue/{SCHEDULE_TOPIC}/{queue_id_of(level)} lacks {self._units(lacks)}, of messages that wait "
+                f"in level {level}"
+            )
+        self._judge_cut()
+        self._judge_offsets()
+
+    def _not_in(self, waiting: _Waiting, topic: str, queue_id: int) -> _Waiting:
+        """Messages that have no unit in their queue, and get none."""
+        known, queue = self._known, self._known.queue(topic, queue_id)
+        lacks = waiting.where(~is_among(waiting.physical, queue.there) & (waiting.physical < known.cut_at))
+        if not len(lacks.physical) or self._broker == OURS:
+            return lacks
+        made_again = (lacks.physical >= known.dispatched_from) & (lacks.physical > queue.last)
+        return lacks.where(~made_again)
+
+    def _makes_all_again(self, missing: list[_Waiting]) -> bool:
+        """Whether duemq, taking a store over, finds that the consume queues do not fit the rest."""
+        known, store = self._known, self._store
+        start = min(known.dispatched_from, known.end_of_queues)
+        if any((each.physical >= start).any() for each in missing):
+            return True
+        for level, offset in store.table("config/delayOffset.json", "offsetTable").items():
+            if int(offset) > known.queue(SCHEDULE_TOPIC, queue_id_of(int(level))).end:
+                return True
+        check = _check(store)
+        return check is not None and check.queue_offset > known.queue(TIMER_TOPIC, 0).end
+
+    def _judge_cut(self) -> None:
+        """What lies behind a damage in the last files goes with that."""
+        known = self._known
+        behind = sum(int((each.physical > known.cut_at).sum()) for each in (*known.levels.values(), known.timers))
+        if behind:
+            self._misses += behind
+            self._reasons.append(
+                f"the commitlog is damaged at {known.cut_at}: a start cuts off what lies behind that, with {behind:,} "
+                "messages that wait. Copy its files first"
+            )
+
+    def _judge_offsets(self) -> None:
+        """Levels that begin before what was delivered."""
+        if self._broker == OURS and self._wrote == OURS:
+            return
+        store = self._store
+        is_there = any(store.read_whole(f"config/delayOffset.json{more}") is not None for more in ("", ".bak"))
+        again = {int(level): int(count) for level, count in self._known.figures.again.tolist() if count}
+        if self._wrote == OURS and is_there:  # it is as of the last stop, and what overtook others is marked
+            return
+        self._again = sum(again.values())
+        if not is_there and again:
+            parts = [f"level {level} at 0 and delivers {count:,} again" for level, count in sorted(again.items())]
+            self._reasons.append(f"config/delayOffset.json is missing: {self._broker} starts {', '.join(parts)}")
+
+    def _units(self, lacks: _Waiting) -> str:
+        """Which units a queue lacks, in few words."""
+        ends = lacks if len(lacks.physical) == 1 else lacks.where(_first_and_last(len(lacks.physical)))
+        offsets = [int(each) for found in at_offsets(self._store, *ends) for each in found.queue_offset]
+        if len(offsets) < len(ends.physical):
+            return f"{len(lacks.physical):,} units"
+        first, last = min(offsets), max(offsets)
+        if len(lacks.physical) == 1:
+            return f"unit {first}"
+        if last - first + 1 == len(lacks.physical):
+            return f"units {first} to {last}"
+        return f"{len(lacks.physical):,} units from {first} to {last}"
+
+    # --- timers
+
+    def _judge_timers(self) -> None:
+        known, store = self._known, self._store
+        timers = known.timers.where(known.timers.physical < known.cut_at)
+        if not len(timers.physical):
+            return
+        if self._broker == OLD:
+            self._misses += len(timers.physical)
+            self._reasons.append(f"4.9.7 has no timers: {len(timers.physical):,} messages wait in the timer wheel")
+            return
+        check = _check(store)
+        not_queued = self._not_in(timers, TIMER_TOPIC, 0)
+        if self._broker == OURS and self._makes_all_again([not_queued]):
+            return
+        if check is None:
+            why = "config/timercheck is missing: the timer topic is read from its begin, and what was delivered comes "
+            self._reasons.append(f"{why}again")
+            self._miss_timers(not_queued)
+            return
+        in_log, links, log_end = self._in_log(check)
+        is_whole = self._is_whole(check, links, log_end)
+        if self._broker == OURS and not is_whole:
+            self._miss_timers(not_queued)
+            return
+        offset = waits.enqueued_to(check, behind_last(store))
+        queued = self._queued_from(offset)
+        lost = timers.where(~is_among(timers.physical, joined([in_log, queued])))
+        # What is still to be enqueued, and is dispatched once more, comes into the queue.
+        made_again = (lost.physical >= known.dispatched_from) & (lost.physical > known.queue(TIMER_TOPIC, 0).last)
+        lost = lost.where(~made_again)
+        if len(lost.physical):
+            self._misses += len(lost.physical)
+            is_there = any(name.isdecimal() for name in store.names("timerlog"))
+            what = "lacks" if is_there else "is missing, and with it"
+            self._reasons.append(f"timerlog/ {what} {len(lost.physical):,} messages that wait")
+        if self._broker == NEW and not len(known.queue(TIMER_TOPIC, 0).there):
+            rest = len(timers.physical) - len(lost.physical)
+            if rest and not (timers.physical >= known.dispatched_from).all():
+                self._misses += rest
+                self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 is missing: 5.3.3 delivers nothing of the wheel")
+
+    def _miss_timers(self, lacks: _Waiting) -> None:
+        if len(lacks.physical):
+            self._misses += len(lacks.physical)
+            self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 lacks {self._units(lacks)}, of messages that wait")
+
+    def _in_log(self, check: formats.TimerCheck) -> tuple[Integers, list[int], int]:
+        """Physical offsets of the messages that a start finds in the timer log, ascending; where units link to; and the
+        position behind the last unit."""
+        second, end = waits.second_of(check), 0
+        found, links = [_NONE], list[int]()
+        files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
+        size = files[0][1] if files else 1
+        remade_from = check.log_position // size * size - size
+        for position, units in timer_units(self._store):
+            end = position + len(units) * UNIT_SIZE
+            seconds = seconds_of(units)
+            live = waits.is_live(units, seconds, second)
+            links.append(waits.first_link(units, seconds, second))
+            if self._broker == NEW and position < remade_from:
+                places = position + np.arange(len(units)) * UNIT_SIZE
+                live &= (places >= remade_from) | self._is_in_wheel(seconds, places)
+            found.append(units["physical_offset"][live].astype(np.int64))
+        return joined(found), links, end
+
+    def _is_in_wheel(self, seconds: Integers, places: Integers) -> Mask:
+        """Of units, whether the wheel's slot of their second leads to them, or to a later one."""
+        try:
+            data = self._store.read("timerwheel", 0, SLOTS * SLOT.itemsize)
+        except FileNotFoundError:
+            data = b""
+        slots = np.frombuffer(data[: len(data) // SLOT.itemsize * SLOT.itemsize], SLOT)
+        at = seconds % SLOTS
+        known = at < len(slots)
+        leads = np.zeros(len(seconds), np.bool_)
+        found = slots[at[known]]
+        leads[known] = (found["second"] == seconds[known]) & (found["last"] >= places[known])
+        return leads
+
+    def _is_whole(self, check: formats.TimerCheck, links: list[int], end: int) -> bool:
+        """Whether duemq, taking a store over, goes by the timer log."""
+        files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
+        begin, size = files[0] if files else (0, 1)
+        return waits.is_covering(check, begin, end, size, links)
+
+    def _queued_from(self, offset: int) -> Integers:
+        """Physical offsets of what the timer topic's queue has from a queue offset on."""
+        found = [_NONE]
+        for file in self._known.by_queue.get((TIMER_TOPIC, 0), []):
+            units: NDArray[Any] = self._store.units(file)
+            numbers = np.arange(len(units)) + file.first_unit
+            at = (numbers >= offset) & waits.is_message(units["size"].astype(np.int64))
+            found.append(units["physical_offset"][at].astype(np.int64))
+        return joined(found)
+
+
+def _check(store: StoreFiles) -> formats.TimerCheck | None:
+    return formats.load_check(cast(Files, store), "config/timercheck")
+
+
+def _first_and_last(count: int) -> Mask:
+    mask = np.zeros(count, np.bool_)
+    mask[[0, -1]] = True
+    return mask

@@ -1,0 +1,1 @@
+"""`duemq spark`: the command line of the jobs."""

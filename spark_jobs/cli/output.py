@@ -1,0 +1,186 @@
+"""How the results of `duemq spark` are printed."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from duemq.spark_jobs.store.local_files import size_text
+
+if TYPE_CHECKING:
+    from duemq.spark_jobs.analyse.comparison import Comparison
+    from duemq.spark_jobs.analyse.forecast import Forecast
+    from duemq.spark_jobs.archive.append import AppendResult
+    from duemq.spark_jobs.archive.archive import ArchiveResult
+    from duemq.spark_jobs.audit.audit import Summary
+    from duemq.spark_jobs.compact.compact import CompactResult
+
+
+def time_text(ms: int) -> str:
+    """A time, in ms since the epoch."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def print_summary(summary: Summary) -> None:
+    """What an audit found."""
+    from duemq.spark_jobs.report.verdict import coming_again
+
+    for name in ("scheduled", "delivered", "cancelled", "pending", "lost", "twice"):
+        note = f"  ({summary.overdue:,} overdue)" if name == "pending" and summary.overdue else ""
+        click.echo(f"{name:<10}{getattr(summary, name):>14,}{note}")
+    if summary.destroyed:
+        click.echo(f"destroyed {summary.destroyed:>14,}  (the queues list them, and the commitlog has no record there)")
+    again = coming_again(summary.starts)
+    for start in summary.starts:
+        if not start.wrote_it and start not in again:
+            continue
+        if start in again and not start.reasons:
+            had = f", which had {start.store or 'the store'} last," if start.wrote_it else ""
+            click.echo(f"{start.broker}{had} delivers {start.again:,} of those delivered again when it starts")
+        elif start.reasons:
+            found = f"{start.finds:,} of those pending" if start.misses else "all that are pending, but"
+            had = f", which had {start.store or 'the store'} last," if start.wrote_it else ""
+            click.echo(f"{start.broker}{had} finds {found} when it starts:")
+            for reason in start.reasons:
+                click.echo(f"  {reason}")
+        if start.misses or start.again:
+            click.echo(f"  to have the files made anew: duemq store repair {start.store or summary.store}")
+    late = summary.lateness
+    if late.count:
+        shown = "  ".join(f"{name} {value:,}" for name, value in late.percentiles_ms.items())
+        click.echo(f"late, ms: {shown}; early: {late.early:,}")
+    if summary.unclaimed:
+        click.echo(f"{summary.unclaimed:,} deliveries of messages that are not in the log")
+    if summary.damaged:
+        click.echo(f"{summary.damaged:,} damaged stretches; see the table damaged")
+    if summary.corrupt:
+        click.echo(f"corrupt   {summary.corrupt:>14,}  (records whose checksums are wrong)")
+        for offset, size, why in summary.corruptions[:10]:
+            click.echo(f"corrupt: {size:,} bytes at {offset}: {why}")
+    for offender in summary.offenders[:10]:
+        place = f"{offender.physical_offset}{f' of {offender.store}' if offender.store else ''}"
+        click.echo(
+            f"{offender.what}: {offender.topic or '?'} {offender.unique_key or ''} at {place}, "
+            f"due {time_text(offender.due_ms) if offender.due_ms else '?'}"
+        )
+
+
+def print_comparison(found: Comparison) -> None:
+    """What is new and what grew worse since the run before."""
+    parts = [f"{number:,} new {status}" for status, number in found.new.items()] or ["nothing new is wrong"]
+    parts += [
+        f"{sum(counts.values()):,} {word}" for word, counts in (("known", found.known), ("gone", found.gone)) if counts
+    ]
+    click.echo(f"since {time_text(found.made_ms)}: {', '.join(parts)}")
+    for worse in found.worse[:10]:
+        unit = " ms" if worse.unit == "ms" else ""
+        click.echo(f"  {worse.name}: {worse.before:,}{unit} -> {worse.now:,}{unit}")
+
+
+def print_forecast(found: Forecast, *, of_several: bool = False) -> None:
+    """What will be late. `of_several`: at any of several brokers."""
+    if not found.messages:
+        click.echo("nothing waits")
+        return
+    if found.source == "fastest":
+        done = "they have done: some were" if of_several else "it has done: it was"
+        rate = f"{found.rate:,.0f} a second, the most {done} never behind, and may do more (--rate)"
+    else:
+        rate = f"{found.rate:,.0f} a second, {found.source}"
+        rate += (
+            f" in {found.measured_seconds:,} s in which {'one' if of_several else 'it'} was behind"
+            if found.measured_seconds
+            else ""
+        )
+    click.echo(f"{found.messages:,} wait; {'the brokers deliver' if of_several else 'the broker delivers'} {rate}")
+    if not found.episodes:
+        click.echo("none of them will be late for want of speed")
+    for episode in sorted(found.episodes, key=lambda episode: -episode.worst_ms)[:10]:
+        click.echo(
+            f"late from {time_text(episode.start_ms)} to {time_text(episode.end_ms)}: {episode.messages:,} messages, "
+            f"up to {episode.worst_ms / 1000:,.1f} s"
+        )
+
+
+def print_compacted(result: CompactResult) -> None:
+    """What a compaction left out."""
+    click.echo(
+        f"{size_text(result.log_before)} of messages became {size_text(result.log_after)}: {result.saved:.1%} less, "
+        f"{result.kept:,} records kept"
+    )
+    for reason, count in sorted(result.removed.items(), key=lambda item: -item[1]):
+        click.echo(f"  {count:>12,} {reason}")
+    if result.lost:
+        click.echo(f"  {result.lost:>12,} lost messages stay: `duemq store repair` on the new store lets them arrive")
+
+
+def print_archived(result: ArchiveResult) -> None:
+    """What an archive has, and whether it can be restored."""
+    before = f"{size_text(result.size)} of messages"
+    if result.disk_before is not None:
+        before = f"{size_text(result.disk_before)} on disk"
+    click.echo(f"{result.records:,} records, {before}, became {size_text(result.disk_after)} in {result.files:,} files")
+    if result.damaged:
+        click.echo(f"{result.damaged:,} damaged stretches are kept as they are")
+    if result.why_not_restorable is not None:
+        click.echo(f"{result.why_not_restorable}: the archive can be read, not restored")
+
+
+def print_appended(result: AppendResult) -> None:
+    """What was appended to a table."""
+    click.echo(
+        f"{result.name}: {result.records:,} records, {size_text(result.size)}, in {result.files:,} files: physical "
+        f"offsets {result.begin} to {result.end}"
+    )
+    if result.expired:
+        click.echo(f"  {size_text(result.expired)} before that have expired before they were appended")
+    if result.damages:
+        click.echo(f"  {result.damages:,} damaged stretches among them are not in the table")
+
+
+def print_table(table: Any, form: str) -> None:
+    """The rows of an Arrow table, as "table", "csv" or "json"."""
+    if form == "csv":
+        from pyarrow import csv
+
+        csv.write_csv(_plain(table), sys.stdout.buffer)
+    elif form == "json":
+        import msgspec
+
+        for row in _plain(table).to_pylist():
+            click.echo(msgspec.json.encode(row).decode())
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        shown = Table(*table.column_names)
+        for row in _plain(table).to_pylist():
+            shown.add_row(*("" if value is None else str(value) for value in row.values()))
+        Console().print(shown)
+
+
+def _plain(table: Any) -> Any:
+    """Without what CSV and JSON have no form for: maps and bytes as text, names once each, no times but those that have
+    a date."""
+    import pyarrow as pa
+
+    from duemq.spark_jobs.columns import instants
+
+    names, columns = [], []
+    for i, name in enumerate(table.column_names):
+        column = table.column(i)
+        if pa.types.is_map(column.type):
+            column = pa.array([str(dict(value)) if value is not None else None for value in column.to_pylist()])
+        elif pa.types.is_binary(column.type):
+            texts = [
+                value.decode("utf-8", "backslashreplace") if value is not None else None for value in column.to_pylist()
+            ]
+            column = pa.array(texts, pa.string())
+        elif pa.types.is_timestamp(column.type):
+            column = instants.with_dates(column)
+        names.append(name if name not in names else f"{name}_{i}")
+        columns.append(column)
+    return pa.table(columns, names)

@@ -1,0 +1,1 @@
+"""Records as columns: matrices of bytes in, arrays out."""

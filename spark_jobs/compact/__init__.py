@@ -1,0 +1,1 @@
+"""Compaction: a store without what nobody can read again."""

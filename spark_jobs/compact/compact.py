@@ -1,0 +1,543 @@
+"""Compacting: a new store from an old one, without what nobody can read again.
+
+    1. scan      what each record is                     a task a range      `compact.scan`
+    2. decide    which stay, by the store's books        a task a range      `compact.decide`, `compact.state`,
+                                                                             `compact.deleted`
+                 which those are wrong about             a task a range      `compact.lost`; if there may be any
+    3. lay out   where they go                           from sums alone     `writers.layout`
+    4. write     commitlog; consume queues, index,       a task a range,     `writers.commitlog`, `queues`, `index`,
+                 timer files, checkpoint, config         queues, files       `timers`
+    5. finish    durable, and given its name             at once             `writers.place`
+
+The old store is only read. Records keep their bytes but for the physical offset and the origin; queues keep their queue
+offsets. What brokers make of the units of records that are gone: see `writers.queues`.
+
+The new commitlog begins at the second file's offset at least, never at 0: there is always a place before it for units
+that stand for nothing, and offset 0 is free to mean "no record".
+
+Memory: arrays of what was delivered (8 bytes a message), of what waits in the wheel (60 bytes), of keys (41 bytes a
+message of a keyed topic), and for an index file up to 1.2 GB (60 bytes a key); everything else is a few MiB a task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from duemq.scheduler.levels import runs, service
+from duemq.scheduler.timers.files.formats import Found
+from duemq.scheduler.timers.index.sorted_offsets import is_among
+from duemq.spark_jobs.audit.cases import BUCKET_BYTES
+from duemq.spark_jobs.compact import decide, deleted, scan, state
+from duemq.spark_jobs.compact import lost as compact_lost
+from duemq.spark_jobs.compact.decide import Decided, DecideTask, MapTask
+from duemq.spark_jobs.compact.deleted import Owners
+from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
+from duemq.spark_jobs.compact.scan import Scanned, ScanTask
+from duemq.spark_jobs.compact.state import Books, Rules
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.local_files import reason, refuse_within
+from duemq.spark_jobs.store.progress import read_progress
+from duemq.spark_jobs.store.ranges import RANGE_SIZE, Range, plan
+from duemq.spark_jobs.store.store_files import UNIT, QueueFile, StoreFiles
+from duemq.spark_jobs.writers import commitlog, index, layout, queues, spill, timers
+from duemq.spark_jobs.writers.commitlog import CopyTask
+from duemq.spark_jobs.writers.layout import Layout
+from duemq.spark_jobs.writers.place import Place, held
+from duemq.spark_jobs.writers.queues import QueueTask
+from duemq.spark_jobs.writers.tasks import Runner, runner
+from duemq.storage.durability import checkpoint
+from duemq.storage.durability.checkpoint import SIZE as CHECKPOINT_SIZE
+from duemq.storage.durability.checkpoint import Checkpoint
+from duemq.storage.files import OsFiles
+from duemq.storage.queues import check, index_file
+from duemq.storage.queues.consume_queue import TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done, and how many there are."""
+
+_HOUR_MS: Final = 3_600_000
+_QUEUE_BYTES_A_TASK: Final = 24 << 20
+_TIMESTAMPS: Final = struct.Struct(">qqq")
+_WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
+_LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", check.FILE_NAME}
+_NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
+
+
+@dataclass(frozen=True)
+class CompactOptions:
+    """What goes. By default scheduled messages that are done, ended transactions, and what deleted topics had."""
+
+    reserved_hours: float | None = None
+    """fileReservedTime: messages stored longer ago go as well, unless they wait to be delivered. None: they stay."""
+    keyed_topics: tuple[str, ...] = ()
+    """Topics that keep the newest message of each key, beside those whose attribute cleanup.policy is COMPACTION."""
+    holes: bool = False
+    """Whether messages of keyed topics may go from the middle of a queue; without, only the part of a queue goes of
+    which nothing stays. Consumers of both brokers pass over the holes (see `writers.queues`). But once retention
+    removes the two empty files that such a log begins with, a broker may take a queue to begin at a hole in the
+    commitlog's oldest file: the messages before it in that file then count as expired somewhat earlier. And offsets
+    found by time are inexact at Apache's brokers."""
+    index: bool = True
+    """Whether to make index files."""
+    skip_damaged: bool = False
+    """Whether to leave out what is damaged, rather than refuse."""
+    range_size: int = RANGE_SIZE
+    """Bytes of the commitlog for a task."""
+    now_ms: int | None = None
+    """The time from which `reserved_hours` count; None: now."""
+
+
+@dataclass
+class CompactResult:
+    """What was done. Sizes in bytes; `disk_*` as allocated on the disk, all files."""
+
+    log_before: int = 0
+    log_after: int = 0
+    disk_before: int = 0
+    disk_after: int = 0
+    kept: int = 0
+    """Records."""
+    removed: dict[str, int] = field(default_factory=dict)
+    """Records, by reason; see `compact.decide`."""
+    removed_bytes: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
+    """Of those kept: scheduled messages that the broker has passed, or has no longer in its files, and that were
+    neither delivered nor cancelled."""
+    superseded_kept: int = 0
+    """Messages with a newer one of the same key that had to stay: see `CompactOptions.holes`."""
+    damaged: int = 0
+    """Damaged stretches left out."""
+    holes: int = 0
+    """Units in the middle of queues that stand for no record any more."""
+    index_files: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time by step."""
+
+    @property
+    def saved(self) -> float:
+        """Share of the commitlog that is gone, 0 to 1."""
+        return 1 - self.log_after / self.log_before if self.log_before else 0.0
+
+
+def compact(
+    store_path: str,
+    out_path: str,
+    *,
+    spark: Any = None,
+    workers: int | None = None,
+    options: CompactOptions | None = None,
+    progress: Progress | None = None,
+) -> CompactResult:
+    """Compact a store that no broker has open into a new directory.
+
+    Tasks run in Spark where a session is given, else in `workers` processes (1: in this one). Raises JobError; then
+    there is no new store, and the old one is as it was.
+    """
+    store = open_at_rest(store_path)
+    refuse_within(store_path, out_path)
+    place = Place(out_path)
+    tasks = None
+    try:
+        place.begin()
+        with held(store.local_path):
+            tasks = runner(place, spark, workers)
+            job = _Compaction(store, place, tasks, options or CompactOptions(), progress or (lambda done, total: None))
+            return job.run()
+    except JobError:
+        raise
+    except OSError as error:
+        raise JobError(f"{error.filename or place.path}: {reason(error)}") from None
+    finally:
+        if tasks is not None:
+            tasks.close()
+        place.give_up()
+
+
+def open_at_rest(store_path: str) -> StoreFiles:
+    """A store on this machine that no broker has open, left in order by the last one. Raises JobError."""
+    store = StoreFiles.open(store_path)
+    if not store.is_local:
+        raise JobError(f"{store_path}: stores are compacted and restored where brokers have them, on a local disk")
+    if store.is_running:
+        raise JobError(f"{store_path}: a broker has this store open; stop it first")
+    if not store.is_clean:
+        raise JobError(f"{store_path}: its broker was not stopped in order; start it once and stop it, then try again")
+    refuse_unknown_queues(store)
+    return store
+
+
+def refuse_unknown_queues(store: StoreFiles) -> None:
+    """Raises JobError where a store has queues of a kind that is not understood."""
+    for name in _NOT_UNDERSTOOD:
+        if store.names(name):
+            raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
+
+
+class _Part(NamedTuple):
+    """A range and how it goes on."""
+
+    scanned: Scanned
+    decided: Decided
+
+
+class _Compaction:
+    """One run."""
+
+    def __init__(
+        self, store: StoreFiles, place: Place, tasks: Runner, options: CompactOptions, progress: Progress
+    ) -> None:
+        self._store = store
+        self._place = place
+        self._tasks = tasks
+        self._options = options
+        self._progress = progress
+        self._ranges: list[Range] = []
+        self._result = CompactResult()
+        self._done = self._total = 0
+        self._step_began = time.perf_counter()
+        self._kept_done = np.empty(0, np.int64)
+        """Physical offsets of records that stay whatever they are, and of those that say that they are done."""
+        self._delivered = self._deliveries = np.empty(0, np.int64)
+        """Physical offsets of some of those, and of their deliveries, which do not name them."""
+        self._has_holes = False
+        """Whether a message stays in a queue from whose middle others may go."""
+
+    def run(self) -> CompactResult:
+        store, result = self._store, self._result
+        result.disk_before = disk_usage(store.local_path)
+        self._ranges = plan(store, self._options.range_size)
+        size = sum(part.end - part.start for part in self._ranges)
+        self._place.need(size // 20)
+        self._total = 2 * size
+        books = state.read_books(store)
+        self._step("books")
+        owners = deleted.owners_of(store, books.checkpoint)
+        scanned = self._scan(owners)
+        result.log_before = sum(found.size for found in scanned)
+        self._step("scan")
+        decided = self._decide(books, owners, scanned)
+        self._step("decide")
+        laid_out = self._lay_out(decided)
+        self._map(decided, laid_out)
+        self._step("lay out")
+        self._write_log(laid_out)
+        self._step("write commitlog")
+        self._write_queues(laid_out)
+        self._step("write queues")
+        index_ms = self._write_index(decided)
+        self._step("write index")
+        self._write_small(books, laid_out, scanned, decided, index_ms)
+        self._place.finish()
+        self._step("finish")
+        result.disk_after = disk_usage(self._place.target)
+        self._progress(self._total, self._total)
+        return result
+
+    def _step(self, name: str) -> None:
+        now = time.perf_counter()
+        self._result.seconds[name] = round(now - self._step_began, 3)
+        self._step_began = now
+
+    def _advance(self, size: int) -> None:
+        self._done += size
+        self._progress(min(self._done, self._total), self._total)
+
+    # --- what stays
+
+    def _keyed_topics(self) -> tuple[str, ...]:
+        found = set(self._options.keyed_topics)
+        for name, config in self._store.table("config/topics.json", "topicConfigTable").items():
+            attributes = config.get("attributes") if isinstance(config, dict) else None
+            policy = attributes.get("cleanup.policy") if isinstance(attributes, dict) else None
+            if policy == "COMPACTION":
+                found.add(str(name))
+        return tuple(sorted(found))
+
+    def _scan(self, owners: Owners) -> list[Scanned]:
+        options = self._options
+        cutoff = 0
+        if options.reserved_hours is not None:
+            now_ms = options.now_ms if options.now_ms is not None else int(time.time() * 1000)
+            cutoff = now_ms - int(options.reserved_hours * _HOUR_MS)
+        topics = self._keyed_topics()
+        requests = [
+            ScanTask(self._store, part, number, self._place.scratch, topics, cutoff, owners)
+            for number, part in enumerate(self._ranges)
+        ]
+        scanned = self._tasks.run(
+            scan.scan,
+            requests,
+            lambda found: self._advance(self._ranges[found.number].end - self._ranges[found.number].start),
+        )
+        damages = [damage for found in scanned for damage in found.damages]
+        gaps = self._store.gaps()
+        if (damages or gaps) and not self._options.skip_damaged:
+            at, why = (damages[0].physical_offset, damages[0].reason) if damages else (gaps[0][0], "a file is missing")
+            raise JobError(
+                f"{self._store.path}: damaged at {at} ({why}), {len(damages) + len(gaps)} places in all; what is "
+                "damaged would be left out: say so to go on without it"
+            )
+        self._result.damaged = len(damages) + len(gaps)
+        return scanned
+
+    def _decide(self, books: Books, owners: Owners, scanned: list[Scanned]) -> list[Decided]:
+        scratch = self._place.scratch
+        numbers = range(len(scanned))
+        state.leave_for_tasks(books, scratch)
+        decide.join_done(scratch, numbers)
+        topics = [found.topics for found in scanned]
+        spill.save(scratch, "deleted", deleted.deleted(scratch, topics, owners))
+        young = [found.first_young for found in scanned if found.first_young >= 0]
+        expired_before = young[0] if young else self._store.readable_end
+        self._result.superseded_kept = decide.find_superseded(
+            scratch,
+            numbers,
+            expired_before=expired_before,
+            units_per_file=self._units_per_file(),
+            holes=self._options.holes,
+        )
+        rules = Rules(
+            books.levels,
+            books.timers.enqueued if books.timers is not None else None,
+            books.half_offset,
+            books.op_offset,
+            expired_before,
+        )
+        requests = [DecideTask(number, self._ranges[number].start, scratch, rules) for number in numbers]
+        spill.save(scratch, "undelivered", np.empty(0, np.int64))
+        decided = self._tasks.run(decide.decide, requests)
+        if any(found.unnamed for found in decided):
+            spill.save(scratch, "undelivered", self._find_undelivered(books))
+            kept = sum(found.kept for found in decided)
+            decided = self._tasks.run(decide.decide, requests)
+            self._result.lost = sum(found.kept for found in decided) - kept
+        return self._keep_anchors(books, decided)
+
+    def _find_undelivered(self, books: Books) -> NDArray[np.int64]:
+        """Physical offsets, ascending, of messages that neither wait by the books nor were delivered or cancelled by
+        the records; notes who delivered those that stay whatever they are."""
+        store, scratch, count = self._store, self._place.scratch, len(self._ranges)
+        progress = read_progress(store)
+        buckets = max(1, sum(part.end - part.start for part in self._ranges) // BUCKET_BYTES)
+        self._tasks.run(
+            compact_lost.read,
+            [ReadTask(store, part, number, scratch, progress, buckets) for number, part in enumerate(self._ranges)],
+        )
+        asked = np.unique(np.array([*books.anchors.values(), *books.forced.tolist()], np.int64))
+        found = self._tasks.run(
+            compact_lost.match, [MatchTask(bucket, count, scratch, asked) for bucket in range(buckets)]
+        )
+        self._delivered = np.concatenate([part.asked for part in found])
+        self._deliveries = np.concatenate([part.deliveries for part in found])
+        return np.sort(np.concatenate([part.undelivered for part in found]))
+
+    def _keep_anchors(self, books: Books, decided: list[Decided]) -> list[Decided]:
+        """Keep the last record of each queue of the schedule topic of which anything stays; and of all records that
+        stay although they are done what says so, which may itself be done: a message that took another's place."""
+        scratch, starts = self._place.scratch, [part.start for part in self._ranges]
+        anchors = [at for level, at in books.anchors.items() if any(found.levels.get(level) for found in decided)]
+        self._keep(decided, starts, anchors)
+        done = np.unique(np.array([*anchors, *books.forced.tolist()], np.int64))
+        while len(done):
+            self._kept_done = np.union1d(self._kept_done, done)
+            claimed = self._deliveries[is_among(self._delivered, done)]
+            done = np.union1d(decide.done_by(scratch, range(len(decided)), done), claimed)
+            done = done[~is_among(done, self._kept_done)]
+            self._keep(decided, starts, done.tolist())
+        result = self._result
+        for found in decided:
+            result.kept += found.kept
+            for why, (count, size) in found.removed.items():
+                result.removed[why] = result.removed.get(why, 0) + count
+                result.removed_bytes[why] = result.removed_bytes.get(why, 0) + size
+        return decided
+
+    def _keep(self, decided: list[Decided], starts: list[int], physical: Iterable[int]) -> None:
+        """Keep records, by their physical offsets, that were to go."""
+        for offset in physical:
+            kept = decide.keep_one(self._place.scratch, starts, offset)
+            if kept is None:
+                continue
+            found = decided[kept.number]
+            count, size = found.removed[kept.reason]
+            removed = found.removed | {kept.reason: (count - 1, size - kept.size)}
+            if count == 1:
+                del removed[kept.reason]
+            decided[kept.number] = found._replace(
+                kept=found.kept + 1, kept_size=found.kept_size + kept.size, removed=removed
+            )
+            self._has_holes |= kept.is_message
+
+    def _units_per_file(self) -> int:
+        return next((file.size for file in self._store.queue_files()), UNIT.itemsize) // UNIT.itemsize
+
+    # --- where it goes
+
+    def _lay_out(self, decided: list[Decided]) -> Layout:
+        store, scratch, size = self._store, self._place.scratch, self._store.segment_size
+        begin = max(store.segments[0].first_offset, size)
+        first = begin
+        is_by_key = self._options.holes and self._result.removed.get("superseded")
+        if is_by_key or self._has_holes or self._result.damaged:
+            # Two files before all others, without a record, for units that stand for nothing: these must lie behind the
+            # start of the first file, or a broker that looks for a queue's first message by halving (5.3.3 does) is led
+            # past others.
+            first = begin + 2 * size
+        laid_out = layout.lay_out(
+            [(found.kept, found.kept_size) for found in decided],
+            lambda number: decide.kept_sizes(scratch, number),
+            size,
+            first,
+        )
+        if first > begin:
+            empty = [(start, size) for start in range(begin, first, size)]
+            laid_out = laid_out._replace(begin=begin, markers=[*empty, *laid_out.markers])
+        self._result.log_after = laid_out.end - first
+        queue_bytes = sum(file.size for file in store.queue_files())
+        index_bytes = index_file.FILE_SIZE // 20 + 48 * self._result.kept if self._options.index else 0
+        self._place.need(laid_out.end - first + queue_bytes + index_bytes)
+        return laid_out
+
+    def _map(self, decided: list[Decided], laid_out: Layout) -> None:
+        scratch = self._place.scratch
+        spill.OffsetMap.make(scratch, self._result.kept)
+        before = np.cumsum([0, *(found.kept for found in decided)]).tolist()
+        self._tasks.run(
+            decide.write_map,
+            [
+                MapTask(number, self._ranges[number].start, before[number], scratch, pieces)
+                for number, pieces in enumerate(laid_out.pieces)
+            ],
+        )
+
+    # --- writing
+
+    def _write_log(self, laid_out: Layout) -> None:
+        directory = self._place.join("commitlog")
+        size = self._store.segment_size
+        commitlog.make_files(directory, laid_out, size)
+        scratch, with_index = self._place.scratch, self._options.index
+        requests = [
+            CopyTask(self._store, number, self._ranges[number].start, scratch, directory, size, pieces, with_index)
+            for number, pieces in enumerate(laid_out.pieces)
+        ]
+        share = self._total / 2 / max(1, self._result.log_after)
+        self._tasks.run(commitlog.copy, requests, lambda written: self._advance(int(written * share)))
+
+    def _write_queues(self, laid_out: Layout) -> None:
+        by_queue: dict[tuple[str, int], list[QueueFile]] = {}
+        for file in self._store.queue_files():
+            by_queue.setdefault((file.topic, file.queue_id), []).append(file)
+        groups: list[list[list[QueueFile]]] = []
+        room = 0
+        for files in by_queue.values():
+            size = sum(file.size for file in files)
+            if room < size or not groups:
+                groups.append([])
+                room = _QUEUE_BYTES_A_TASK
+            groups[-1].append(files)
+            room -= size
+        directory = self._place.join("consumequeue")
+        os.makedirs(directory, exist_ok=True)
+        requests = [
+            QueueTask(self._store, group, self._place.scratch, directory, laid_out.begin, self._store.segment_size)
+            for group in groups
+        ]
+        self._result.holes = sum(written.holes for written in self._tasks.run(queues.write, requests))
+
+    def _write_index(self, decided: list[Decided]) -> int:
+        """Make the index files; gives the store time up to which they hold all messages, ms since the epoch."""
+        if not self._options.index:
+            return 0
+        scratch = self._place.scratch
+        counts = [len(spill.load(scratch, f"{found.number}.items")) for found in decided]
+        directory = self._place.join("index")
+        os.makedirs(directory, exist_ok=True)
+        requests = index.plan(scratch, directory, counts, time.time())
+        for request in requests:  # one at a time, for their memory
+            self._tasks.run(index.write, [request])
+        self._result.index_files = len(requests)
+        with_items = [number for number, count in enumerate(counts) if count]
+        return int(spill.load(scratch, f"{with_items[-1]}.items")["store_ms"][-1]) if with_items else 0
+
+    def _write_small(
+        self, books: Books, laid_out: Layout, scanned: list[Scanned], decided: list[Decided], index_ms: int
+    ) -> None:
+        root, place = self._store.local_path, self._place
+        for name in self._store.names(""):
+            if name in _WRITTEN_ANEW or name in _LEFT_OUT:
+                continue
+            source, target = os.path.join(root, name), place.join(name)
+            if os.path.isdir(source):
+                shutil.copytree(source, target)
+            else:
+                shutil.copy2(source, target)
+        os.makedirs(place.join("config"), exist_ok=True)
+        # What the checkpoint says of consume queues is of the old files: the broker notes its own anew.
+        offsets = spill.OffsetMap(place.scratch)
+        notes: dict[str, bytes] = {}
+        level_note = runs.decode(books.checkpoint.notes.get(service.NAME, b""))
+        if level_note is not None:
+            delivered = self._kept(np.array(sorted(books.anchors.values()), np.int64), "delivered", offsets)
+            seen = level_note.seen
+            if seen is not None:
+                seen = seen._replace(end=laid_out.end) if seen.end >= self._store.readable_end else None
+            notes[service.NAME] = runs.encode(level_note.table_crc, level_note.runs, delivered.tolist(), seen)
+        if books.timers is not None:
+            newest = self._newest_timer(books, offsets)
+            done, withdrawn = (self._kept(self._kept_done, name, offsets) for name in ("delivered", "withdrawn"))
+            found = Found(done=done, withdrawn=withdrawn)
+            note = timers.write(place.path, books.timers, offsets, newest, laid_out.end, found)
+            if note is not None:
+                notes["timers"] = note.encode()
+        else:
+            for name in ("timercheck", "timermetrics"):
+                OsFiles().remove(place.join("config", name))
+        stored = [found.last_store_ms for found, of in zip(scanned, decided, strict=True) if of.kept]
+        last_ms = max(stored, default=0)
+        path = place.join("checkpoint")
+        if books.checkpoint.is_foreign:
+            OsFiles().write_whole(path, _TIMESTAMPS.pack(last_ms, last_ms, index_ms).ljust(CHECKPOINT_SIZE, b"\0"))
+        else:
+            checkpoint.save(OsFiles(), path, Checkpoint(last_ms, last_ms, index_ms, laid_out.end, notes))
+        said = json.dumps({"end": laid_out.end}).encode()
+        OsFiles().write_whole(place.join(state.COMPACTED), said)
+        lock = self._store.read_whole("lock")
+        if lock is not None:
+            OsFiles().write_whole(place.join("lock"), lock)
+
+    def _kept(self, physical: NDArray[np.int64], what: str, offsets: spill.OffsetMap) -> NDArray[np.int64]:
+        """Where those records lie now, of some that stay although they are done, that were "delivered" or
+        "withdrawn"."""
+        places = offsets.new(physical[is_among(physical, spill.load(self._place.scratch, what))])
+        return np.unique(places[places >= 0])
+
+    def _newest_timer(self, books: Books, offsets: spill.OffsetMap) -> tuple[int, int]:
+        """New physical offset and size of the record that was put into the wheel last; (-1, 0) without one."""
+        assert books.timers is not None
+        unit = self._store.unit(TIMER_TOPIC, 0, books.timers.enqueued - 1) if books.timers.enqueued else None
+        if unit is None:
+            return -1, 0
+        physical = int(offsets.new(np.array([unit[0]]))[0])
+        return (physical, unit[1]) if physical >= 0 else (-1, 0)
+
+
+def disk_usage(root: str) -> int:
+    """Bytes that the files below a directory take on the disk."""
+    total = 0
+    for directory, _, names in os.walk(root):
+        for name in names:
+            total += os.lstat(os.path.join(directory, name)).st_blocks * 512
+    return total

@@ -1,0 +1,213 @@
+"""What of a store is done, as its own books say: which scheduled messages were delivered or cancelled, and which half
+messages have ended.
+
+    delay levels   written last by duemq: the note "levels" in the checkpoint (a cursor for each run,
+    `scheduler.levels.runs`);
+                   by Apache's: config/delayOffset.json. And units of size 1 in SCHEDULE_TOPIC_XXXX: cancelled
+    timers         the timer log: a message that is in the wheel has a unit in a slot that is not past, and what is not
+                   in the wheel yet lies behind timercheck's (duemq's: the note's) queue offset
+    transactions   half and op messages below the offsets of CID_RMQ_SYS_TRANS in config/consumerOffset.json
+
+Besides, a record that names an origin says that that one is done, whatever the books say (`compact.scan` finds those).
+Where a book is missing nothing of its kind is taken to be done but what origins say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from duemq.scheduler import waiting
+from duemq.scheduler.levels.runs import Run
+from duemq.scheduler.timers.files import formats
+from duemq.scheduler.timers.files.log import UNIT, UNIT_SIZE, seconds_of
+from duemq.scheduler.timers.index.sorted_offsets import joined
+from duemq.spark_jobs.columns.records import MIN_SIZE
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store import progress
+from duemq.spark_jobs.store.ranges import at_offsets
+from duemq.spark_jobs.writers.spill import save
+from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+    from duemq.storage.durability.checkpoint import Checkpoint
+
+    Integers = NDArray[np.int64]
+
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+COMPACTED: Final = "compacted.json"
+"""The file of a store that a compaction made which says so: {"end": where the new commitlog ended}."""
+_TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
+
+
+class Timers(NamedTuple):
+    """The books of the timer wheel. `enqueued`: queue offset in rmq_sys_wheel_timer up to which messages are in the
+    wheel. `second`: slots before it are past. `live`: the units (UNIT) that stand for something, in the log's order.
+    `check`, `note`: what timercheck and the checkpoint's note said; `segment_size`: of the timer log's files."""
+
+    enqueued: int
+    second: int
+    live: NDArray[Any]
+    check: formats.TimerCheck | None
+    note: formats.TimerNote | None
+    segment_size: int
+
+
+class Books(NamedTuple):
+    """What is done. `levels`: of each delay level its runs. `half_offset`, `op_offset`: what is below has ended.
+    `forced`: physical offsets of records that stay whatever they are, ascending. `anchors`: of each queue of the
+    schedule topic its last record's physical offset, to stay if anything of the queue does; so that the queue ends
+    where it did. `withdrawn`: physical offsets of cancelled level messages; `level_delivered` of delivered ones that no
+    cursor has passed."""
+
+    checkpoint: Checkpoint
+    levels: dict[int, list[Run]]
+    timers: Timers | None
+    half_offset: int
+    op_offset: int
+    forced: Integers
+    anchors: dict[int, int]
+    withdrawn: Integers
+    level_delivered: Integers
+
+
+class Rules(NamedTuple):
+    """What the tasks need of them; small. `timers_enqueued`: None where there is no timer log to go by."""
+
+    levels: dict[int, list[Run]]
+    timers_enqueued: int | None
+    half_offset: int
+    op_offset: int
+    expired_before: int
+    """Records of messages before this physical offset have expired."""
+
+
+def read_books(store: StoreFiles) -> Books:
+    """The books of a store at rest. Raises JobError where they are of a kind that is not understood."""
+    books = progress.read_books(store)
+    queues: dict[tuple[str, int], list[QueueFile]] = {}
+    for file in store.queue_files():
+        queues.setdefault((file.topic, file.queue_id), []).append(file)
+    timers = _timers(store, books)
+    forced: list[int] = []
+    timer_files_of_queue = queues.get((TIMER_TOPIC, 0), [])
+    if timer_files_of_queue:
+        last = _last_unit(store, timer_files_of_queue)
+        forced += [last] if last >= 0 else []
+        if timers is not None and timers.enqueued > 0:
+            unit = store.unit(TIMER_TOPIC, 0, timers.enqueued - 1)
+            forced += [unit[0]] if unit is not None else []
+    anchors = {}
+    withdrawn = []
+    for (topic, queue_id), mine in queues.items():
+        if topic != SCHEDULE_TOPIC:
+            continue
+        last = _last_unit(store, mine)
+        if last >= 0:
+            anchors[queue_id] = last
+        for file in mine:
+            units = store.units(file)
+            cancelled = units["size"] == WITHDRAWN_SIZE
+            if cancelled.any():
+                withdrawn.append(units["physical_offset"][cancelled].astype(np.int64))
+    half, op = _transactions(store)
+    return Books(
+        books.checkpoint,
+        books.levels,
+        timers,
+        half,
+        op,
+        np.unique(np.array(forced, np.int64)),
+        anchors,
+        joined(withdrawn),
+        books.level_delivered,
+    )
+
+
+def _last_unit(store: StoreFiles, files: list[QueueFile]) -> int:
+    """The physical offset in a queue's last unit; -1 where that stands for no record."""
+    for file in reversed(files):
+        units = store.units(file)
+        if not len(units):
+            continue
+        physical, size = int(units["physical_offset"][-1]), int(units["size"][-1])
+        if size in MARK_SIZES:
+            size = _size_at(store, physical)
+        if size == PADDING_SIZE or not size:
+            return -1
+        place = np.array([physical], np.int64), np.array([size], np.int64)
+        for records in at_offsets(store, *place):
+            queue = records.topics()[1][0], int(records.queue_id[0]), int(records.queue_offset[0])
+            if queue == (file.topic, file.queue_id, file.first_unit + len(units) - 1):
+                return physical
+        return -1
+    return -1
+
+
+def _size_at(store: StoreFiles, physical: int) -> int:
+    """The size of the record at a physical offset, as it says itself; 0 where there is none. A marked unit does not
+    tell it."""
+    segment = store.segment_of(physical)
+    data = store.read(segment.path, physical - segment.first_offset, 4) if segment is not None else b""
+    size = int.from_bytes(data, "big", signed=True)
+    return size if segment is not None and MIN_SIZE <= size <= segment.end - physical else 0
+
+
+def _transactions(store: StoreFiles) -> tuple[int, int]:
+    table = store.table("config/consumerOffset.json", "offsetTable")
+    offsets = []
+    for topic in (HALF_TOPIC, OP_TOPIC):
+        of_group = table.get(f"{topic}@{_TRANSACTIONS_GROUP}")
+        value = next((v for k, v in of_group.items() if str(k) == "0"), 0) if isinstance(of_group, dict) else 0
+        offsets.append(int(value) if isinstance(value, int) else 0)
+    # Op messages say which half messages have ended: without the offset of the one the other is worth nothing.
+    return (offsets[0], offsets[1]) if min(offsets) > 0 else (0, 0)
+
+
+def _timers(store: StoreFiles, books: progress.Books) -> Timers | None:
+    names = [(name, size) for name, size in store.sizes("timerlog") if size]
+    if not names or not books.has_log or (books.check is None and books.note is None):
+        return None
+    segment_size = names[0][1]
+    for name, size in names:
+        if size != segment_size:
+            raise JobError(f"{store.path}/timerlog/{name}: has {size} bytes, the first file has {segment_size}")
+    note, second, found = books.note, books.second, formats.Found()
+    log_end = progress.EVERYTHING
+    if note is not None:
+        log_end = note.log_end
+        since_turn = progress.timer_units(store, note.log_since, log_end)
+        found = waiting.with_moved(note.found, second, note.found, since_turn)
+    parts = [np.empty(0, UNIT)]
+    for position, units in progress.timer_units(store, 0, log_end):
+        seconds = seconds_of(units)
+        positions = position + np.arange(len(units)) * UNIT_SIZE
+        physical = units["physical_offset"].astype(np.int64)
+        live = (seconds >= second) & waiting.left_of(
+            physical, positions, units["magic"], units["due_ms"].astype(np.int64), seconds, second, found
+        ).kept
+        if note is not None:
+            live &= waiting.is_live(units, seconds, second)  # marks of ours that delete have done their work
+        parts.append(units[live])
+    return Timers(books.queue_offset, second, np.concatenate(parts), books.check, note, segment_size)
+
+
+def compacted_to(store: StoreFiles) -> int:
+    """The physical offset where a store's log ended when a compaction made it; 0 if none did. RocketMQ's deliveries
+    before it do not tell that their messages were taken away."""
+    end = (store.json(COMPACTED) or {}).get("end")
+    return end if isinstance(end, int) else 0
+
+
+def leave_for_tasks(books: Books, scratch: str) -> None:
+    """Leave the arrays for the tasks."""
+    save(scratch, "forced", books.forced)
+    save(scratch, "withdrawn.units", books.withdrawn)
+    save(scratch, "delivered.known", books.level_delivered)
+    live = books.timers.live if books.timers is not None else np.empty(0, UNIT)
+    save(scratch, "live", np.unique(live["physical_offset"].astype(np.int64)))

@@ -1,0 +1,1 @@
+"""The tables of a store as a data source of Spark."""

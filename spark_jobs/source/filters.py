@@ -1,0 +1,96 @@
+"""Which records of a store a reader is to give: by topic, store time, physical offset and queue offset, as its
+options say.
+
+They are options because Spark 4.1 to 4.3 keep one Python reader for a DataFrame, a view, and all that is made of it: a
+reader that took note of one query's filters (`pushFilters`) would apply them to the next query too, and in a union or a
+self-join the last filters to every side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.columns.records import Records
+    from duemq.spark_jobs.source.tables import Batch
+
+ALL: Final = (-(1 << 63), (1 << 63) - 1)
+"""A span that leaves nothing out."""
+
+
+class Span(NamedTuple):
+    """What of a queue is read: a record has to be within all of these. Starts are inclusive, ends exclusive."""
+
+    start_queue: int = ALL[0]
+    """A queue offset, as the next one."""
+    end_queue: int = ALL[1]
+    start: int = ALL[0]
+    """A physical offset."""
+    start_ms: int = ALL[0]
+    """Store time, ms since the epoch, as the next one."""
+    end_ms: int = ALL[1]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What records have to be. A span has its first value, and the one behind its last."""
+
+    topics: frozenset[str] | None = None
+    """None for all."""
+    store_ms: tuple[int, int] = ALL
+    physical_offset: tuple[int, int] = ALL
+    queues: Mapping[str, Mapping[int, Span]] = field(default_factory=dict)
+    """By topic and queue id; of a queue that is not named all is read."""
+    until: int = ALL[1]
+    """Physical offset from which on `store_ms` and `queues` leave nothing out."""
+
+    def keep(self, records: Records) -> Records:
+        """The records that lie in all spans, of all topics."""
+        low, high = self.physical_offset
+        if (low, high) != ALL and len(records):
+            records = only(records, (records.physical_offset >= low) & (records.physical_offset < high))
+        if not len(records) or (self.store_ms == ALL and not self.queues):
+            return records
+        low, high = self.store_ms
+        wanted = (records.store_ms >= low) & (records.store_ms < high)
+        if self.queues:
+            wanted &= self._in_queues(records)
+        if self.until != ALL[1]:
+            wanted |= records.physical_offset >= self.until
+        return only(records, wanted)
+
+    def _in_queues(self, records: Records) -> NDArray[np.bool_]:
+        """Which records their queues' spans have."""
+        codes, names = records.topics()
+        known = [
+            ((code << 32) | queue, span)
+            for code, name in enumerate(names)
+            for queue, span in self.queues.get(name, {}).items()
+        ]
+        if not known:
+            return np.ones(len(records), np.bool_)
+        known.sort(key=lambda item: item[0])
+        keys = np.array([key for key, _ in known], np.int64)
+        spans = np.array([span for _, span in known], np.int64)
+        mine = (codes.astype(np.int64) << 32) | records.queue_id
+        at = np.minimum(np.searchsorted(keys, mine), len(keys) - 1)
+        start_queue, end_queue, start, start_ms, end_ms = spans[at].T
+        is_within: NDArray[np.bool_] = (records.queue_offset >= start_queue) & (records.queue_offset < end_queue)
+        is_within &= records.physical_offset >= start
+        is_within &= (records.store_ms >= start_ms) & (records.store_ms < end_ms)
+        is_within |= keys[at] != mine
+        return is_within
+
+
+_Rows = TypeVar("_Rows", "Records", "Batch")
+
+
+def only(rows: _Rows, wanted: NDArray[np.bool_]) -> _Rows:
+    """Those rows that are wanted; the same object where all are."""
+    return rows if wanted.all() else rows.take(wanted)

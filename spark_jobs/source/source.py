@@ -1,0 +1,795 @@
+"""The files of a store as tables in Spark: `spark.read.format("rocketmq").load("/path/to/store")`.
+
+    option           default      meaning
+    path             (load's)     the store, or its URI (hdfs://, s3://); with wildcards (*, [...]) all that match,
+                                  and load() takes a list as well. The column `store` tells them apart
+    table            messages     messages, schedules, pending, consume_queue, timers, offsets, damaged
+    columns          all          names with commas: what is not named costs nothing. `.schema(...)` does the same; *
+                                  stands for all, those that only jobs want too
+    topics           all          names with commas. In `schedules` and `pending` they are real topics
+    startingTimestamp, endingTimestamp    ms since the epoch: records stored then or later, and before then
+    startingOffsets, endingOffsets        queue offsets, as Spark's source for Kafka is told them: earliest, latest, or
+                                  {"orders": {"0": 23, "1": -2}}, a number for each queue of a topic; -2 is the
+                                  earliest, -1 the latest. See `queue_offsets`
+    startingOffsetsByTimestamp, endingOffsetsByTimestamp    the same with ms since the epoch
+    startingOffset, endingOffset          physical offsets: records that lie there or behind, and before there
+    checkCrc         false        leave out records whose body does not have its checksum (always so in `damaged`)
+    rangeBytes       134217728    bytes of the commitlog a task reads
+    delayLevels      by the store the broker's messageDelayLevel
+    timeSlackMs      600000       by how much the broker's clock may have been set back: ranges are left out by store
+                                  time only that far away from the timestamps that are asked for
+    unflushed        false        of a running broker's store on this machine, read also what is not flushed yet
+    maxBytesPerTrigger   all      streams: bytes of the commitlog a micro-batch takes (maxBytesPerBatch is the same)
+    maxOffsetsPerTrigger all      streams: records a micro-batch takes at most
+    failOnDataLoss   true         streams stop where files that were not read yet have expired, and where the store is
+                                  another one than the checkpoint is of; offsets that a queue does not have are
+                                  refused. With false all go on with what there is
+
+A stream is new at the starting* options, which a restart from its checkpoint ignores.
+
+Ranges of the commitlog that cannot have what topics, timestamps and offsets ask for are not read. Conditions of a query
+(`where`) save no reading: Spark applies them to the rows that the options leave, and `spark_jobs.source.filters` tells
+why. Register with `spark_jobs.source.source.register(spark)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from duemq.scheduler.timers.files.log import UNIT_SIZE
+from duemq.spark_jobs.compact.state import compacted_to
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.source import tables
+from duemq.spark_jobs.source.filters import ALL, Filters, Span, only
+from duemq.spark_jobs.source.offsets import offset_rows
+from duemq.spark_jobs.source.queue_offsets import EARLIEST, LATEST, Asked, parse
+from duemq.spark_jobs.spark_errors import shortly, shortly_each
+from duemq.spark_jobs.store.known_again import tail_of, why_not
+from duemq.spark_jobs.store.local_files import each_once, expand, real_path
+from duemq.spark_jobs.store.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
+from duemq.spark_jobs.store.ranges import RANGE_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, walks
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.worker import settle
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # Spark before 4.2: there such a query is one micro-batch
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Nothing: Spark asks for no more."""
+
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+    from duemq.spark_jobs.columns.records import Records
+    from duemq.spark_jobs.store.store_files import QueueFile
+
+_WAITING_PART: Final = 200_000
+_ROWS: Final = 1 << 16
+_QUEUE_BYTES: Final = 64 << 20
+_OPTIONS: Final = (
+    "path",
+    "table",
+    "columns",
+    "topics",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsets",
+    "endingOffsets",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffset",
+    "endingOffset",
+    "checkCrc",
+    "rangeBytes",
+    "delayLevels",
+    "timeSlackMs",
+    "unflushed",
+    "maxBytesPerTrigger",
+    "maxOffsetsPerTrigger",
+    "failOnDataLoss",
+)
+_KNOWN: Final = {name.lower() for name in (*_OPTIONS, "paths", "maxBytesPerBatch")}
+"""`paths` is what Spark makes of a list."""
+_OF_QUEUES: Final = ("Offsets", "OffsetsByTimestamp")
+"""Behind starting or ending: what asks for queues, and so alone."""
+_COUNTED_BYTES: Final = 1 << 30
+"""How much of the commitlog is looked at to count what a micro-batch takes."""
+_RECORDS: Final = ("messages", "schedules", "pending")
+SOME_TABLES: Final = {
+    "topics": (*_RECORDS, "consume_queue"),
+    "startingTimestamp": _RECORDS,
+    "endingTimestamp": _RECORDS,
+    "startingOffset": _RECORDS,
+    "endingOffset": _RECORDS,
+    "startingOffsets": ("messages",),
+    "endingOffsets": ("messages",),
+    "startingOffsetsByTimestamp": ("messages",),
+    "endingOffsetsByTimestamp": ("messages",),
+}
+"""The tables that an option is for. For others it is refused: who sets it expects that it does something."""
+
+
+def register(session: SparkSession) -> None:
+    """Make the data source known to a session."""
+    session.dataSource.register(RocketmqSource)
+
+
+class Options:
+    """The options, checked. Raises JobError."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        for name in options:
+            if name.lower() not in _KNOWN:
+                raise JobError(f"there is no option {name}; there are {', '.join(_OPTIONS)}")
+        self.paths = json.loads(options["paths"]) if "paths" in options else [options.get("path") or ""]
+        if not all(self.paths):
+            raise JobError("which store? give load() its path")
+        self.table = options.get("table", "messages")
+        self.columns = options.get("columns")
+        self.check_crc = _flag(options, "checkCrc", default=False)
+        self.range_bytes = _number(options, "rangeBytes", RANGE_SIZE)
+        self.delay_levels = options.get("delayLevels")
+        self.time_slack_ms = _number(options, "timeSlackMs", 600_000)
+        self.unflushed = _flag(options, "unflushed", default=False)
+        name = "maxBytesPerTrigger" if "maxBytesPerTrigger" in options else "maxBytesPerBatch"
+        self.max_bytes = _number(options, name, 0)
+        self.max_records = _number(options, "maxOffsetsPerTrigger", 0)
+        self.fail_on_data_loss = _flag(options, "failOnDataLoss", default=True)
+        self.starting_offset = options.get("startingOffset", "earliest")
+        for edge, others in (("starting", ("Timestamp", "Offset")), ("ending", ("Timestamp", "Offset"))):
+            given = [edge + name for name in (*_OF_QUEUES, *others) if edge + name in options]
+            if len(given) > 1 and given[0] in (edge + name for name in _OF_QUEUES):
+                raise JobError(f"the options {given[0]} and {given[1]} both say where to begin or end: give one")
+        starts, ends = options.get("startingOffsets"), options.get("endingOffsets")
+        if starts is not None and starts.strip().lower() in ("earliest", "latest"):
+            self.starting_offset, starts = starts.strip().lower(), None
+        if ends is not None and ends.strip().lower() == "latest":
+            ends = None
+        times = [options.get(f"{edge}OffsetsByTimestamp") for edge in ("starting", "ending")]
+        self.asked = Asked(
+            parse("startingOffsets", starts, lowest=EARLIEST) if starts is not None else None,
+            parse("endingOffsets", ends, lowest=LATEST) if ends is not None else None,
+            parse("startingOffsetsByTimestamp", times[0], lowest=0) if times[0] is not None else None,
+            parse("endingOffsetsByTimestamp", times[1], lowest=0) if times[1] is not None else None,
+        )
+        self._topics = _names(options, "topics")
+        self.filters = Filters(
+            topics=self._topics or frozenset(self.asked.topics()) or None,
+            store_ms=(
+                _number(options, "startingTimestamp", ALL[0]),
+                _number(options, "endingTimestamp", ALL[1]),
+            ),
+            physical_offset=(
+                _number(options, "startingOffset", ALL[0], besides=("earliest", "latest")),
+                _number(options, "endingOffset", ALL[1], besides=("latest",)),
+            ),
+        )
+        for name, (start, end) in (("Timestamp", self.filters.store_ms), ("Offset", self.filters.physical_offset)):
+            if start > end:
+                raise JobError(f"the option starting{name}={start} is behind ending{name}={end}")
+        for name, tables_with in SOME_TABLES.items():
+            if name in options and self.table in tables.COLUMNS and self.table not in tables_with:
+                raise JobError(f"the table {self.table} has no option {name}; {', '.join(tables_with)} have it")
+
+    def filters_of(self, store: StoreFiles, *, is_one: bool) -> Filters:
+        """What is read of a store. `is_one`: whether no other is read. Raises JobError."""
+        spans = self.asked.spans(store, topics=self._topics, is_strict=self.fail_on_data_loss, is_one=is_one)
+        topics = self.filters.topics
+        if self._topics is None and topics is not None:
+            topics = frozenset(spans)
+        return replace(self.filters, topics=topics, queues=spans)
+
+    def stores(self) -> list[str]:
+        """The paths and URIs of the stores that are meant, each once, see `files.each_once`. Raises JobError where a
+        pattern matches none."""
+        return each_once(store for path in self.paths for store in expand(path))
+
+
+def _number(options: Mapping[str, str], name: str, default: int, *, besides: tuple[str, ...] = ()) -> int:
+    text = options.get(name)
+    if text is None or text in besides:
+        return default
+    if not (text.isascii() and text.isdecimal()) or int(text) >= 1 << 63:
+        hint = f"; {name}s takes queue offsets" if name in ("startingOffset", "endingOffset") and "{" in text else ""
+        raise JobError(
+            f"the option {name}={text} is " + " and ".join((*(f"not {word}" for word in besides), "no number")) + hint
+        )
+    return int(text)
+
+
+def _names(options: Mapping[str, str], name: str) -> frozenset[str] | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    found = frozenset(part.strip() for part in text.split(",")) - {""}
+    if not found:
+        raise JobError(f"the option {name} names nothing: leave it out for all")
+    return found
+
+
+def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise JobError(f"the option {name}={text} is neither true nor false")
+    return text == "true"
+
+
+class RocketmqSource(DataSource):
+    """See the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What format() calls it."""
+        return "rocketmq"
+
+    @shortly
+    def schema(self) -> str:
+        """The columns that the options ask for."""
+        settle()
+        options = Options(self.options)
+        return tables.ddl(options.table, options.columns)
+
+    @shortly
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of a table."""
+        settle()
+        options = Options(self.options)
+        if options.starting_offset == "latest":
+            name = "startingOffsets" if "startingOffsets" in self.options else "startingOffset"
+            raise JobError(f"the option {name}=latest is for streams: there is nothing behind it yet")
+        if options.asked.starts is not None and LATEST in options.asked.starts.values():
+            raise JobError("the option startingOffsets has -1, the latest, which is for streams: nothing is behind it")
+        _check_schema(options.table, schema)
+        return StoreReader(options, schema)
+
+    @shortly
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
+        """A reader of what is appended."""
+        settle()
+        options = Options(self.options)
+        if options.table not in ("messages", "schedules"):
+            raise JobError(f"the table {options.table} is no stream; messages and schedules are")
+        for name in _OPTIONS:
+            if name.startswith("ending") and name in self.options:
+                raise JobError(f"a stream has no option {name}: it goes on until it is stopped")
+        _check_schema(options.table, schema)
+        return StoreStreamReader(options, schema)
+
+
+def _check_schema(table: str, schema: StructType) -> None:
+    """Whether the columns that a user's own schema names are there, with these types. Raises JobError."""
+    tables.ddl(table, ",".join(schema.fieldNames()))
+    for field in schema.fields:
+        wanted, given = tables.COLUMNS[table][field.name], field.dataType.simpleString()
+        if given != wanted:
+            raise JobError(f"the column {field.name} of {table} is {wanted}, not {given}")
+
+
+def _arrow(schema: StructType) -> pa.Schema:
+    return tables.arrow_schema({field.name: field.dataType.simpleString() for field in schema})
+
+
+class RangePart(InputPartition):
+    """A range of the commitlog."""
+
+    def __init__(self, part: Range) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+class StorePart(InputPartition):
+    """A part of one of several stores."""
+
+    def __init__(self, number: int, part: InputPartition) -> None:
+        super().__init__(None)
+        self.number = number
+        self.part = part
+
+
+class StreamPart(RangePart):
+    """A range, the files that there were when it was planned, and what of it is read: tasks have the reader as it was
+    at the start of the query, which knows nothing newer."""
+
+    def __init__(self, part: Range, store: StoreFiles, filters: Filters) -> None:
+        super().__init__(part)
+        self.store = store
+        self.filters = filters
+
+
+class WaitingPart(InputPartition):
+    """Messages that wait."""
+
+    def __init__(self, found: Waiting) -> None:
+        super().__init__(None)
+        self.found = found
+
+
+class FilePart(InputPartition):
+    """A file, by its name in the store; what it is of: for consume queues several."""
+
+    def __init__(self, name: str, of: Any) -> None:
+        super().__init__(None)
+        self.file = name
+        self.of = of
+
+
+class NothingPart(InputPartition):
+    """Nothing to read: Spark asks for at least one partition."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
+def _packed(files: list[QueueFile]) -> list[list[QueueFile]]:
+    """Files in parts of about _QUEUE_BYTES: a store may have ten thousand of them, most with little in it."""
+    parts: list[list[QueueFile]] = []
+    size = _QUEUE_BYTES
+    for file in files:
+        if size >= _QUEUE_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(file)
+        size += file.size
+    return parts
+
+
+class _Reading:
+    """What batch and stream share: rows of one store. Goes to the tasks."""
+
+    options: Options
+    progress: Progress | None
+    store: StoreFiles
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.filters = options.filters
+        self.whole = _arrow(schema)
+        """The columns that are asked for."""
+        fields = [field for field in self.whole if field.name != tables.STORE]
+        known = tables.COLUMNS[options.table]
+        # A batch has to have a column, or nobody knows its rows.
+        self.columns = pa.schema(fields) if fields else tables.arrow_schema(dict(list(known.items())[:1]))
+        """Those that are made from the store's files."""
+
+    def _with_store(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if tables.STORE not in self.whole.names:
+            return batch
+        store = pa.repeat(pa.scalar(self.store.path, pa.string()), batch.num_rows)
+        arrays = [store if field.name == tables.STORE else batch.column(field.name) for field in self.whole]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.whole)
+
+    def _read_range(self, part: Range) -> Iterator[pa.RecordBatch]:
+        for found in walks(self.store, part, check_crc=self.options.check_crc):
+            yield from self._batches(found.records)
+
+    def _batches(self, records: Records) -> Iterator[pa.RecordBatch]:
+        filters = self.filters
+        records = self._kept(records, filters)
+        if not len(records):
+            return
+        batch = tables.Batch(records, self.progress)
+        if self.options.table != "messages":
+            batch = only(batch, batch.roles.is_scheduled)
+            if filters.topics is not None and len(batch.records):
+                wanted = pc.is_in(batch.column("real_topic"), value_set=pa.array(sorted(filters.topics)))
+                batch = only(batch, wanted.to_numpy(zero_copy_only=False))
+        if len(batch.records):
+            yield self._with_store(tables.record_batch(batch, self.columns))
+
+    def _kept(self, records: Records, filters: Filters) -> Records:
+        """What of some records is read, as far as the records themselves tell it."""
+        records = filters.keep(records)
+        if filters.topics is not None and self.options.table == "messages" and len(records):
+            codes, names = records.topics()
+            records = only(records, np.array([name in filters.topics for name in names], np.bool_)[codes])
+        return records
+
+
+class StoreReader(DataSourceReader):
+    """Reads a table of one or several stores once."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        paths = options.stores()
+        options.asked.check_stores(paths)
+        self._stores = [_TableReading(options, schema, path, is_one=len(paths) == 1) for path in paths]
+
+    @shortly
+    def partitions(self) -> list[InputPartition]:
+        """What tasks read."""
+        parts: list[InputPartition] = [
+            StorePart(number, part) for number, store in enumerate(self._stores) for part in store.parts()
+        ]
+        return parts or [NothingPart()]
+
+    @shortly_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A partition's rows."""
+        settle()
+        if isinstance(partition, StorePart):
+            yield from self._stores[partition.number].read(partition.part)
+
+
+def _ranges(store: StoreFiles, options: Options, filters: Filters) -> list[Range]:
+    """The ranges of a store that may have what is read."""
+    low, high = filters.physical_offset
+    if filters.queues and filters.topics is not None and filters.topics == set(filters.queues):
+        low = max(low, min(span.start for queues in filters.queues.values() for span in queues.values()))
+    ranges = [part for part in plan(store, options.range_bytes) if part.end > low and part.start < high]
+    low, high = filters.store_ms
+    if ranges and filters.store_ms != ALL:
+        slack = options.time_slack_ms
+        firsts = [first_store_ms(store, part) for part in ranges]
+        nexts = [*firsts[1:], None]
+        ranges = [
+            part
+            for part, first, after in zip(ranges, firsts, nexts, strict=True)
+            if (first is None or first < high + slack) and (after is None or after >= low - slack)
+        ]
+    if filters.topics is not None and ranges and options.table == "messages":
+        ranges = _with_topics(store, ranges, filters, filters.topics)
+    return ranges
+
+
+def _with_topics(store: StoreFiles, ranges: list[Range], filters: Filters, topics: frozenset[str]) -> list[Range]:
+    """Ranges that have records of some topics, by the consume queues as far as these are known to be whole."""
+    files = [file for file in store.queue_files() if file.topic in topics]
+    if {file.topic for file in files} != topics:
+        return ranges  # Deleted with its queues, or never there: only the records can tell.
+    offsets = []
+    for file in files:
+        units = store.units(file)
+        span = filters.queues.get(file.topic, {}).get(file.queue_id, Span())
+        first = min(max(span.start_queue - file.first_unit, 0), len(units))
+        end = min(max(span.end_queue - file.first_unit, 0), len(units))
+        offsets.append(units["physical_offset"][first:end].astype(np.int64))
+    known = np.sort(np.concatenate(offsets)) if offsets else np.empty(0, np.int64)
+    whole_to = store.queues_whole_to()
+    starts = np.array([part.start for part in ranges], np.int64)
+    ends = np.array([part.end for part in ranges], np.int64)
+    has = np.searchsorted(known, ends) > np.searchsorted(known, starts)
+    return [part for part, wanted in zip(ranges, has | (ends > whole_to), strict=True) if wanted]
+
+
+class _TableReading(_Reading):
+    """A table of one store."""
+
+    def __init__(self, options: Options, schema: StructType, path: str, *, is_one: bool) -> None:
+        super().__init__(options, schema)
+        self.store = StoreFiles.open(path, unflushed=options.unflushed)
+        self.filters = options.filters_of(self.store, is_one=is_one)
+        self.progress = None
+        if options.table in ("schedules", "pending"):
+            try:
+                self.progress = read_progress(self.store, options.delay_levels)
+            except ValueError as error:
+                raise JobError(f"the option delayLevels: {error}") from None
+            if self.store.is_running:
+                # What was done by then is in the commitlog, if one looks for its end after that.
+                self.store = StoreFiles.open(path, unflushed=options.unflushed)
+
+    def parts(self) -> list[InputPartition]:
+        """What tasks read."""
+        table, store = self.options.table, self.store
+        if table in ("messages", "schedules"):
+            found: list[InputPartition] = [RangePart(part) for part in _ranges(self.store, self.options, self.filters)]
+        elif table == "pending":
+            assert self.progress is not None
+            waits = waiting(store)
+            step = _WAITING_PART
+            found = [
+                WaitingPart(Waiting(waits.offsets[at : at + step], waits.sizes[at : at + step]))
+                for at in range(0, len(waits.offsets), step)
+            ]
+        elif table == "consume_queue":
+            wanted = self.filters.topics
+            files = [file for file in store.queue_files() if wanted is None or file.topic in wanted]
+            found = [FilePart(part[0].path, part) for part in _packed(files)]
+        elif table == "damaged":
+            found = [RangePart(part) for part in plan(store, self.options.range_bytes)]
+            found += [FilePart("", gap) for gap in store.gaps()]
+        else:
+            found = [FilePart("", None)]
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A partition's rows."""
+        table = self.options.table
+        if table == "damaged":
+            yield from self._read_damaged(partition)
+        elif isinstance(partition, RangePart):
+            yield from self._read_range(partition.part)
+        elif isinstance(partition, WaitingPart):
+            for records in at_offsets(self.store, *partition.found):
+                yield from self._batches(records)
+        elif isinstance(partition, FilePart) and table == "consume_queue":
+            for file in partition.of:
+                yield from self._read_queue(file)
+        elif table == "timers":
+            yield from self._read_timers()
+        else:
+            yield from self._read_offsets()
+
+    def _emit(self, columns: dict[str, Any]) -> pa.RecordBatch:
+        arrays = [pa.array(columns[field.name], field.type) for field in self.columns]
+        return self._with_store(pa.RecordBatch.from_arrays(arrays, schema=self.columns))
+
+    def _read_damaged(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, FilePart):
+            offset, size = partition.of
+            rows = [(offset, size, "a file is missing", "")]
+        else:
+            assert isinstance(partition, RangePart)
+            segment = self.store.segment_of(partition.part.start)
+            path = segment.path if segment is not None else ""
+            rows = [(*damage, path) for damage in damages_of(self.store, partition.part, check_crc=True)]
+        if rows:
+            names = ("physical_offset", "size", "reason", "path")
+            yield self._emit(dict(zip(names, zip(*rows, strict=True), strict=True)))
+
+    def _read_queue(self, file: Any) -> Iterator[pa.RecordBatch]:
+        units = self.store.units(file)
+        number = np.arange(len(units), dtype=np.int64) + file.first_unit
+        real = units["size"] != 0x7FFFFFFF
+        units, number = units[real], number[real]
+        for at in range(0, len(units), _ROWS):
+            part = units[at : at + _ROWS]
+            yield self._emit(
+                {
+                    "topic": [file.topic] * len(part),
+                    "queue_id": np.full(len(part), file.queue_id, np.int32),
+                    "queue_offset": number[at : at + _ROWS],
+                    "physical_offset": part["physical_offset"].astype(np.int64),
+                    "size": part["size"].astype(np.int32),
+                    "tags_code": part["tags_code"].astype(np.int64),
+                }
+            )
+
+    def _read_timers(self) -> Iterator[pa.RecordBatch]:
+        for position, units in timer_units(self.store):
+            for at in range(0, len(units), _ROWS):
+                yield self._emit(timer_columns(units[at : at + _ROWS], position + at * UNIT_SIZE))
+
+    def _read_offsets(self) -> Iterator[pa.RecordBatch]:
+        rows = offset_rows(self.store)
+        if rows:
+            yield self._emit({name: [row[name] for row in rows] for name in rows[0]})
+
+
+class _StreamReading(_Reading):
+    """What a store has, and then what is appended to it, up to where it is flushed.
+
+    An offset is JSON: `physical_offset`, at which a record starts, or will; and up to where the store ended
+    when the stream was new, `from`: what the options said of records before that end (`until`, a physical offset):
+    `store_ms`, the earliest store time, and `queues`, a `Span` by topic and queue. So a restart needs no options.
+    `tail`: by what the store is known again (`known_again`); earlier versions did without, and nothing is before the
+    first record.
+    """
+
+    def __init__(self, options: Options, schema: StructType, path: str, *, of: int) -> None:
+        """`of`: how many stores are read."""
+        super().__init__(options, schema)
+        self._path = path
+        self._is_one = of == 1
+        self._max_bytes, self._max_records = (-(-limit // of) for limit in (options.max_bytes, options.max_records))
+        self._until: int | None = None
+        """Where a query ends that reads what there is now; None for one that goes on."""
+        self._planned: dict[str, Any] | None = None
+        """The end of the last micro-batch: where the next starts, for a Spark that does not say so. None before the
+        first of a new query; one that goes on with a checkpoint asks for the partitions of an empty batch first."""
+        self._open(0)
+
+    def end_now(self) -> None:
+        """Whatever is appended from now on is for the next query."""
+        self._open(0)
+        self._until = self.store.records_end()
+
+    def _open(self, since: int) -> None:
+        self.store = StoreFiles.open(self._path, since=since)
+        self.progress = None
+        if self.options.table == "schedules":
+            self.progress = read_progress(self.store, self.options.delay_levels)
+
+    def initial(self) -> dict[str, Any]:
+        """Where a new query starts."""
+        wanted, end = self.options.starting_offset, self.store.records_end()
+        filters = replace(self.options.filters_of(self.store, is_one=self._is_one), physical_offset=ALL)
+        if wanted == "latest":
+            self._planned = self._at(end)
+        elif wanted != "earliest":
+            self._planned = self._at(int(wanted))
+        elif not filters.queues and filters.store_ms == ALL:
+            self._planned = self.earliest()
+        else:
+            ranges = _ranges(self.store, self.options, replace(filters, topics=None))
+            if filters.queues:
+                start = min(span.start for queues in filters.queues.values() for span in queues.values())
+                ranges = [Range(max(part.start, start), part.end) for part in ranges if part.end > start]
+            self._planned = self._at(ranges[0].start if ranges else end)
+        if self._planned["physical_offset"] < end and (filters.queues or filters.store_ms != ALL):
+            self._planned["from"] = {"until": end, "store_ms": filters.store_ms[0], "queues": filters.queues}
+        return self._planned
+
+    def earliest(self) -> dict[str, Any]:
+        """The first record that there is."""
+        return self._at(self.store.segments[0].first_offset)
+
+    def latest(self, start: dict[str, Any] | None) -> dict[str, Any]:
+        """Up to where there is something to read now. Spark before 4.2 gives no start."""
+        begin = start or self._planned or self.initial()
+        self._open(begin["physical_offset"])
+        begin = self._going_on(begin)
+        at = begin["physical_offset"]
+        end = self.store.records_end(at)
+        if self._until is not None:
+            end = min(end, self._until)
+        if self._max_bytes and end - at > self._max_bytes:
+            parts = plan(self.store, max(self._max_bytes, 4 << 20), start=at, end=end)
+            end = next((part.end for part in parts if part.end < end), end)
+        if self._max_records:
+            end = self._counted(at, end, self._filters_at(begin))
+        if end <= at:
+            return begin  # As it is: another offset, if only by its tail, would be a micro-batch.
+        found = self._at(end)
+        if "from" in begin and end < begin["from"]["until"]:
+            found["from"] = begin["from"]
+        return found
+
+    def _at(self, physical: int) -> dict[str, Any]:
+        """The offset of the stream at a place in the store."""
+        tail = tail_of(self.store, physical) if physical <= self.store.readable_end else None
+        return {"physical_offset": physical} | ({"tail": tail} if tail is not None else {})
+
+    def _why_not(self, offset: dict[str, Any]) -> str | None:
+        """Why an offset is not one of the store as it is now."""
+        return why_not(self.store, offset["physical_offset"], offset["tail"]) if "tail" in offset else None
+
+    def _going_on(self, start: dict[str, Any]) -> dict[str, Any]:
+        """Where to go on from an offset: there, or at the beginning of a store that took the other one's place. Raises
+        JobError unless data may be lost."""
+        why = self._why_not(start)
+        if why is None:
+            return start
+        if self.options.fail_on_data_loss:
+            raise JobError(
+                f"{self.store.path}: {why}, and the checkpoint's offsets mean nothing in it: give the query a new "
+                "checkpoint, or set failOnDataLoss=false, which reads all of this store"
+            )
+        self._open(0)  # what an offset of another store says of its end is nothing to go by
+        return self.earliest()
+
+    def _counted(self, at: int, end: int, filters: Filters) -> int:
+        """The physical offset behind the last record that a micro-batch may have."""
+        left, looked_to = self._max_records, at + _COUNTED_BYTES
+        for part in plan(self.store, start=at, end=end):
+            for found in self.store.chunks(part.start, part.end):
+                records = self._kept(found, filters)
+                if len(records) > left:
+                    return int(records.physical_offset[left])
+                left -= len(records)
+            if part.end >= looked_to:
+                return part.end
+        return end
+
+    def _filters_at(self, start: dict[str, Any]) -> Filters:
+        """What is read from an offset of the stream on."""
+        filters, begun = Filters(topics=self.options.filters.topics), start.get("from")
+        if begun is None:
+            return filters
+        queues = {
+            topic: {int(queue): Span(*span) for queue, span in spans.items()}
+            for topic, spans in begun["queues"].items()
+        }
+        return replace(filters, store_ms=(begun["store_ms"], ALL[1]), queues=queues, until=begun["until"])
+
+    def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
+        """What tasks read of a micro-batch."""
+        last = end["physical_offset"]
+        if self._planned is None or last > self._planned["physical_offset"] or self._why_not(self._planned) is not None:
+            self._planned = end
+        start = self._going_on(start)
+        # A micro-batch that was planned of a store that is gone has nothing any more, if that is allowed.
+        if self._going_on(end) is not end or (first := start["physical_offset"]) >= last:
+            return []
+        begin = self.store.segments[0].first_offset
+        if first < begin and self.options.fail_on_data_loss:
+            # Nobody can tell: a compacted store begins behind the first file of the other one.
+            also = ", or the store was compacted since" if compacted_to(self.store) else ""
+            raise JobError(
+                f"{self.store.path}: records from physical offset {first} to {begin} have expired before they were "
+                f"read{also}; set failOnDataLoss=false to go on behind them"
+            )
+        filters = self._filters_at(start)
+        ranges = plan(self.store, self.options.range_bytes, start=first, end=last)
+        return [StreamPart(part, self.store, filters) for part in ranges]
+
+    def read(self, partition: StreamPart) -> Iterator[pa.RecordBatch]:
+        """A partition's rows."""
+        self.store, self.filters = partition.store, partition.filters
+        return self._read_range(partition.part)
+
+
+class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
+    """Reads stores as they grow. A stream's offset is that of its store (`_StreamReading`); where a list or a pattern
+    says which stores, {"stores": {path: offset}}."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        paths = options.stores()
+        self._fail_on_data_loss, self._asked = options.fail_on_data_loss, options.asked
+        streams = [_StreamReading(options, schema, path, of=len(paths)) for path in paths]
+        self._streams = {stream.store.path: stream for stream in streams}
+        if len(self._streams) < len(streams):
+            raise JobError("two of the stores have the same URI but for what is behind the question mark")
+        self._is_plain = paths == options.paths and len(paths) == 1
+
+    @shortly
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802, Spark's name
+        """Whatever is appended from now on is for the next query."""
+        for stream in self._streams.values():
+            stream.end_now()
+
+    @shortly
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802, Spark's name
+        """Where a new query starts."""
+        self._asked.check_stores(self._streams)
+        return self._offset({path: stream.initial() for path, stream in self._streams.items()})
+
+    @shortly
+    def latestOffset(  # noqa: N802, Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Up to where there is something to read now. Spark before 4.2 gives no start."""
+        starts = self._starts(start) if start is not None else {}
+        return self._offset({path: stream.latest(starts.get(path)) for path, stream in self._streams.items()})
+
+    @shortly
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """What tasks read of a micro-batch."""
+        starts, ends = self._starts(start), self._starts(end)
+        return [
+            StorePart(number, part)
+            for number, (path, stream) in enumerate(self._streams.items())
+            for part in stream.parts(starts[path], ends[path])
+        ]
+
+    @shortly_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A partition's rows."""
+        assert isinstance(partition, StorePart)
+        assert isinstance(partition.part, StreamPart)
+        settle()
+        yield from list(self._streams.values())[partition.number].read(partition.part)
+
+    def _offset(self, offsets: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        return next(iter(offsets.values())) if self._is_plain else {"stores": offsets}
+
+    def _starts(self, offset: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Where each store is at an offset of the stream: one that came since at its beginning."""
+        if self._is_plain != ("stores" not in offset):
+            raise JobError("the checkpoint is of another list of stores: one path, or a list or pattern, as before")
+        if self._is_plain:
+            return dict.fromkeys(self._streams, offset)
+        # A store may have had another name, or two.
+        names = {real_path(path): path for path in self._streams}
+        known: dict[str, dict[str, Any]] = {}
+        gone = []
+        for path, at in sorted(offset["stores"].items(), key=lambda item: item[0] in self._streams):
+            name = path if path in self._streams else names.get(real_path(path))
+            if name is None:
+                gone.append(path)
+            else:
+                known[name] = at  # by its own name at last
+        if gone and self._fail_on_data_loss:
+            raise JobError(f"{gone[0]}: the checkpoint has this store, which is not among those that are read any more")
+        return {path: known.get(path) or stream.earliest() for path, stream in self._streams.items()}

@@ -1,0 +1,246 @@
+"""Directories that jobs write into: of this machine, or behind a URI of another file system (s3://, hdfs://).
+
+A file is there when all of it is: on this machine it gets its name once it is on the disk; in an object store there is
+nothing before the end; on HDFS, as here, it gets its name at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, reason, shown
+from duemq.spark_jobs.writers.place import sync
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LOCAL: Final = threading.local()
+_RENAMING: Final = ("hdfs", "local")
+"""File systems in which a file that is being written can be seen, and can be renamed."""
+
+
+class Directory:
+    """A directory by its path or URI; goes to tasks as it is. Names are relative to it, with slashes. Each method
+    raises JobError where the file system fails."""
+
+    def __init__(self, uri: str, *, is_draft: bool = False) -> None:
+        """`is_draft`: of this machine, and given its name and made durable later as a whole: files are written straight
+        away."""
+        self.is_local = is_local(uri)
+        self._is_draft = is_draft
+        self._uri = os.path.abspath(local_path(uri)) if self.is_local else uri
+        self.path = shown(self._uri)
+        """As it may be told."""
+
+    def below(self, name: str) -> str:
+        """The path or URI of something in it, as this was given."""
+        base, mark, query = (self._uri, "", "") if self.is_local else self._uri.partition("?")
+        return f"{base.rstrip('/')}/{name}{mark}{query}"
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, or replace it, as a whole."""
+        self._put(name, lambda file: file.write(data))
+
+    def write_table(self, name: str, table: pa.Table, **options: Any) -> int:
+        """Write a table as Parquet; gives the bytes of the file. `options`: of pyarrow.parquet.write_table."""
+        import pyarrow.parquet as pq
+
+        return self._put(name, lambda file: pq.write_table(table, file, **options))
+
+    @contextlib.contextmanager
+    def stream(self, name: str, compression: str) -> Iterator[IO[bytes]]:
+        """Write a file piece by piece, compressed (as pyarrow names it). It may be seen before it is whole."""
+        import pyarrow as pa
+
+        try:
+            if self.is_local:
+                os.makedirs(os.path.dirname(self._local(name)), exist_ok=True)
+                raw = pa.OSFile(self._local(name), "wb")
+            else:
+                system, root = self._remote()
+                raw = system.open_output_stream(f"{root}/{name}", compression=None)
+            with raw, pa.CompressedOutputStream(raw, compression) as stream:
+                yield stream
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        """A file of Parquet. Raises pa.ArrowException as well, where it is none."""
+        import pyarrow.parquet as pq
+
+        if self.is_local and os.path.exists(self._local(name)):
+            return pq.ParquetFile(self._local(name)).read(columns=columns)
+        data = self.read(name)
+        if data is None:
+            raise JobError(f"{self.path}: {name} is missing")
+        return pq.ParquetFile(io.BytesIO(data)).read(columns=columns)
+
+    @contextlib.contextmanager
+    def open(self, name: str, compression: str) -> Iterator[IO[bytes]]:
+        """Read a compressed file piece by piece."""
+        import pyarrow as pa
+
+        try:
+            if self.is_local:
+                raw = pa.OSFile(self._local(name), "rb")
+            else:
+                system, root = self._remote()
+                raw = system.open_input_stream(f"{root}/{name}", compression=None)
+            with raw, pa.CompressedInputStream(raw, compression) as stream:
+                yield stream
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def size(self) -> int:
+        """Bytes of all files in it that are behind a URI."""
+        from pyarrow import fs
+
+        try:
+            system, root = self._remote()
+            found = system.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
+            return sum(info.size for info in found if info.type == fs.FileType.File)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def read(self, name: str) -> bytes | None:
+        """A file; None where it is missing."""
+        try:
+            if self.is_local:
+                with open(self._local(name), "rb") as file:
+                    return file.read()
+            system, root = self._remote()
+            with system.open_input_file(f"{root}/{name}") as remote:
+                return bytes(remote.read())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def names(self, folder: str = "") -> list[str]:
+        """The names of all files below a folder, sorted; none where there is no such folder."""
+        try:
+            if self.is_local:
+                top = self._local(folder)
+                return sorted(
+                    os.path.relpath(os.path.join(root, name), self._uri)
+                    for root, _, names in os.walk(top)
+                    for name in names
+                )
+            from pyarrow import fs
+
+            system, root = self._remote()
+            selector = fs.FileSelector(f"{root}/{folder}".rstrip("/"), allow_not_found=True, recursive=True)
+            found = [info.path for info in system.get_file_info(selector) if info.type == fs.FileType.File]
+            return sorted(path[len(root) + 1 :] for path in found)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        try:
+            if self.is_local:
+                os.unlink(self._local(name))
+            else:
+                system, root = self._remote()
+                system.delete_file(f"{root}/{name}")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise self._failed(error) from None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the directory, and let others who ask for the same wait; elsewhere than on this machine nobody does."""
+        if not self.is_local:
+            yield
+            return
+        try:
+            os.makedirs(self._uri, exist_ok=True)
+            held = os.open(self._uri, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._failed(error) from None
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(held)
+
+    def _put(self, name: str, fill: Callable[[IO[bytes]], object]) -> int:
+        try:
+            if self._is_draft:
+                os.makedirs(os.path.dirname(self._local(name)), exist_ok=True)
+                return _fill(self._local(name), fill)
+            if self.is_local:
+                return self._put_here(self._local(name), fill)
+            system, root = self._remote()
+            path = f"{root}/{name}"
+            # Made here first: a stream that fails midway makes an object of what it has got.
+            buffer = io.BytesIO()
+            fill(buffer)
+            if system.type_name in _RENAMING:
+                head, _, tail = path.rpartition("/")
+                temporary = f"{head}/.{tail}.{uuid.uuid4().hex}.tmp"
+                system.create_dir(head, recursive=True)
+                with system.open_output_stream(temporary, compression=None) as stream:
+                    stream.write(buffer.getbuffer())
+                if system.get_file_info(path).is_file:
+                    system.delete_file(path)
+                system.move(temporary, path)
+            else:
+                with system.open_output_stream(path, compression=None) as stream:
+                    stream.write(buffer.getbuffer())
+            return buffer.tell()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    @staticmethod
+    def _put_here(path: str, fill: Callable[[IO[bytes]], object]) -> int:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        head, tail = os.path.split(path)
+        # With a dot in front nobody who reads the directory takes it for one of its files.
+        temporary = os.path.join(head, f".{tail}.{uuid.uuid4().hex}.tmp")
+        try:
+            size = _fill(temporary, fill)
+            sync(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            raise
+        sync(head)
+        return size
+
+    def _local(self, name: str) -> str:
+        return os.path.join(self._uri, name)
+
+    def _remote(self) -> tuple[Any, str]:
+        """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
+        known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
+        if self._uri not in known:
+            try:
+                system, root = file_system(self._uri)
+            except ValueError as error:
+                raise JobError(f"{self.path}: {error}") from None
+            known[self._uri] = system, root.rstrip("/")
+        return known[self._uri]
+
+    def _failed(self, error: OSError) -> JobError:
+        return JobError(f"{self.path}: {reason(error)}")
+
+
+def _fill(path: str, fill: Callable[[IO[bytes]], object]) -> int:
+    """Write a file of this machine; gives its bytes. Raises OSError."""
+    import pyarrow as pa
+
+    # Into pyarrow's own file columns go without Python's lock.
+    with pa.OSFile(path, "wb") as file:
+        fill(file)
+        return int(file.tell())

@@ -1,0 +1,204 @@
+"""Paths that jobs are given, and files that they leave."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store import hadoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_SYSTEM_SAYS: Final = re.compile(r"Detail: \[errno \d+\] ([^\n]+)|([^\n↳]+) \(os error \d+\)")
+"""As pyarrow and libraries in Rust tell it."""
+_CREDENTIALS: Final = re.compile(r"^([^:/]+://)[^/?]*@")
+
+
+def is_local(path: str) -> bool:
+    """Whether something lies in this machine's file system, as its path or URI tells."""
+    return not _SCHEME.match(path) or path.startswith("file://")
+
+
+def shown(path: str) -> str:
+    """A path or URI as it may be told and written down: without the keys that a URI of S3 can have."""
+    if is_local(path):
+        return path
+    return _CREDENTIALS.sub(r"\1", path).partition("?")[0]
+
+
+def local_path(path: str) -> str:
+    """A path of this machine's file system, for what is not read or written elsewhere. Raises JobError for the URI of
+    another one, which would else be a directory with a strange name."""
+    if not is_local(path):
+        raise JobError(f"{shown(path)}: this has to be a directory of this machine, or one that is mounted, not a URI")
+    return path.removeprefix("file://")
+
+
+def reason(error: Exception) -> str:
+    """Why something failed, in one line: what the system says, of libraries that have it somewhere in what they say."""
+    text = _COLORS.sub("", getattr(error, "strerror", None) or str(error))
+    found = _SYSTEM_SAYS.search(text)
+    if found is not None:
+        return (found[1] or found[2]).strip()
+    return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
+def real_path(path: str) -> str:
+    """The one name of a directory, however it is given: of this machine its absolute path without links; of a URI what
+    may be told of it, without slashes at its end."""
+    if not is_local(path):
+        return shown(path).rstrip("/")
+    return os.path.realpath(local_path(path))
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two names of a store are one. Relative ones are looked up from the working directory."""
+    return real_path(one) == real_path(other)
+
+
+def refuse_within(store: str, *places: str | None) -> None:
+    """See that nothing that a job writes lies in the store that it reads: brokers go by what they find there. Raises
+    JobError."""
+    if not is_local(store):
+        roots = [shown(store).rstrip("/")]
+    else:
+        roots = [real_path(store), os.path.realpath(os.path.join(local_path(store), "commitlog"))]
+    for place in places:
+        if place is not None and any(f"{real_path(place)}/".startswith(f"{root}/") for root in roots):
+            raise JobError(f"{shown(place)}: lies in the store that is read, {shown(store)}; give a path beside it")
+
+
+def size_text(size: float) -> str:
+    """A number of bytes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def each_once(paths: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> list[str]:
+    """The stores that some paths and URIs name, each once, in order: two names are of one store where they lead to the
+    same commitlog on the disk. Of its names the one without links counts, else the first; `tell` is given a line for
+    each other one."""
+    names: dict[object, list[str]] = {}
+    for path in paths:
+        of_store = names.setdefault(_identity(path), [])
+        if path not in of_store:
+            of_store.append(path)
+    found = []
+    for of_store in names.values():
+        name = next((one for one in of_store if is_local(one) and _is_real(one)), of_store[0])
+        found.append(name)
+        for other in of_store:
+            if other != name:
+                tell(f"{shown(other)} is {shown(name)} by another name, and is read once")
+    return found
+
+
+def _identity(path: str) -> object:
+    """What two names of a store have in common. A URI's keys and settings are part of it: they may name another file
+    system."""
+    if not is_local(path):
+        base, mark, query = path.partition("?")
+        return f"{base.rstrip('/')}{mark}{query}"
+    with suppress(OSError):
+        status = os.stat(os.path.join(local_path(path), "commitlog"))
+        if status.st_ino:
+            return status.st_dev, status.st_ino
+    return real_path(path)
+
+
+def _is_real(path: str) -> bool:
+    return os.path.abspath(local_path(path)) == real_path(path)
+
+
+def file_system(uri: str) -> tuple[Any, str]:
+    """Pyarrow's file system for the URI of another one than this machine's, and the path in it."""
+    from pyarrow import fs
+
+    found: tuple[Any, str] = hadoop.connect(uri) if uri.startswith(hadoop.SCHEMES) else fs.FileSystem.from_uri(uri)
+    return found
+
+
+def expand(path: str) -> list[str]:
+    """The directories that a path or URI with wildcards (*, [...], and in paths ?) names, in order; the path itself
+    where it has none, or where there is a directory of that very name. Raises JobError where nothing matches."""
+    if not glob.has_magic(path.partition("?")[0] if not is_local(path) else path):
+        return [path]
+    if is_local(path):
+        plain = local_path(path)
+        found = [plain] if os.path.isdir(plain) else sorted(filter(os.path.isdir, glob.glob(plain)))
+    else:
+        found = _expand_remote(path)
+    if not found:
+        raise JobError(f"{shown(path)}: there is no such directory")
+    return found
+
+
+def told_apart(pattern: str, paths: Sequence[str]) -> list[str]:
+    """Names for the directories that a pattern names (`expand`), as files and directories can have them: of each path
+    the parts that stand where the pattern has wildcards. The same path has the same name whatever others match."""
+    wild = [glob.has_magic(part) for part in _parts(pattern)]
+    found = []
+    for path in paths:
+        parts = _parts(path)
+        mine = [part for part, is_wild in zip(parts, wild, strict=False) if is_wild]
+        found.append("+".join(quote(part, safe="") for part in (mine if len(parts) == len(wild) else parts)))
+    return found
+
+
+def _parts(path: str) -> list[str]:
+    base = local_path(path) if is_local(path) else path.partition("?")[0]
+    return [part for part in base.split("/") if part]
+
+
+def _expand_remote(uri: str) -> list[str]:
+    # What comes behind a question mark are keys and settings of the file system, no wildcard.
+    base, mark, query = uri.partition("?")
+    head, *parts = base.split("/")[2:]
+    begin = f"{base.partition('://')[0]}://{head}"
+    while parts and not glob.has_magic(parts[0]):
+        begin = f"{begin}/{parts.pop(0)}"
+    found = [begin]
+    for part in parts:
+        if glob.has_magic(part):
+            found = [
+                f"{folder}/{name}"
+                for folder in found
+                for name in _folders(f"{folder}{mark}{query}")
+                if fnmatch.fnmatchcase(name, part)
+            ]
+        else:
+            found = [f"{folder}/{part}" for folder in found if part in _folders(f"{folder}{mark}{query}")]
+    return sorted(f"{folder}{mark}{query}" for folder in found)
+
+
+def _folders(uri: str) -> list[str]:
+    from pyarrow import fs
+
+    try:
+        system, root = file_system(uri)
+        entries = system.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    except (OSError, ValueError) as error:
+        raise JobError(f"{shown(uri)}: cannot be read: {error}") from None
+    return [entry.base_name for entry in entries if entry.type == fs.FileType.Directory]
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Replace a file as a whole, durably. Raises OSError."""
+    temporary = f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

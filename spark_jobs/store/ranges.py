@@ -1,0 +1,207 @@
+"""Ranges of the commitlog that tasks read independently of each other, each starting with a record.
+
+Any bytes can be in a message's body, also whole records with the physical offsets at which they come to lie. So what a
+record says of itself proves nothing. A range starts where a consume queue has a unit of just this place and size: units
+are written by the broker, for records alone. Where no unit is found the records are followed, size by size, from one
+that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from duemq.spark_jobs.columns.records import (
+    MIN_SIZE,
+    PADDING,
+    ZEROS,
+    Damage,
+    Records,
+    Walk,
+    joined_damages,
+    starts_in,
+    walk,
+)
+from duemq.spark_jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from duemq.spark_jobs.store.store_files import Segment, StoreFiles
+
+    Integers = NDArray[np.int64]
+
+RANGE_SIZE: Final = 128 << 20
+CHUNK_SIZE: Final = 4 << 20
+"""Bytes that are read and decoded at a time: they stay in the processor's cache from one column to the next."""
+_WINDOW: Final = 1 << 20
+_WINDOWS: Final = 8
+"""How many windows are searched for a record with a unit before records are followed: more than the largest message."""
+_TRIES: Final = 64
+"""How many places of a window are compared with their units."""
+
+
+class Range(NamedTuple):
+    """Physical offsets from a record's start to another's, or to the end of what can be read. In one file."""
+
+    start: int
+    end: int
+
+
+def plan(store: StoreFiles, size: int = RANGE_SIZE, *, start: int = 0, end: int | None = None) -> list[Range]:
+    """The ranges of a store, of about `size` bytes, from one physical offset (a record's start) to another."""
+    if size < CHUNK_SIZE:
+        raise JobError(f"a range of {size} bytes is too small; at least {CHUNK_SIZE}")
+    limit = store.readable_end if end is None else min(end, store.readable_end)
+    ranges: list[Range] = []
+    for segment in store.segments:
+        first, last = max(segment.first_offset, start), min(segment.end, limit)
+        if first >= last:
+            continue
+        cuts = [first]
+        while last - cuts[-1] > size * 3 // 2:
+            cut = boundary(store, segment, cuts[-1] + size, last, known=cuts[-1])
+            if cut is None:
+                break
+            cuts.append(cut)
+        cuts.append(last)
+        ranges += [Range(a, b) for a, b in pairwise(cuts)]
+    return ranges
+
+
+def boundary(store: StoreFiles, segment: Segment, offset: int, end: int, *, known: int) -> int | None:
+    """A record's start at or soon behind an offset; None where there is none any more. `known`: a record's start before
+    it, in the same file, from which the records are followed where the consume queues do not tell. Raises OSError."""
+    at = offset
+    for _ in range(_WINDOWS):
+        if at >= end:
+            break
+        size = min(_WINDOW, end - at)
+        data = np.zeros(size + PADDING, np.uint8)
+        got = store.read_into(segment.path, at - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
+        for start in islice(starts_in(data, at, got), _TRIES):
+            if _has_unit(store, segment, at + start, end):
+                return at + start
+        if got < size:
+            break
+        at += max(size - MIN_SIZE, 1)
+    return _followed(store, known, offset, end)
+
+
+def _has_unit(store: StoreFiles, segment: Segment, offset: int, end: int) -> bool:
+    """Whether the consume queue has what looks like a record where that says that it is listed."""
+    at = offset - segment.first_offset
+    size = int.from_bytes(store.read(segment.path, at, 4), "big")
+    if not MIN_SIZE <= size <= end - offset:
+        return False
+    data = np.zeros(size + PADDING, np.uint8)
+    got = store.read_into(segment.path, at, memoryview(data)[:size])  # type: ignore[arg-type]
+    record = Records(data, offset, np.zeros(1, np.int64)).whole(got)
+    if not len(record):
+        return False
+    unit = store.unit(record.topics()[1][0], int(record.queue_id[0]), int(record.queue_offset[0]))
+    return unit == (offset, size)
+
+
+def _followed(store: StoreFiles, known: int, offset: int, end: int) -> int | None:
+    """The first record's start at or behind an offset, by the records from a known one on."""
+    for found in walks(store, Range(known, end), check_crc=False):
+        at = found.records.physical_offset
+        behind = int(np.searchsorted(at, offset))
+        if behind < len(at):
+            return int(at[behind])
+    return None
+
+
+def walks(store: StoreFiles, part: Range, *, check_crc: bool, chunk_size: int = CHUNK_SIZE) -> Iterator[Walk]:
+    """The records of a range, a few MiB at a time. The bytes of one are overwritten by the next: use or copy them
+    before going on. Damages may be continued by those of the next walk (see `damages_of`). Raises OSError."""
+    segment = store.segment_of(part.start)
+    if segment is None:
+        raise JobError(f"{store.path}: the file with physical offset {part.start} is gone since the job was planned")
+    data = np.zeros(chunk_size + PADDING, np.uint8)
+    at = part.start
+    zeros_at: int | None = None
+    while at < part.end:
+        size = min(len(data) - PADDING, part.end - at)
+        got = store.read_into(segment.path, at - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
+        data[got : got + PADDING] = 0
+        is_last = at + got >= part.end or got < size
+        found = walk(data, at, got, check_crc=check_crc, is_last=is_last, room=segment.end - at)
+        # Zeros are the end of the log if nothing comes behind, and damage if something does.
+        if zeros_at is not None and (found.zeros_at or found.at_end_marker):
+            found.damages.insert(0, Damage(zeros_at, at - zeros_at, ZEROS))
+            zeros_at = None
+        if found.zeros_at < found.end:
+            zeros_at = at + found.zeros_at if zeros_at is None else zeros_at
+            if is_last and part.end < store.readable_end:
+                found.damages.append(Damage(zeros_at, part.end - zeros_at, ZEROS))
+        yield found
+        if found.at_end_marker or is_last:
+            return
+        if found.end == 0:
+            # A record that is larger than what was read.
+            data = np.zeros(2 * len(data), np.uint8)
+        at += found.end
+
+
+def damages_of(store: StoreFiles, part: Range, *, check_crc: bool) -> list[Damage]:
+    """What of a range is no record."""
+    return joined_damages([damage for found in walks(store, part, check_crc=check_crc) for damage in found.damages])
+
+
+def at_offsets(store: StoreFiles, offsets: Integers, sizes: Integers, *, gap: int = 64 << 10) -> Iterator[Records]:
+    """The records at given physical offsets, ascending, with their sizes; those near each other are read together.
+    Offsets at which no record lies are left out."""
+    at, ends = 0, offsets + sizes
+    while at < len(offsets):
+        segment = store.segment_of(int(offsets[at]))
+        if segment is None:
+            at += 1
+            continue
+        last = at
+        while (
+            last + 1 < len(offsets)
+            and offsets[last + 1] - ends[last] <= gap
+            and ends[last + 1] - offsets[at] <= CHUNK_SIZE
+            and ends[last + 1] <= segment.end
+        ):
+            last += 1
+        size = int(ends[last] - offsets[at])
+        data = np.zeros(size + PADDING, np.uint8)
+        base = int(offsets[at])
+        got = store.read_into(segment.path, base - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
+        records = Records(data, base, (offsets[at : last + 1] - base).astype(np.int64)).whole(got)
+        if len(records):
+            yield records
+        at = last + 1
+
+
+def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
+    """The records at given physical offsets, ascending, one by one: for a few. Offsets at which no record lies are left
+    out."""
+    for offset in offsets.tolist():
+        segment = store.segment_of(offset)
+        if segment is not None:
+            size = int.from_bytes(store.read(segment.path, offset - segment.first_offset, 4), "big")
+            if MIN_SIZE <= size <= segment.end - offset:
+                yield from at_offsets(store, np.array([offset], np.int64), np.array([size], np.int64))
+
+
+def begin_ms_of(store: StoreFiles) -> int:
+    """When the first record was stored of a log from which others have gone, ms since the epoch; 0 where none have."""
+    first = store.segments[0]
+    return (first_store_ms(store, Range(first.first_offset, first.end)) or 0) if first.first_offset else 0
+
+
+def first_store_ms(store: StoreFiles, part: Range) -> int | None:
+    """The store time of a range's first record; None where there is none at its start."""
+    for records in records_at(store, np.array([part.start], np.int64)):
+        return int(records.store_ms[0])
+    for found in walks(store, Range(part.start, min(part.end, part.start + (1 << 16))), check_crc=False):
+        if len(found.records):
+            return int(found.records.store_ms[0])
+    return None

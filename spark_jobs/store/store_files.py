@@ -1,0 +1,636 @@
+"""The files of a store, wherever they lie: on this machine or in any file system that pyarrow knows (hdfs://, s3://).
+
+    <store>/commitlog/00000000000000000000 ...           records, files of one size
+            consumequeue/<topic>/<queue id>/0000... ...  20-byte units
+            timerlog/0000... ...  timerwheel             what waits in the timer wheel
+            checkpoint  abort  lock  config/*.json  config/timercheck
+
+`StoreFiles` knows what is there and up to where it may be read; it is small, and goes to Spark's tasks as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import struct
+import threading
+from functools import cached_property
+from itertools import chain, pairwise, repeat
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from duemq.spark_jobs.columns.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
+from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
+from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+_SEGMENT_NAME: Final = re.compile(r"\d{20}")
+UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_UNIT: Final = struct.Struct(">qiq")
+DEFAULT_SEGMENT_SIZE: Final = 1 << 30
+DEFAULT_QUEUE_FILE_SIZE: Final = 300_000 * UNIT.itemsize
+_OURS_AT: Final = 2048
+_OURS: Final = struct.Struct(">8sqqq")
+_THEIRS: Final = struct.Struct(">qqq")
+_TABLES: Final = {
+    "topics.json": "topicConfigTable",
+    "consumerOffset.json": "offsetTable",
+    "delayOffset.json": "offsetTable",
+}
+"""Files of config/ that jobs read, and what they have."""
+_LOCAL: Final = threading.local()
+_MAX_EXTENTS: Final = 4096
+_READ_SIZE: Final = 4 << 20
+"""Bytes of a file that are looked at at a time for one that is not zero."""
+_LOOKS: Final = 3
+"""How often a store is looked at anew whose files go meanwhile."""
+
+
+_FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "config")
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""There is no file of a name."""
+
+
+def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
+    """Bytes of a file; None where it is gone since its directory was listed, as the files that a broker writes anew go.
+    `is_file`: whether a file has to be there. Raises OSError where none is, or a link leads nowhere."""
+    try:
+        status = entry.stat()
+    except FileNotFoundError:
+        if entry.is_symlink() and os.path.lexists(entry.path):
+            raise
+        return None
+    if is_file and stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), entry.path)
+    if is_file and not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+        raise OSError(errno.EINVAL, "is no regular file", entry.path)
+    return status.st_size
+
+
+def _can_be_topic(name: str) -> bool:
+    """Whether a text, of a damaged record maybe, can name a directory of consumequeue/ and nothing beside that."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+class Segment(NamedTuple):
+    """A commitlog file. `size` in bytes, of the file; what is written may end before."""
+
+    first_offset: int
+    path: str
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the file."""
+        return self.first_offset + self.size
+
+
+class Version(NamedTuple):
+    """What tells a file from another one, or from itself before it was written to."""
+
+    node: int
+    """The inode; 0 where the file system has none."""
+    size: int
+    modified_ns: int
+    """Since the epoch."""
+    changed_ns: int
+    """When it, or what is known of it, was changed last, which nobody can set; 0 where the file system tells none."""
+
+
+class QueueFile(NamedTuple):
+    """A file of a consume queue. `first_unit`: the queue offset of its first unit; `size` in bytes."""
+
+    topic: str
+    queue_id: int
+    first_unit: int
+    path: str
+    size: int
+
+
+class StoreFiles:
+    """A store's files. Made by `open`."""
+
+    def __init__(self, path: str) -> None:
+        self._uri = path
+        self.path = shown(path)
+        """As it was given, without keys in it."""
+        self.segments: list[Segment] = []
+        self.segment_size = DEFAULT_SEGMENT_SIZE
+        """Bytes of each commitlog file."""
+        self.readable_end = 0
+        """The physical offset where readers stop."""
+        self.is_running = False
+        """Whether a broker has the store open: by its lock, or elsewhere than on this machine by its file `abort`."""
+        self.is_clean = True
+        """Whether the broker that had it last was stopped in order, as the missing file `abort` tells."""
+        self._recovery: int | None = None
+        self.written_by = "rocketmq"
+        """Which broker wrote it last: duemq or rocketmq."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, since: int = 0, unflushed: bool = False) -> StoreFiles:
+        """The store at a path or URI. `since`: a physical offset at which a record starts, known to be flushed; it
+        saves reading what is before it. `unflushed`: where a broker has it open, read on to the last whole record.
+        Raises NoStore where there is none, JobError where it cannot be read."""
+        store = cls(os.fspath(path))
+        for looks_left in reversed(range(_LOOKS)):
+            try:
+                store._look(since, unflushed=unflushed)
+                break
+            except JobError:
+                raise
+            except FileNotFoundError as error:
+                # A broker that runs removes files that have expired.
+                if not looks_left:
+                    raise JobError(f"{store.path}: cannot be read: {error}") from None
+            except (OSError, ValueError) as error:
+                raise JobError(f"{store.path}: cannot be read: {error}") from None
+        return store
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__
+
+    # What is there
+
+    def _look(self, since: int, *, unflushed: bool) -> None:
+        entries = self._entries("")
+        if entries is None:
+            raise NoStore(self.path, "there is no such directory; give the directory that holds commitlog/")
+        names = [name for name, _ in entries]
+        if "commitlog" not in names:
+            if any(_SEGMENT_NAME.fullmatch(name) for name in names):
+                raise NoStore(self.path, "holds commitlog files; give the directory above it")
+            if "store" in names:
+                raise NoStore(self.path, f"is no store; did you mean {self.path.rstrip('/')}/store?")
+            why = (
+                "has no commitlog/: it is no store of duemq or RocketMQ" if names else "is empty: no broker wrote here"
+            )
+            raise NoStore(self.path, why)
+        found = [(name, size) for name, size in self.sizes("commitlog") if _SEGMENT_NAME.fullmatch(name) and size]
+        if not found:
+            self._be_new(is_clean="abort" not in names)
+            return
+        self.segments = [Segment(int(name), f"commitlog/{name}", size) for name, size in sorted(found)]
+        self.segment_size = self.segments[0].size
+        self._check_sequence()
+        self.is_clean = "abort" not in names
+        self.is_running = self._is_locked()
+        self._drop_empty()
+        self._find_end(since)
+        if self.is_running and unflushed:
+            self.readable_end = self._written_end()
+            self.readable_end = self.records_end(since)
+        while len(self.segments) > 1 and self.segments[-1].first_offset >= self.readable_end:
+            self.segments.pop()  # Of a running broker's last file nothing is flushed yet.
+
+    def _be_new(self, *, is_clean: bool) -> None:
+        """A store in which no message was stored yet: RocketMQ makes its first file for the first message."""
+        stored_ms, *_ = _THEIRS.unpack(
+            (self.read_whole("checkpoint") or b"")[: _THEIRS.size].ljust(_THEIRS.size, b"\0")
+        )
+        if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
+            raise NoStore(self.path, "its commitlog/ has no files, but messages were stored: its files are gone")
+        self.segments = [Segment(0, f"commitlog/{0:020d}", 0)]
+        self.is_clean, self.is_running = is_clean, self._is_locked()
+
+    def _check_sequence(self) -> None:
+        first = self.segments[0]
+        head = self.read(first.path, 0, 8)
+        magic = struct.unpack(">iI", head)[1] if len(head) == 8 else 0
+        if magic not in (0, MAGIC_V1, MAGIC_V2, MAGIC_END) and not self._is_any_record(first):
+            raise NoStore(self.path, f"{first.path} starts with {head.hex()}: this is no commitlog of RocketMQ's")
+
+    def _is_any_record(self, segment: Segment) -> bool:
+        size = min(segment.size, 4 << 20)
+        data = np.zeros(size + PADDING, np.uint8)
+        data[:size] = np.frombuffer(self.read(segment.path, 0, size), np.uint8)
+        return len(walk(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Stretches of physical offsets between files that are missing: (offset, bytes)."""
+        return [(a.end, b.first_offset - a.end) for a, b in pairwise(self.segments) if b.first_offset > a.end]
+
+    def _drop_empty(self) -> None:
+        """RocketMQ makes files ahead of need: those at the end of which no byte was written are none."""
+        while len(self.segments) > 1 and self._is_empty(self.segments[-1]):
+            self.segments.pop()
+
+    def _is_empty(self, segment: Segment) -> bool:
+        # A file that has a record begins with one, but its first records may have been destroyed.
+        end = self._written(segment)
+        sizes = chain([MIN_SIZE], repeat(_READ_SIZE))
+        at = 0
+        while at < end:
+            size = min(next(sizes), end - at)
+            data = self.read(segment.path, at, size)
+            if not data:
+                return True
+            if np.frombuffer(data, np.uint8).any():
+                return False
+            at += len(data)
+        return True
+
+    def _is_locked(self) -> bool:
+        if not self.is_local:
+            # Locks are not seen from here. A broker that is stopped in order takes the file `abort` away.
+            return not self.is_clean
+        try:
+            fd = os.open(self._local("lock"), os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            # Java locks with fcntl: asking does not need the lock itself.
+            query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)
+            return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+
+    def _find_end(self, since: int) -> None:
+        last = self.segments[-1]
+        self.readable_end = self._written_end()
+        checkpoint = self.read_whole("checkpoint")
+        if checkpoint is None or len(checkpoint) < _THEIRS.size:
+            if self.is_running:
+                self.readable_end = last.first_offset
+            return
+        physic, logic, _ = _THEIRS.unpack_from(checkpoint)
+        recovery = self._our_recovery(checkpoint, physic, logic)
+        if recovery is not None:
+            self.written_by = "duemq"
+            self._recovery = recovery
+        if self.is_running:
+            self.readable_end = self._flushed_end(max(since, recovery or 0), physic)
+
+    def _flushed_end(self, known: int, physic_ms: int) -> int:
+        """Up to where the log is flushed, as the checkpoint tells. `known`: up to here for certain."""
+        for segment in reversed(self.segments):
+            start, limit = max(known, segment.first_offset), min(segment.end, self.readable_end)
+            end = self._flushed(start, limit, physic_ms) if start < limit else limit
+            if end > segment.first_offset or known >= segment.first_offset:
+                return end
+        return self.segments[0].first_offset
+
+    def _written_end(self) -> int:
+        return self.segments[-1].first_offset + self._written(self.segments[-1])
+
+    def _our_recovery(self, checkpoint: bytes, physic: int, logic: int) -> int | None:
+        """The recovery offset in our part of the checkpoint (see `storage.durability.checkpoint`), while it holds."""
+        if len(checkpoint) < _OURS_AT + _OURS.size:
+            return None
+        magic, recovery, copied_physic, copied_logic = _OURS.unpack_from(checkpoint, _OURS_AT)
+        is_ours = magic[:6] == b"DUEMQC" and (copied_physic, copied_logic) == (physic, logic)
+        lock = self.read_whole("lock") or b""
+        return recovery if is_ours and lock.startswith(b"duemq") else None
+
+    def _flushed(self, start: int, limit: int, physic_ms: int) -> int:
+        """Up to where a part of a file is flushed: behind the last record that was stored before the checkpoint's time.
+        `start`: a record's start, all before it is flushed."""
+        end = start
+        for chunk in self.chunks(start, limit):
+            stored = chunk.store_ms
+            if not len(stored):
+                continue
+            later = np.flatnonzero(stored >= physic_ms)
+            if len(later):
+                return int(chunk.physical_offset[later[0]])
+            end = int(chunk.physical_offset[-1] + chunk.sizes[-1])
+        return end
+
+    def chunks(self, start: int, end: int) -> Any:
+        """Records between two physical offsets of one file, a few MiB at a time."""
+        from duemq.spark_jobs.store.ranges import Range, walks  # it reads through this class
+
+        for found in walks(self, Range(start, end), check_crc=False):
+            yield found.records
+
+    def records_end(self, since: int = 0) -> int:
+        """The physical offset behind the last record that may be read. `since` as for `open`."""
+        last = self.segments[-1]
+        end = since if since >= last.first_offset else last.first_offset
+        if end >= self.readable_end:
+            return end
+        for chunk in self.chunks(end, self.readable_end):
+            if len(chunk):
+                end = int(chunk.physical_offset[-1] + chunk.sizes[-1])
+        return end
+
+    def queues_whole_to(self) -> int:
+        """The physical offset up to which the consume queues are known to have all units."""
+        if self.is_clean and not self.is_running:
+            return self.readable_end
+        return self._recovery or 0
+
+    def _written(self, segment: Segment) -> int:
+        """Bytes of a file up to the last that is not a hole."""
+        if not self.is_local:
+            return segment.size
+        try:
+            fd = os.open(self._local(segment.path), os.O_RDONLY)
+        except OSError as error:
+            raise self._cannot(segment.path, error) from None
+        try:
+            at = 0
+            for _ in range(_MAX_EXTENTS):
+                try:
+                    data = os.lseek(fd, at, os.SEEK_DATA)
+                except OSError:
+                    return at
+                at = os.lseek(fd, data, os.SEEK_HOLE)
+                if at >= segment.size:
+                    return segment.size
+            return segment.size
+        finally:
+            os.close(fd)
+
+    def segment_of(self, offset: int) -> Segment | None:
+        """The file that has a physical offset."""
+        for segment in self.segments:
+            if segment.first_offset <= offset < segment.end:
+                return segment
+        return None
+
+    def queue_files(self) -> list[QueueFile]:
+        """The files of all consume queues, by topic, queue and offset."""
+        result = []
+        for topic in self.names("consumequeue"):
+            for queue in self.names(f"consumequeue/{topic}"):
+                if not queue.isdecimal():
+                    continue
+                folder = f"consumequeue/{topic}/{queue}"
+                result += [
+                    QueueFile(topic, int(queue), int(name) // UNIT.itemsize, f"{folder}/{name}", size)
+                    for name, size in self.sizes(folder)
+                    if _SEGMENT_NAME.fullmatch(name) and size
+                ]
+        return sorted(result, key=lambda file: (file.topic, file.queue_id, file.first_unit))
+
+    def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
+        """Physical offset and size in one unit of a consume queue; None where there is no such unit. The topic may be
+        any text, also one that no directory can have for a name."""
+        if not _can_be_topic(topic):
+            return None
+        file_size = self._queue_file_size
+        at = queue_offset * UNIT.itemsize
+        name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
+        try:
+            data = self.read(name, at % file_size, UNIT.itemsize)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            return None
+        if len(data) < UNIT.itemsize:
+            return None
+        offset, size, _ = _UNIT.unpack(data)
+        return (offset, size) if size else None
+
+    def units_at(self, topic: str, queue_id: int, first: int, count: int) -> NDArray[Any]:
+        """So many units of a consume queue from a queue offset on, as UNIT; zeros where there are none. The topic may
+        be any text, also one that no directory can have for a name."""
+        if not _can_be_topic(topic):
+            return np.zeros(count, UNIT)
+        file_size, size = self._queue_file_size, UNIT.itemsize
+        parts = []
+        at, end = first * size, (first + count) * size
+        while at < end:
+            stop = min(end, at // file_size * file_size + file_size)
+            name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
+            try:
+                data = self.read(name, at % file_size, stop - at)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                data = b""
+            parts.append(data.ljust(stop - at, b"\0"))
+            at = stop
+        return np.frombuffer(b"".join(parts), UNIT)
+
+    @cached_property
+    def _queue_file_size(self) -> int:
+        """Bytes of each consume queue's file (mappedFileSizeConsumeQueue), as found."""
+        return next((file.size for file in self.queue_files() if file.size), DEFAULT_QUEUE_FILE_SIZE)
+
+    def units(self, file: QueueFile) -> NDArray[Any]:
+        """The units of a file of a consume queue, as UNIT, without the zeros behind the last one."""
+        size = file.size
+        if self.is_local:
+            size = min(size, self._written(Segment(0, file.path, file.size)))
+        units = np.frombuffer(self.read(file.path, 0, size - size % UNIT.itemsize), UNIT)
+        used = np.flatnonzero(units["size"])
+        return units[: used[-1] + 1] if len(used) else units[:0]
+
+    # Reading
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the store lies in this machine's file system."""
+        return is_local(self.path)
+
+    @property
+    def local_path(self) -> str:
+        """Where it lies in this machine's file system. Raises JobError where it does not."""
+        return local_path(self.path)
+
+    def _local(self, name: str) -> str:
+        return os.path.join(self.local_path, name)
+
+    def _remote(self) -> tuple[Any, str]:
+        """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
+        known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
+        if self._uri not in known:
+            known[self._uri] = file_system(self._uri)
+        return known[self._uri]
+
+    def read(self, path: str, at: int, size: int) -> bytes:
+        """Bytes of a file of the store, fewer at its end. Raises OSError: CannotRead, but where there is no such
+        file."""
+        try:
+            if self.is_local:
+                with open(self._local(path), "rb", buffering=0) as file:
+                    data = bytearray()
+                    while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
+                        data += piece  # a page that cannot be read ends a piece, and is an error when the next begins
+                    return bytes(data)
+            system, root = self._remote()
+            with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
+                return bytes(remote.read_at(min(size, max(remote.size() - at, 0)), at))
+        except OSError as error:
+            raise self._cannot(path, error) from None
+
+    def read_into(self, path: str, at: int, buffer: memoryview) -> int:
+        """Fill a buffer from a file of the store; gives how many bytes there were. Raises OSError as `read`."""
+        if not self.is_local:
+            data = self.read(path, at, len(buffer))
+            buffer[: len(data)] = data
+            return len(data)
+        try:
+            return self._fill(path, at, buffer)
+        except OSError as error:
+            raise self._cannot(path, error) from None
+
+    def _fill(self, path: str, at: int, buffer: memoryview) -> int:
+        fd = os.open(self._local(path), os.O_RDONLY)
+        try:
+            done = 0
+            while done < len(buffer):
+                got = os.preadv(fd, [buffer[done:]], at + done)
+                if not got:
+                    break
+                done += got
+            return done
+        finally:
+            os.close(fd)
+
+    def read_whole(self, name: str) -> bytes | None:
+        """A small file of the store; None where it is missing. Raises CannotRead."""
+        try:
+            if self.is_local:
+                with open(self._local(name), "rb") as file:
+                    return file.read()
+            system, root = self._remote()
+            with system.open_input_file(f"{root.rstrip('/')}/{name}") as remote:
+                return bytes(remote.read())
+        except OSError as error:
+            found = self._cannot(name, error)
+            if isinstance(found, FileNotFoundError):
+                return None
+            raise found from None
+
+    def _cannot(self, name: str, error: OSError) -> OSError:
+        """What to raise where a file or directory cannot be read: that it is not there, or CannotRead."""
+        if isinstance(error, CannotRead):
+            return error
+        is_link = self.is_local and os.path.islink(self._local(name))
+        if error.errno in _ABSENT and not is_link:
+            return error
+        if self.is_local:
+            error.filename = self._local(name)
+        return cannot_read(f"{self.path.rstrip('/')}/{name}".rstrip("/"), error)
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """A table of config/, RocketMQ's ConfigManager files: the text, or its last backup. None where neither is
+        there, or says anything. fastjson's liberties (numbers as names) are understood. Raises CannotRead where there
+        is one, and none is whole."""
+        from duemq.protocol.errors import BodyError
+        from duemq.storage.config_file import decode_table
+
+        why = ""
+        for path in (name, f"{name}.bak"):
+            data = self.read_whole(path)
+            if data and data.strip():
+                try:
+                    return decode_table(data, path)
+                except BodyError as error:
+                    why = why or f"{self.path.rstrip('/')}/{path}: {error}"
+        if why:
+            raise CannotRead(f"{why}; put back one that is whole, or move it away")
+        return None
+
+    def table(self, name: str, content: str) -> dict[str, Any]:
+        """What a file of config/ has in its field `content`, as for `json`; empty where there is nothing."""
+        found = (self.json(name) or {}).get(content) or {}
+        if not isinstance(found, dict):
+            where = f"{self.path.rstrip('/')}/{name}"
+            raise CannotRead(f"{where}: its {content} is no table; put back one that is whole, or move it away")
+        return found
+
+    def check_files(self) -> None:
+        """See that what is read of a store is there as files and directories, and its tables as tables, before much is
+        done. Raises CannotRead."""
+        for folder in ("timerlog", "config"):
+            self.sizes(folder)
+        self.queue_files()
+        for name in ("checkpoint", "timerwheel", "config/timercheck"):
+            self.read_head(name)
+        for name, content in _TABLES.items():
+            self.table(f"config/{name}", content)
+
+    def read_head(self, name: str) -> bytes:
+        """The first byte of a file of the store; none where it is missing or empty. Raises CannotRead."""
+        try:
+            return self.read(name, 0, 1)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            return b""
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a directory of the store, sorted; none where it is missing."""
+        return [name for name, _ in self.sizes(folder)]
+
+    def sizes(self, folder: str) -> list[tuple[str, int]]:
+        """Names in a directory of the store and bytes of the files, sorted; none where it is missing."""
+        return self._entries(folder) or []
+
+    def versions(self, folder: str) -> dict[str, Version]:
+        """The files in a directory of the store, by name; none where it is missing. Raises OSError."""
+        if self.is_local:
+            found = {}
+            for name in self.names(folder):
+                try:
+                    status = os.stat(self._local(f"{folder}/{name}"))
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise self._cannot(f"{folder}/{name}", error) from None
+                found[name] = Version(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            return found
+        from pyarrow import fs
+
+        system, root = self._remote()
+        infos = system.get_file_info(fs.FileSelector(f"{root.rstrip('/')}/{folder}", allow_not_found=True))
+        return {PurePosixPath(info.path).name: Version(0, info.size or 0, info.mtime_ns or 0, 0) for info in infos}
+
+    def _sizes_in(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> Iterator[tuple[str, int]]:
+        for entry in entries:
+            # A topic may have such a name, and a directory then.
+            is_file = folder not in ("", "consumequeue") and _SEGMENT_NAME.fullmatch(entry.name) is not None
+            try:
+                size = _size_of(entry, is_file=is_file)
+            except OSError as error:
+                if folder:
+                    raise self._cannot(f"{folder}/{entry.name}", error) from None
+                size = 0  # whatever lies beside our directories is nobody's business
+            if size is not None:
+                yield entry.name, size
+
+    def _entries(self, folder: str) -> list[tuple[str, int]] | None:
+        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be told, CannotRead
+        where something else is there."""
+        if self.is_local:
+            try:
+                entries = os.scandir(self._local(folder))
+            except OSError as error:
+                found = self._cannot(folder, error)
+                if isinstance(found, CannotRead):
+                    raise found from None
+                if isinstance(error, NotADirectoryError) and folder in _FOLDERS:
+                    raise cannot_read(f"{self.path.rstrip('/')}/{folder}", error) from None
+                return None
+            with entries as each:
+                return sorted(self._sizes_in(folder, each))
+        from pyarrow import fs
+
+        system, root = self._remote()
+        path = f"{root.rstrip('/')}/{folder}".rstrip("/")
+        try:
+            # Without allow_not_found: with it an HDFS whose name node does not answer has empty directories.
+            infos = system.get_file_info(fs.FileSelector(path))
+        except FileNotFoundError:
+            return None
+        except OSError:
+            if system.get_file_info(path).type == fs.FileType.File:
+                return None
+            raise
+        return sorted((PurePosixPath(info.path).name, info.size or 0) for info in infos)

@@ -1,0 +1,166 @@
+"""The checkpoint file: how much of the store is known to be durable. A hint that bounds the work of recovery.
+
+    0                  8                  16                 24           40        2048
+    | physic timestamp | logic timestamp  | index timestamp  | 5.x's own  |  ...    | ours, see below  | zeros | 4096
+    | int64            | int64            | int64            | 16 bytes   |
+
+    physic timestamp: store time of the last flushed record; logic: of the last record whose consume-queue unit is
+    flushed; index: of the last record in a full index file. ms since the epoch; 0 is always safe.
+
+    2048        2056              2064               2072              2080        2084
+    | "DUEMQCP3"| recovery offset | physic timestamp | logic timestamp  | note size | note ... | crc32 from 2048 on |
+    | 8 bytes   | int64           | int64            | int64            | uint32    |          | uint32             |
+
+    recovery offset: the records before it, and their consume-queue units, are durable, so recovery starts there. It
+    holds as long as RocketMQ has not written the store meanwhile, which shows in its timestamps differing from the
+    copies here: then recovery goes by the timestamps, as RocketMQ does.
+    note: what the parts of the scheduler knew when the commitlog ended at the recovery offset, one after the other:
+          | name size: uint8 | name | size: uint32 | bytes |  (see `scheduler.levels.runs`,
+          `scheduler.timers.files.formats`) An empty one with the name "rebuilding" says that the consume queues are
+          being made anew; "remaking" has as JSON which of them are, as [topic, queue, first offset of the first such
+          file]; "queues" says that there is a block for this checkpoint in queuecheck (see `queues.check`).
+
+All integers big-endian. The file is longer than 4096 bytes where the note asks for it. RocketMQ maps the first 4096 and
+touches only its own fields. Mirrors apache/rocketmq
+store/StoreCheckpoint.java (4.9.7, 5.3.3) but for ours.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import msgspec
+import structlog
+
+from duemq.storage.files import Files
+
+log = structlog.get_logger(__name__)
+
+SIZE: Final = 4096
+_THEIRS: Final = struct.Struct(">qqq")
+_OURS: Final = struct.Struct(">8sqqqI")
+_OURS_AT: Final = 2048
+_MAGIC: Final = b"DUEMQCP3"
+_CRC: Final = struct.Struct(">I")
+_NOTE_SIZE: Final = struct.Struct(">I")
+REBUILDING: Final = "rebuilding"
+"""Name of a note that says that consume queues are not durable, wherever they end."""
+REMAKING: Final = "remaking"
+"""Name of a note that says from which file on some are not."""
+
+
+class Checkpoint(msgspec.Struct):
+    """The values of the file. `recovery_offset` is None where there is none to trust."""
+
+    physic_timestamp: int = 0
+    logic_timestamp: int = 0
+    index_timestamp: int = 0
+    recovery_offset: int | None = None
+    notes: dict[str, bytes] = {}
+    is_foreign: bool = False
+    """Whether somebody else wrote the file last."""
+
+    def without_ours(self) -> Checkpoint:
+        """The values without what is ours: somebody else wrote the store since."""
+        return Checkpoint(self.physic_timestamp, self.logic_timestamp, self.index_timestamp, is_foreign=True)
+
+
+def load(files: Files, path: str, *, is_ours: bool = False) -> Checkpoint:
+    """The checkpoint in a file; zeros where the file is missing or too short. `is_ours`: nobody but us wrote the store
+    since it was last started. Then what is not as we wrote it is damaged, and counts as missing, with a warning: all of
+    the commitlog says the same, and more."""
+    checkpoint = _load(files, path)
+    if not (is_ours and checkpoint.is_foreign):
+        return checkpoint
+    log.warning("checkpoint_damaged", file=path, reason="it is not as it was written; all of the commitlog is read")
+    return Checkpoint()
+
+
+def _load(files: Files, path: str) -> Checkpoint:
+    data = files.read_whole(path)
+    if data is None or len(data) < _THEIRS.size:
+        return Checkpoint(is_foreign=data is not None)
+    physic, logic, index = _THEIRS.unpack_from(data)
+    checkpoint = Checkpoint(physic, logic, index, is_foreign=True)
+    ours = data[_OURS_AT : _OURS_AT + _OURS.size]
+    if len(ours) == _OURS.size and ours.startswith(_MAGIC):
+        _, offset, our_physic, our_logic, note_size = _OURS.unpack(ours)
+        end = _OURS_AT + _OURS.size + note_size
+        is_whole = data[end : end + _CRC.size] == _CRC.pack(zlib.crc32(data[_OURS_AT:end]))
+        if is_whole and (our_physic, our_logic) == (physic, logic):
+            checkpoint.recovery_offset = offset
+            checkpoint.notes = _decode_notes(data[_OURS_AT + _OURS.size : end])
+            checkpoint.is_foreign = False
+    return checkpoint
+
+
+def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
+    """Have the file say that no consume queue is durable: all of them are made anew, by another start if this one does
+    not come as far as the next checkpoint. Gives what it says then; the other notes stay true. May wait for the disk.
+    Raises OSError."""
+    changed = msgspec.structs.replace(checkpoint, physic_timestamp=0, logic_timestamp=0)
+    if checkpoint.recovery_offset is not None:
+        changed.notes = {**checkpoint.notes, REBUILDING: b""}
+        save(files, path, changed)
+    elif data := files.read_whole(path):
+        files.write_whole(path, bytes(_THEIRS.size - 8) + data[_THEIRS.size - 8 :])
+    return changed
+
+
+def remake(files: Files, path: str, checkpoint: Checkpoint, queues: list[tuple[str, int, int]]) -> Checkpoint:
+    """Have the file say which consume queues are being made again, and from which file on (given by its first offset).
+    Gives what it says then. May wait for the disk. Raises OSError."""
+    changed = msgspec.structs.replace(checkpoint, notes={**checkpoint.notes, REMAKING: msgspec.json.encode(queues)})
+    save(files, path, changed)
+    return changed
+
+
+def being_remade(checkpoint: Checkpoint) -> list[tuple[str, int, int]]:
+    """What `remake` was given."""
+    note = checkpoint.notes.get(REMAKING)
+    return msgspec.json.decode(note, type=list[tuple[str, int, int]]) if note else []
+
+
+def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
+    """Write and sync the file; what 5.x keeps in it stays. May wait for the disk."""
+    data = bytearray((files.read_whole(path) or b"")[:SIZE].ljust(SIZE, b"\0"))
+    _THEIRS.pack_into(data, 0, checkpoint.physic_timestamp, checkpoint.logic_timestamp, checkpoint.index_timestamp)
+    note = _encode_notes(checkpoint.notes)
+    ours = _OURS.pack(
+        _MAGIC,
+        checkpoint.recovery_offset or 0,
+        checkpoint.physic_timestamp,
+        checkpoint.logic_timestamp,
+        len(note),
+    )
+    ours += note
+    ours += _CRC.pack(zlib.crc32(ours))
+    data[_OURS_AT:] = ours.ljust(SIZE - _OURS_AT, b"\0")
+    files.write_whole(path, bytes(data))
+
+
+def _encode_notes(notes: dict[str, bytes]) -> bytes:
+    parts: list[bytes] = []
+    for name, note in notes.items():
+        parts += (bytes((len(name),)), name.encode("ascii"), _NOTE_SIZE.pack(len(note)), note)
+    return b"".join(parts)
+
+
+def _decode_notes(data: bytes) -> dict[str, bytes]:
+    """The checksum has been found right; what is not of this make is no note at all."""
+    notes: dict[str, bytes] = {}
+    at = 0
+    try:
+        while at < len(data):
+            name_end = at + 1 + data[at]
+            start = name_end + _NOTE_SIZE.size
+            end = start + _NOTE_SIZE.unpack_from(data, name_end)[0]
+            if end > len(data):
+                return {}
+            notes[data[at + 1 : name_end].decode("ascii")] = data[start:end]
+            at = end
+    except (struct.error, UnicodeDecodeError):
+        return {}
+    return notes

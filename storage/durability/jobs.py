@@ -1,0 +1,150 @@
+"""What waits for the disk, apart from who does it: a job is planned and noted by the thread that owns the store, and
+run by a worker, since waiting for the disk must not hold up the rest."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import Protocol
+
+from duemq.storage.durability.checkpoint import Checkpoint, save
+from duemq.storage.errors import NotDurable
+from duemq.storage.files import File, Files
+from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.queues.consume_queue import ConsumeQueue
+
+
+class Lane(Enum):
+    """Jobs of one lane run one at a time, in the order in which they were started; those of two lanes at once."""
+
+    FLUSH = auto()
+    """Syncs of the commitlog, and nothing else: a kernel tells of a failed write-back once, so there is one who
+    asks."""
+    FILES = auto()
+    """Checkpoints, and removals of files that a checkpoint might be syncing."""
+    ALLOCATE = auto()
+    """Disk space ahead of the commitlog's end."""
+
+
+class Workers(Protocol):
+    """Who runs jobs."""
+
+    def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Run something where it may wait. `done` is called in the thread that owns the store, never before `start` has
+        returned, with the exception where it failed or could not be run. Raises nothing."""
+
+
+class FlushJob:
+    """Makes everything that is in the commitlog now durable."""
+
+    def __init__(self, files: Files, log: Commitlog) -> None:
+        self.target = log.end
+        """Physical offset up to which records are durable when it has run."""
+        self.names = log.names_made
+        """How many of the commitlog's files have a durable name then."""
+        self._files = files
+        self._logs = log.unflushed_files()
+        self._directory = log.directory if log.has_unsynced_names else None
+
+    def run(self) -> None:
+        """Sync. Raises NotDurable: then nothing may be called durable any more."""
+        for file in self._logs:
+            file.sync()
+        if self._directory is not None:
+            self._files.sync_directory(self._directory)
+
+
+class CheckpointJob:
+    """Makes consume queues and what else is beside the commitlog durable, then says so in the checkpoint file. The
+    commitlog is durable up to the checkpoint's recovery offset before it is started."""
+
+    def __init__(
+        self,
+        files: Files,
+        queue_directory: str,
+        queues: Iterable[tuple[ConsumeQueue, int]],
+        checkpoint: Checkpoint,
+        path: str,
+        others: Iterable[Callable[[], None]] = (),
+        last: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`queues`: those with units that are not durable, and the queue offsets where those start. `others` put into
+        their files, and sync, what the checkpoint's notes tell of. `last` is called when the checkpoint is durable."""
+        self.checkpoint = checkpoint
+        self._files = files
+        self._queue_directory = queue_directory
+        self._path = path
+        self._others = list(others)
+        self._last = last
+        self._queue_files: list[File] = []
+        self.names: list[tuple[ConsumeQueue, int]] = []
+        """Of queues with new files, how many of them have a durable name when it has run."""
+        for queue, start in queues:
+            self._queue_files += queue.files_between(start, queue.written_offset)
+            if queue.has_unsynced_names:
+                self.names.append((queue, queue.names_made))
+
+    def run(self) -> None:
+        """Sync, and write the checkpoint. Raises NotDurable where a sync failed, and OSError where a write did."""
+        for file in self._queue_files:
+            file.sync()
+        for directory in _with_parents([queue.directory for queue, _ in self.names], self._queue_directory):
+            self._files.sync_directory(directory)
+        for other in self._others:
+            other()
+        save(self._files, self._path, self.checkpoint)
+        self._last()
+
+
+class RemoveJob:
+    """Removes files and whole directories."""
+
+    def __init__(self, files: Files, paths: Iterable[str], directories: Iterable[str] = ()) -> None:
+        self._files = files
+        self._paths = list(paths)
+        self._directories = list(directories)
+        self.removed: list[str] = []
+        """The files that are gone."""
+
+    def run(self) -> None:
+        """Remove what is still there, directories durably; of the files in one directory none behind one that cannot be
+        removed. Raises OSError, NotDurable; it may be run again."""
+        stuck: dict[str, OSError] = {}
+        for path in self._paths:
+            directory = os.path.dirname(path)
+            if directory in stuck:
+                continue
+            try:
+                self._files.remove(path)
+            except OSError as error:
+                stuck[directory] = error
+            else:
+                self.removed.append(path)
+        for directory in self._directories:
+            self._files.remove_tree(directory)
+            self._files.sync_directory(os.path.dirname(directory))
+        for first in stuck.values():
+            raise first
+
+
+def has_no_room(error: BaseException) -> bool:
+    """Whether an error says that a disk is full, which is no reason to doubt what it holds."""
+    if isinstance(error, NotDurable):
+        return False
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _with_parents(directories: list[str], root: str) -> list[str]:
+    """The directories and those above them, up to the root, each once: a new directory's name has to be durable too.
+    All of them lie below the root."""
+    found: dict[str, None] = {}
+    for directory in directories:
+        at = directory
+        while at not in found:
+            found[at] = None
+            if at == root:
+                break
+            at = os.path.dirname(at)
+    return list(found)

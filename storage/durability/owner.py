@@ -1,0 +1,725 @@
+"""The one owner of durability: flushes, checkpoints, retention, the removal of topics, the allocation of disk space,
+and the clean stop are all planned here, run by workers, and judged by one verdict (`health`).
+
+    flush        the commitlog is synced; `released` moves, which is the one position that answers, deliveries and
+                 checkpoints wait for
+    checkpoint   writing: the units and tables in memory are put into their files, a bit a step
+                 flushing: until `released` is behind all that the checkpoint covers
+                 syncing: a job syncs those files, then writes the checkpoint
+    taking over  the first checkpoint of a store that somebody else had, made before anything is delivered
+    retention    what still waits is appended once more, a bit a step; then whole files are forgotten, and removed by a
+    job stop         a last checkpoint, and the abort file goes
+
+Syncs of the commitlog have a lane of their own, in which one job runs at a time: of a write-back that failed the kernel
+tells once. Checkpoints and removals share the other lane, so that no checkpoint syncs a file that is being removed.
+
+    invariants   released <= end; nothing is released, noted in a checkpoint or removed after the verdict is POISONED
+                 a checkpoint's recovery offset <= released
+                 a commitlog file goes only when recovery would read nothing of it
+
+What fails for want of room, descriptors or memory is tried again, and nobody is told meanwhile that it was done. A sync
+that fails, and any other error of a write, poisons the store.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from duemq.storage.budget import UNLIMITED, Budget
+from duemq.storage.clock import Moment
+from duemq.storage.durability.checkpoint import Checkpoint
+from duemq.storage.durability.health import Verdict
+from duemq.storage.durability.jobs import CheckpointJob, FlushJob, Lane, RemoveJob, Workers, has_no_room
+from duemq.storage.durability.retention import Retention
+from duemq.storage.errors import NotDurable, NotInMemory, StoreError, StoreFull
+from duemq.storage.log.ahead import AllocateAhead
+from duemq.storage.queues import check
+from duemq.storage.queues.consume_queue import UNIT, ConsumeQueue
+from duemq.storage.store import MessageStore
+
+log = structlog.get_logger(__name__)
+
+CHECKPOINT_SECONDS: Final = 5.0
+"""At most this long after a record was written, recovery need not read it any more..."""
+CHECKPOINT_BYTES: Final = 32 * 1024 * 1024
+"""...or sooner, when this much was written since."""
+FIRST_CHECKPOINT_SECONDS: Final = 0.25
+"""After a start checkpoints come sooner, the first at once, the second after this, each next after twice the time: so a
+start that follows a crash soon has less to do than the one before."""
+EXPIRE_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 1.0
+STOP_TRIES: Final = 10
+"""So many flushes may fail for want of descriptors, memory or room while the store stops; then it is left as it is, for
+the next start to recover."""
+UNFLUSHED_BYTES: Final = 8 << 20
+"""When this much is not flushed, it is time: beside the flush of half a second's writes, a write may take 75 ms, beside
+those of 4 to 16 MiB it took 3 ms (ext4, Linux 6; measured)."""
+MAX_TAIL_BYTES: Final = 64 << 20
+"""Units of consume queues that cannot be written to their disk are kept in memory up to this; then nothing is taken."""
+_PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR))
+_DISK: Final = "disk"
+_QUEUES: Final = "queues"
+
+
+@dataclass(frozen=True)
+class DurabilityConfig:
+    """How often what is done, in seconds."""
+
+    flush_interval: float = 0.5
+    """The commitlog is flushed this often where nobody waits for it."""
+    queue_interval: float = 1.0
+    """Consume queues are put into their files this often."""
+
+
+class Part(Protocol):
+    """Somebody who keeps state beside the commitlog. Positions are physical offsets."""
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a crash from now on would need a checkpoint whose note is taken after this."""
+
+    def note(self) -> bytes:
+        """What a checkpoint of now has to keep, for recovery to go on from."""
+
+    def begin_write(self) -> None:
+        """The next `write_some` is the first for another checkpoint, whose note was taken just now."""
+
+    def write_some(self, now: Moment) -> bool:
+        """Put a bit of what is in memory into files; whether there is more. Raises OSError; then it is begun again."""
+
+    def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
+        """What makes durable everything that was put into files so far; run by a worker. `is_last`: the store is closed
+        after this. It raises OSError."""
+
+    def plan_after(self) -> Callable[[], None]:
+        """What is to be done when the checkpoint is durable whose `plan_sync` this follows; run by the same worker. It
+        raises OSError; then the checkpoint is made once more."""
+
+    def needed_from(self) -> int:
+        """Before this position recovery, by the checkpoint that is on the disk, reads nothing."""
+
+    def keep_some(self, limit: int, now: Moment) -> bool | None:
+        """Commitlog files up to a position are about to go: append a bit of what is still needed of them once more.
+        Gives whether anything was appended, None when there is nothing (more) to look at. Where it raises, the files
+        stay. Raises StoreError, OSError."""
+
+    def expire_some(self) -> list[str] | None:
+        """Look for a bit for files that nobody needs, and forget them; gives paths for the caller to remove, None when
+        there is nothing (more) to look at. Raises OSError."""
+
+
+class Watcher(Protocol):
+    """Who is told what happened."""
+
+    def released(self, position: int) -> None:
+        """Everything in the commitlog before a physical offset is durable."""
+
+    def noted(self) -> None:
+        """Another checkpoint is on the disk."""
+
+    def poisoned(self, reason: str) -> None:
+        """The store takes nothing any more, and releases nothing: whoever waits waits in vain."""
+
+    def stopped(self, error: Exception | None) -> None:
+        """A stop is over: cleanly, or not quite, for this error."""
+
+
+class _Stage(Enum):
+    IDLE = auto()
+    WRITING = auto()
+    FLUSHING = auto()
+    SYNCING = auto()
+
+
+class _Covered(NamedTuple):
+    """What a checkpoint covers, as it was when its writing began."""
+
+    end: int
+    queues: dict[ConsumeQueue, int]
+    """Those with units that are not durable, and the queue offset where those of records before `end` end."""
+    timestamp: int
+    notes: dict[str, bytes]
+    is_wanted: bool
+    """Whether a part wants it, or wanted one that failed, and not later."""
+
+
+class _Steps:
+    """Things to do a bit at a time, one after the other. Each gives whether there is more of it to do."""
+
+    def __init__(self, steps: Iterable[Callable[[Moment], bool]]) -> None:
+        self._steps = deque(steps)
+
+    def run(self, now: Moment, budget: Budget) -> bool:
+        """Do some of them; whether all are done. Raises what they raise."""
+        while self._steps:
+            if not self._steps[0](now):
+                self._steps.popleft()
+            if budget.is_spent:
+                break
+        return not self._steps
+
+
+class Durability:
+    """See the module. One thread, the store's, calls all of it."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        parts: Mapping[str, Part],
+        retention: Retention,
+        workers: Workers,
+        config: DurabilityConfig,
+        watcher: Watcher,
+        now: Moment,
+    ) -> None:
+        """The store is open. `parts`: by name, whose state the checkpoint keeps."""
+        self._store = store
+        self._parts = dict(parts)
+        self.retention = retention
+        self._workers = workers
+        self._config = config
+        self._watcher = watcher
+        self._ahead = AllocateAhead(store.log)
+        store.look_at = self._ahead.look_at
+
+        self._wanted = 0
+        self._flushing: FlushJob | None = None
+        self._has_flush_failed = False
+        self._flush_at = self._no_flush_before = now.monotonic
+
+        self._stage = _Stage.IDLE
+        self._covered = _Covered(0, {}, 0, {}, False)
+        self._writing = _Steps(())
+        self._write_at = self._retry_at = now.monotonic
+        self._checkpointed_at = now.monotonic
+        self._idle_to = now.monotonic
+        """Before this there is nothing new to note unless something is appended: notes take a millisecond to make."""
+        self._checkpointed_end = store.log.end
+        self._cadence = 0.0
+        self._has_checkpoint_failed = False
+        self._trouble = ""
+
+        self._expiring: _Steps | None = None
+        self._expire_at = now.monotonic
+        self._kept_end = 0
+        """Where the commitlog ended after something was last appended to be kept: files go when that is durable."""
+        self._no_room: dict[str, str] = {}
+        """Why there is no room, by what is full."""
+        self._removing = 0
+        self._expired: dict[str, None] = {}
+        """Files that nobody needs, each directory's oldest first, for one job at a time: a start takes no directory of
+        which a file is left and a later one is gone."""
+        self._is_removing_expired = False
+        self._not_removed: dict[str, tuple[str, int]] = {}
+        """Directories of topics that could not be removed, their topics, and where the commitlog ended when they were
+        to be."""
+        self._is_stopping = self._is_over = False
+        self._stop_failures = 0
+        """Flushes that failed since the stop began."""
+
+    def reconfigure(self, config: DurabilityConfig) -> None:
+        """Do things so often from now on."""
+        self._config = config
+        self._flush_at = self._write_at = 0.0
+
+    # --- the position that everybody waits for
+
+    @property
+    def released(self) -> int:
+        """Everything before this physical offset is durable."""
+        return self._store.log.flushed
+
+    def want(self, position: int) -> None:
+        """Somebody waits for a physical offset to be released. To be followed by `step`, when all who are about to
+        write in this turn have done so."""
+        self._wanted = max(self._wanted, position)
+
+    # --- a step
+
+    def step(self, now: Moment, budget: Budget, machine_ms: int) -> float | None:
+        """Do what is due, as much as the budget has; gives in how many seconds to call again, None where it is over. It
+        is to be called sooner after the end of each job, `want`, `stop`, and `MessageStore`'s `on_work`. `machine_ms`:
+        wall time by which files age, which is not that of the messages where a test moves theirs."""
+        self._tell_if_poisoned()
+        if self._is_over:
+            return None
+        self._note_failures(now)
+        self._allocate(now)
+        if now.monotonic >= self._flush_at or self._store.log.end - self.released >= UNFLUSHED_BYTES:
+            self._flush_at = now.monotonic + self._config.flush_interval
+            self._wanted = max(self._wanted, self._store.log.end)
+        self._flush_again(now)
+        self._checkpoint(now, budget)
+        if not (self._is_stopping or self._is_over):
+            self._expire(now, budget, machine_ms)
+        return self._wait(now)
+
+    def _wait(self, now: Moment) -> float | None:
+        if self._is_over:
+            return None
+        if self._expiring is not None:
+            return 0.0
+        times = [self._flush_at]
+        if self._flushing is None and self._wanted > self.released:
+            times.append(self._no_flush_before)
+        if not self._is_stopping:
+            times.append(self._expire_at)
+        if self._stage is _Stage.WRITING:
+            times.append(self._retry_at)
+        elif self._stage is _Stage.IDLE and not (self._is_stopping and self._removing):
+            times.append(self._retry_at if self._is_stopping else max(self._write_at, self._retry_at))
+        return max(0.0, min(times) - now.monotonic)
+
+    # --- what fails
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """Something failed: passing trouble is told once, and it is tried again; everything else poisons the store."""
+        reason = str(error) or repr(error)
+        if not is_passing(error):
+            log.error("store_poisoned", what=what, reason=reason)
+            self._store.health.poison(f"{what} failed: {reason}")
+        elif self._trouble != (trouble := f"{what}: {reason}"):
+            self._trouble = trouble
+            log.warning("tried_again_later", what=what, reason=reason)
+
+    def _note_failures(self, now: Moment) -> None:
+        """Take up what the ends of jobs left: they do not know what time it is."""
+        if self._has_flush_failed:
+            self._has_flush_failed = False
+            self._no_flush_before = now.monotonic + RETRY_SECONDS
+        if self._has_checkpoint_failed:
+            self._has_checkpoint_failed = False
+            self._retry_at = now.monotonic + RETRY_SECONDS
+
+    def _tell_if_poisoned(self) -> None:
+        if self._store.health.verdict is not Verdict.POISONED or self._is_over:
+            return
+        self._is_over = True
+        self._watcher.poisoned(self._store.health.reason)
+        if self._is_stopping:
+            self._watcher.stopped(self._store.health.error())
+
+    # --- flushing
+
+    def _flush_again(self, now: Moment) -> None:
+        """Flush, unless that failed just now."""
+        if now.monotonic >= self._no_flush_before:
+            self._flush()
+
+    def _flush(self) -> None:
+        store = self._store
+        if self._flushing is not None or self._wanted <= store.log.flushed or self._is_over:
+            return
+        self._flushing = job = FlushJob(store.files, store.log)
+        self._workers.start(Lane.FLUSH, job.run, self._flushed)
+
+    def _flushed(self, error: Exception | None) -> None:
+        job, self._flushing = self._flushing, None
+        assert job is not None, "a flush ended that was not begun"
+        if error is not None:
+            self._has_flush_failed = True
+            self._failed("flushing the commitlog", error)
+            self._tell_if_poisoned()
+            self._stop_failures += self._is_stopping
+            if self._stop_failures == STOP_TRIES and not self._is_over:
+                self._end(error)
+            return
+        if self._store.health.verdict is Verdict.POISONED:
+            return
+        self._store.log.note_flushed(job.target, job.names)
+        self._watcher.released(job.target)
+        self._flush()
+
+    def _allocate(self, now: Moment) -> None:
+        store = self._store
+        if store.log.end <= self._ahead.look_at:
+            return
+        job = self._ahead.plan(now.wall_ms)
+        store.look_at = self._ahead.look_at
+        if job is not None:
+            self._workers.start(Lane.ALLOCATE, job.run, lambda error: self._ahead.done())
+
+    # --- checkpoints
+
+    def _checkpoint(self, now: Moment, budget: Budget) -> None:
+        """Go on with the checkpoint, or begin one."""
+        if now.monotonic < self._retry_at:
+            return
+        if self._stage is _Stage.IDLE and self._is_writing_due(now):
+            self._begin(now)
+        if self._stage is _Stage.WRITING:
+            self._write(now, budget)
+        if self._stage is _Stage.FLUSHING and self.released >= self._covered.end:
+            self._sync(now)
+
+    def _is_writing_due(self, now: Moment) -> bool:
+        if self._is_stopping:
+            return not self._removing
+        return now.monotonic >= self._write_at or self._is_checkpoint_wanted()
+
+    def _is_checkpoint_wanted(self) -> bool:
+        return self._covered.is_wanted or any(part.wants_checkpoint for part in self._parts.values())
+
+    def _begin(self, now: Moment) -> None:
+        store, parts = self._store, self._parts
+        self._write_at = now.monotonic + min(self._config.queue_interval, max(self._cadence, FIRST_CHECKPOINT_SECONDS))
+        is_wanted, covered = self._is_checkpoint_wanted(), store.checkpoint.recovery_offset
+        if store.log.end == covered and now.monotonic < self._idle_to and not (is_wanted or self._is_stopping):
+            return
+        notes = {name: part.note() for name, part in parts.items()}
+        notes[check.NAME] = check.NOTE
+        if (store.log.end, notes) == (covered, store.checkpoint.notes) and not self._is_stopping:
+            self._idle_to = now.monotonic + self._config.queue_interval
+            return
+        queues = {queue: queue.next_offset for queue in store.dirty}
+        self._covered = _Covered(store.log.end, queues, store.appender.last_store_timestamp, notes, is_wanted)
+        for queue in queues:
+            queue.begin_marks()
+        for part in parts.values():
+            part.begin_write()
+        to_write = iter(queues)
+        self._writing = _Steps((lambda _: _write_next(to_write), *(part.write_some for part in parts.values())))
+        self._stage = _Stage.WRITING
+
+    def _write(self, now: Moment, budget: Budget) -> None:
+        try:
+            is_done = self._writing.run(now, budget)
+        except OSError as error:
+            self._stage = _Stage.IDLE
+            self._retry_at = now.monotonic + RETRY_SECONDS
+            self._failed("writing the consume queues", error)
+            self._tell_if_poisoned()
+            self._look_at_tails(error)
+            if self._is_stopping and not self._is_over:
+                self._end(error)
+            return
+        if is_done:
+            self._wrote(now)
+
+    def _wrote(self, now: Moment) -> None:
+        if self._has_units_before(self._covered.end):
+            self._stage = _Stage.IDLE
+            self._retry_at = now.monotonic + RETRY_SECONDS
+            waits = OSError(errno.EBUSY, "former files of a topic are still there")
+            self._look_at_tails(waits)
+            if self._is_stopping:
+                self._end(waits)
+            return
+        self._note_room(_QUEUES, None)
+        is_due = now.monotonic - self._checkpointed_at >= self._cadence
+        is_due |= self._covered.end - self._checkpointed_end >= CHECKPOINT_BYTES
+        if not (is_due or self._is_stopping or self._covered.is_wanted):
+            self._stage = _Stage.IDLE
+            return
+        self._stage = _Stage.FLUSHING
+        self.want(self._covered.end)
+        self._flush_again(now)
+
+    def _has_units_before(self, position: int) -> bool:
+        """Whether units of records before a physical offset are in memory still: of queues that are held."""
+        return any(queue.tail and UNIT.unpack_from(queue.tail)[0] < position for queue in self._store.dirty)
+
+    def _look_at_tails(self, error: OSError) -> None:
+        """Units that cannot be written stay in memory: not without end."""
+        if sum(len(queue.tail) for queue in self._store.dirty) > MAX_TAIL_BYTES:
+            self._note_room(_QUEUES, f"the consume queues cannot be written: {error}")
+
+    def take_over(self, now: Moment) -> None:
+        """Make the first checkpoint of a store that somebody else had last, here and now, before anything else is done
+        with it. What they had delivered only their files tell, which start to be ours: from here on the checkpoint
+        tells, and where that cannot be written theirs still do, at the next start. Waits for the disk. Raises
+        StoreFull, NotDurable, OSError; then the store is theirs still, and to be let go of."""
+        try:
+            self._take_over(now)
+        except BaseException as error:
+            self._store.unmark()
+            if has_no_room(error):
+                raise StoreFull(f"no room to take over what RocketMQ's broker had last: {error}. Make room") from error
+            raise
+
+    def _take_over(self, now: Moment) -> None:
+        store = self._store
+        flush = FlushJob(store.files, store.log)
+        flush.run()
+        store.log.note_flushed(flush.target, flush.names)
+        self._begin(now)
+        self._writing.run(now, UNLIMITED)
+        if self._has_units_before(self._covered.end):
+            raise OSError(errno.ENOSPC, "no room for the units of the consume queues", store.queue_directory)
+        job, dirty = self._plan_sync(now)
+        job.run()
+        self._synced(job, dirty, None, is_last=False)
+
+    def _sync(self, now: Moment) -> None:
+        is_last = self._is_stopping
+        job, dirty = self._plan_sync(now)
+        self._workers.start(Lane.FILES, job.run, lambda error: self._synced(job, dirty, error, is_last=is_last))
+
+    def _plan_sync(self, now: Moment) -> tuple[CheckpointJob, Mapping[ConsumeQueue, int]]:
+        store, (end, covered, timestamp, notes, _) = self._store, self._covered
+        timestamp = timestamp or store.checkpoint.physic_timestamp
+        dirty, is_last = store.dirty, self._is_stopping
+        syncs = [part.plan_sync(now, is_last=is_last) for part in self._parts.values()]
+        after = [part.plan_after() for part in self._parts.values()]
+
+        def finish() -> None:
+            store.claim()
+            for each in after:
+                each()
+            if is_last:
+                self._remove_abort()
+
+        job = CheckpointJob(
+            store.files,
+            store.queue_directory,
+            dirty.items(),
+            Checkpoint(timestamp, timestamp, store.checkpoint.index_timestamp, end, notes),
+            store.checkpoint_path,
+            [
+                # Before the marks: it notes units as they were made.
+                store.queue_check.plan(dirty, covered, end, store.log.begin),
+                *(queue.plan_marks(covered.get(queue, 0)) for queue in dirty if queue.has_marks),
+                *syncs,
+            ],
+            finish,
+        )
+        store.dirty = {
+            queue: queue.written_offset
+            for queue in dirty
+            if queue.has_marks or queue.next_offset != covered.get(queue)  # the rest is to be noted by the next one
+        }
+        self._stage = _Stage.SYNCING
+        self._checkpointed_at = now.monotonic
+        self._checkpointed_end = end
+        self._cadence = min(max(FIRST_CHECKPOINT_SECONDS, 2 * self._cadence), CHECKPOINT_SECONDS)
+        return job, dirty
+
+    def _remove_abort(self) -> None:
+        store = self._store
+        store.files.remove(store.abort_path)
+        store.files.sync_directory(store.config.root)
+
+    def _synced(
+        self, job: CheckpointJob, dirty: Mapping[ConsumeQueue, int], error: Exception | None, *, is_last: bool
+    ) -> None:
+        store = self._store
+        self._stage = _Stage.IDLE
+        if error is not None:
+            for queue, start in dirty.items():
+                if store.queue(queue.topic, queue.queue_id) is queue:
+                    store.dirty[queue] = min(start, store.dirty.get(queue, start))
+            self._has_checkpoint_failed = True
+            self._checkpointed_end = store.checkpoint.recovery_offset or 0
+            self._failed("the checkpoint", error)
+            self._tell_if_poisoned()
+            if is_last and not self._is_over:
+                self._end(error)
+            return
+        if store.health.verdict is Verdict.POISONED:
+            return
+        self._trouble = ""
+        self._covered = self._covered._replace(is_wanted=False)
+        store.checkpoint = job.checkpoint
+        self._watcher.noted()
+        for queue, names in job.names:
+            queue.note_names_synced(names)
+        if is_last:
+            self._end(None)
+
+    # --- room, and files that go
+
+    def _note_room(self, what: str, reason: str | None) -> None:
+        """Something is full, or (None) is not."""
+        health = self._store.health
+        if reason is None:
+            self._no_room.pop(what, None)
+        else:
+            self._no_room[what] = reason
+        before = health.verdict
+        if self._no_room:
+            health.fill(next(iter(self._no_room.values())))
+        else:
+            health.has_room()
+        if health.verdict is not before:
+            log.warning("store_state", refusing=health.reason or "nothing")
+
+    def _expire(self, now: Moment, budget: Budget, machine_ms: int) -> None:
+        try:
+            if self._expiring is None:
+                if now.monotonic < self._expire_at:
+                    return
+                self._expiring = self._begin_expiry(machine_ms)
+            if not self._expiring.run(now, budget):
+                return
+        except NotInMemory:
+            raise  # whoever gives us our turns has it read, and calls again
+        except (OSError, StoreError) as error:
+            # Whatever it was, the files are there still, and the next search finds them.
+            log.warning("nothing_expired", reason=str(error))
+        self._expiring = None
+        self._expire_at = now.monotonic + EXPIRE_SECONDS
+
+    def _begin_expiry(self, machine_ms: int) -> _Steps:
+        """Look at the disk; gives what there is to do. Raises OSError."""
+        store, retention, parts = self._store, self.retention, list(self._parts.values())
+        has_room = retention.look()
+        self._note_room(_DISK, None if has_room else f"the disk is {retention.used_ratio:.0%} full")
+        self._remove_again()
+        limit = min(
+            retention.deletable_before(machine_ms),
+            store.checkpoint.recovery_offset or 0,
+            *(part.needed_from() for part in parts),
+        )
+        steps: list[Callable[[Moment], bool]] = [partial(self._expire_part, part) for part in parts]
+        if limit > store.log.begin:
+            queues = iter(store.all_queues())
+            steps = [
+                *(partial(self._keep, part, limit) for part in parts),
+                partial(self._drop, limit),
+                lambda _: self._advance_next(queues),
+                *steps,
+            ]
+        return _Steps(steps)
+
+    def _keep(self, part: Part, limit: int, now: Moment) -> bool:
+        # Beyond the watermark nothing else would make room again. What is full indeed takes nothing more.
+        is_watermark = self._no_room.keys() == {_DISK}
+        with self._store.health.making_room() if is_watermark else nullcontext():
+            was_needed = part.keep_some(limit, now)
+        if was_needed:
+            self._kept_end = self._store.log.end
+        return was_needed is not None
+
+    def _drop(self, limit: int, _: Moment) -> bool:
+        """Forget commitlog files, unless what was kept of them is not durable yet: then the next search does."""
+        if self.released >= self._kept_end:
+            self._remove(self._store.log.drop_before(min(limit, self.released)))
+        return False
+
+    def _advance_next(self, queues: Iterator[ConsumeQueue]) -> bool:
+        queue = next(queues, None)
+        if queue is not None:
+            self._remove(queue.advance_min(self._store.log.begin))
+        return queue is not None
+
+    def _expire_part(self, part: Part, _: Moment) -> bool:
+        paths = part.expire_some()
+        self._remove(paths or [])
+        return paths is not None
+
+    def _remove(self, paths: list[str]) -> None:
+        if paths:
+            log.info("files_expired", files=len(paths), first=paths[0])
+            self._expired.update(dict.fromkeys(paths))
+            self._remove_expired()
+
+    def _remove_expired(self) -> None:
+        """Remove the files that are to go."""
+        if not self._expired or self._is_removing_expired:
+            return
+        job = RemoveJob(self._store.files, self._expired)
+
+        def done(error: Exception | None) -> None:
+            self._removing -= 1
+            self._is_removing_expired = False
+            for path in job.removed:
+                self._expired.pop(path, None)
+            if error is None:
+                self._remove_expired()
+            else:
+                log.warning("files_not_removed", files=len(self._expired), reason=str(error))
+
+        self._removing += 1
+        self._is_removing_expired = True
+        self._workers.start(Lane.FILES, job.run, done)
+
+    def remove_topic(self, topic: str, done: Callable[[Exception | None], None]) -> None:
+        """Remove the queues of a topic and their files. `done` is called, with the error where there was one, when the
+        files are gone; those that could not be removed are tried again from time to time."""
+        directory = self._store.forget_topic(topic)
+        if directory is None:
+            done(None)
+        else:
+            self._remove_directory(topic, self._store.log.end, directory, done)
+
+    def _remove_again(self) -> None:
+        """Try again to remove what could not be."""
+        self._remove_expired()
+        for directory, (topic, end) in list(self._not_removed.items()):
+            del self._not_removed[directory]
+            self._remove_directory(topic, end, directory, lambda error: None)
+
+    def _remove_directory(self, topic: str, end: int, directory: str, done: Callable[[Exception | None], None]) -> None:
+        """Remove the directory of a topic that was forgotten when the commitlog ended at `end`."""
+        # Files of a new topic may have their names.
+        for path in [path for path in self._expired if path.startswith(f"{directory}/")]:
+            del self._expired[path]
+        job = RemoveJob(self._store.files, (), (directory,))
+
+        def remove() -> None:
+            # First, so that no start takes the records for messages, however much of the directory is left.
+            self._store.queue_check.remove_topic(topic, end)
+            job.run()
+
+        def finished(error: Exception | None) -> None:
+            self._removing -= 1
+            if error is None:
+                self._store.removed_topic(topic)
+            elif isinstance(error, NotDurable):
+                self._failed("removing a topic", error)
+                self._tell_if_poisoned()
+            else:
+                log.warning("topic_not_removed", topic=topic, reason=str(error))
+                if directory in self._not_removed:
+                    self._store.removed_topic(topic)  # the one that is to be tried again stands for both
+                self._not_removed[directory] = topic, end
+            done(error)
+
+        self._removing += 1
+        self._workers.start(Lane.FILES, remove, finished)
+
+    # --- the end
+
+    def stop(self) -> None:
+        """Take nothing more, make everything durable, and leave the files as after a clean stop; `step` goes on with
+        that, and `Watcher.stopped` tells the end. A poisoned store is left as it is."""
+        self._tell_if_poisoned()
+        self._is_stopping = True
+        if self._is_over:
+            self._watcher.stopped(self._store.health.error())
+            return
+        self._store.health.closed()
+        self._remove_again()
+        self._expiring = None
+        self._retry_at = 0.0
+        if self._stage in (_Stage.WRITING, _Stage.FLUSHING):
+            self._stage = _Stage.IDLE
+
+    def _end(self, error: Exception | None) -> None:
+        self._is_over = True
+        self._watcher.stopped(error)
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether an error says nothing of what the disk holds: there was no room, no memory, or this process has too much
+    open."""
+    if has_no_room(error) or isinstance(error, MemoryError):
+        return True
+    return isinstance(error, OSError) and not isinstance(error, NotDurable) and error.errno in _PASSING
+
+
+def _write_next(queues: Iterator[ConsumeQueue]) -> bool:
+    """Put the units of the next queue into its files; whether there was one. Raises OSError."""
+    queue = next(queues, None)
+    if queue is not None:
+        queue.write_tail()
+    return queue is not None

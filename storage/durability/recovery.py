@@ -1,0 +1,689 @@
+"""Opening a store: where its commitlog ends, and consume queues that agree with it.
+
+The commitlog is the truth. Recovery picks a position before which records and consume-queue units are known to be
+durable, cuts every consume queue to it, and reads the commitlog from there, record by record, giving each its unit
+again, until the first byte that is no whole record; the commitlog is cut there. Consume queues are made from the
+commitlog, never the other way.
+
+Where the position comes from: our own checkpoint, if nobody else wrote the store since; else RocketMQ's rule, the
+start of the last file whose first record is three seconds older than RocketMQ's checkpoint, or, after RocketMQ's clean
+stop, the end of the last record that a consume queue knows.
+
+On recovery of a torn tail: the record that is torn was not acknowledged under SYNC_FLUSH, and nothing behind it was,
+for a flush covers all before its end. Where whole records lie behind it all the same, they are kept in files beside the
+commitlog, and a log line names those.
+
+Before that the files of the consume queues are compared with what was noted of them (see `queues.check`). From the
+first that is missing or not as noted, a queue is made again from the commitlog, with the queue offsets that it had, up
+to that position; a warning says which, and why. Where there is no such note (RocketMQ's store, one of an earlier
+version) and a record does not follow on its queue's last unit, units before the position are missing: then all consume
+queues are made anew from the whole commitlog.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+import structlog
+
+from duemq.protocol.records.record import FLAG_TRANSACTION, TRANSACTION_COMMIT, TRANSACTION_NONE
+from duemq.storage.durability.checkpoint import REBUILDING, Checkpoint, being_remade
+from duemq.storage.durability.jobs import has_no_room
+from duemq.storage.errors import StoreFileMissing, StoreFileSize, StoreFormatError
+from duemq.storage.files import Files
+from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.log.origins import Origins
+from duemq.storage.log.scan import ScannedRecord, Scanner, behind, read_record, whole_records
+from duemq.storage.queues.check import Key, QueueCheck, Wrong
+from duemq.storage.queues.consume_queue import (
+    MARK_SIZES,
+    PADDING_SIZE,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    UNIT,
+    WITHDRAWN_SIZE,
+    ConsumeQueue,
+    hole,
+    place_of,
+)
+
+log = structlog.get_logger(__name__)
+
+_CLOCK_MARGIN_MS: Final = 3000
+_WRITE_TAIL_BYTES: Final = 1 << 18
+_WRITE_SIZE: Final = 1 << 20
+_WRITE_AGAIN_BYTES: Final = 64 << 20
+_MAX_PADDING: Final = 10_000_000
+CUT_DIRECTORY: Final = "cut"
+"""Beside the commitlog's directory: what was cut off the commitlog although it had whole records."""
+_MAX_NAMED: Final = 10
+"""Files that a warning names."""
+_CHECKED_FILES: Final = 3
+"""So many files of the commitlog, the last ones, are read by RocketMQ's start after a clean stop."""
+_PROGRESS_RECORDS: Final = 1 << 14
+
+TagsCode = Callable[[str, str, int, int], int]
+"""Of topic, property text, store time and prepared-transaction offset: what the consume queue keeps beside a record's
+place."""
+
+
+@dataclass
+class Recovered:
+    """What recovery found. Offsets are physical offsets."""
+
+    start: int
+    """Where reading started."""
+    end: int
+    """Where the commitlog ends."""
+    records: int
+    """Records read."""
+    torn: str | None
+    """What the commitlog was cut for, or None."""
+    rebuilt: bool
+    """Whether all consume queues were made anew."""
+    last_store_timestamp: int
+    """Store time of the last record, 0 without one; ms since the epoch."""
+    origins: Origins
+    """Which scheduled messages are done, as the records read tell."""
+    notes: dict[str, bytes] = field(default_factory=dict)
+    """The checkpoint's notes, as of `start`, by the names of those who wrote them."""
+    is_foreign: bool = False
+    """Whether somebody else wrote the store last."""
+    damages: list[Damage] = field(default_factory=list)
+    """Of a store that was made anew (`Recovery.make_anew`): stretches of the commitlog that were passed over."""
+    behind: int = 0
+    """Likewise: whole records behind `end`, which the next start of a broker cuts off."""
+
+
+class Damage(NamedTuple):
+    """A stretch of the commitlog without a whole record. Physical offsets; `end` is behind it."""
+
+    start: int
+    end: int
+    why: str
+
+
+class _UnfinishedQueues(Exception):
+    """A start before this one made the consume queues anew, and did not come as far as a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__("an earlier start began to make them again and did not end")
+
+
+class _LostEnd(Exception):
+    """Files of consume queues are wrong, and the commitlog does not reach up to the checkpoint."""
+
+
+class _LostUnits(Exception):
+    """A queue does not reach up to where somebody was with it."""
+
+    def __init__(self, key: Key, end: int, offset: int) -> None:
+        super().__init__(f"queue {key[1]} of {key[0]} has units up to {end}, and was read up to {offset}")
+
+
+class _MissingUnits(Exception):
+    """A queue does not reach up to a record's queue offset."""
+
+    def __init__(self, queue: ConsumeQueue, record: ScannedRecord) -> None:
+        super().__init__(f"{queue} has no unit before queue offset {record.queue_offset}")
+
+
+class Notes(Protocol):
+    """Who keeps the checkpoint. Both raise OSError."""
+
+    def start_over(self) -> None:
+        """All consume queues are about to be removed, to be made anew: no checkpoint may say any more that they are
+        durable."""
+
+    def remake(self, queues: list[tuple[str, int, int]]) -> None:
+        """Some are about to be made again: topic, queue id, and the first offset of the first file. The next start has
+        to do that again, unless there is another checkpoint before."""
+
+
+class Recovery:
+    """One recovery, in two parts: `inspect` looks, and changes nothing; `run` brings the files in line. `open_queue`
+    gives a queue, making it if need be."""
+
+    def __init__(
+        self,
+        files: Files,
+        log: Commitlog,
+        queue_directory: str,
+        open_queue: Callable[[str, int], ConsumeQueue],
+        tags_code: TagsCode,
+        check: QueueCheck,
+        notes: Notes,
+    ) -> None:
+        """`check`: what was noted of the consume queues, as far as it holds."""
+        self._files = files
+        self._log = log
+        self._queue_directory = queue_directory
+        self._open_queue = open_queue
+        self._tags_code = tags_code
+        self._check = check
+        self._notes = notes
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._by_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
+        """The same, by the topic as records have it."""
+        self._is_ours = False
+        """Whether only we wrote what is to be read."""
+        self._missing: StoreFileMissing | None = None
+        """A file of a consume queue that is not there, and of which nothing was noted."""
+        self._wrong: dict[Key, list[Wrong]] = {}
+        """By queue, its files that are not as noted."""
+        self._removed = {topic.encode(): end for topic, end in check.removed.items()}
+        """By removed topic, the physical offset before which its records are of nobody."""
+        self._is_full = False
+        """Whether the disk has no room for units."""
+        self._to_go: list[str] = []
+        """Directories of queues that removed topics had, whose removal did not come to its end; empty ones; and what is
+        no directory where a topic or a queue has to have one."""
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        """Find the files, and see whether they are such as can be opened; nothing is changed. Raises StoreFormatError,
+        OSError."""
+        self._log.load()
+        check = self._check
+        removed = {topic for topic, end in check.removed.items() if end > self._log.begin and check.is_whole}
+        failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
+        for topic in self._files.list(self._queue_directory):
+            directory = os.path.join(self._queue_directory, topic)
+            names = self._files.list(directory)
+            to_go = []
+            for name in names:
+                if not name.isdecimal():
+                    continue
+                key = topic, int(name)
+                if topic in removed and key not in check.segments and key not in check.unknown:
+                    # What a queue of the same name has got since is noted, or in the commitlog behind the checkpoint.
+                    to_go.append(os.path.join(directory, name))
+                    continue
+                queue = self._queues[key] = self._open_queue(*key)
+                try:
+                    queue.load()
+                except (StoreFileMissing, StoreFileSize) as error:
+                    failed[key] = error
+                if not queue.has_names:
+                    to_go.append(os.path.join(directory, name))
+            self._to_go += to_go if len(to_go) < len(names) else [directory]
+        self._compare(checkpoint, failed)
+
+    def _compare(self, checkpoint: Checkpoint, failed: dict[Key, StoreFileMissing | StoreFileSize]) -> None:
+        """Compare the queues with what was noted of them. `failed`: those whose files cannot be all of theirs."""
+        check = self._check
+        for key in check.segments:
+            loaded = self._queues.get(key) if key not in failed else None
+            if wrong := check.wrong(key, loaded, self._log.begin, self._size_at):
+                self._wrong[key] = wrong
+        for topic, queue_id, base in being_remade(checkpoint):
+            wrong = self._wrong.get((topic, queue_id), [])
+            if (topic, queue_id) in check.segments and (not wrong or base < wrong[0].base):
+                path = os.path.join(self._queue_directory, topic, str(queue_id), f"{base:020}")
+                unfinished = Wrong(path, base, "was being made again by an earlier start, which did not end")
+                self._wrong[topic, queue_id] = [unfinished, *wrong]
+        for key in check.unknown if check.is_whole else ():
+            # Nobody can tell what it has to have but the commitlog.
+            path = os.path.join(self._queue_directory, key[0], str(key[1]))
+            self._wrong[key] = [Wrong(path, 0, "could not be read when its units were to be noted")]
+        for key, error in failed.items():
+            if key in self._wrong:
+                continue
+            if check.is_whole and key not in check.unknown:
+                # All units that it has to have come behind the checkpoint.
+                self._wrong[key] = [Wrong(error.path, 0, error.why)]
+            elif isinstance(error, StoreFileSize):
+                raise StoreFileSize(
+                    error.path,
+                    f"{error.why}. If all files of consume queues are of another size, set mappedFileSizeConsumeQueue "
+                    "to that, or make them anew with `duemq store repair` and the size that is set",
+                )
+            else:
+                self._missing = error
+
+    def _size_at(self, physical: int) -> int | None:
+        """The size of the record at a physical offset; None where there is no commitlog."""
+        data = self._log.read_raw(physical, 4)
+        return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
+
+    def run(self, checkpoint: Checkpoint, expected: Mapping[Key, int], *, clean: bool) -> Recovered:
+        """Recover, after `inspect`. `expected`: queue offsets that queues have to reach, as others know; `clean`: the
+        last run removed its abort file. Where it raises, what it has done is done again by the next one, which finds
+        the same. Raises StoreFormatError, OSError."""
+        if self._check.damage:
+            log.warning("queuecheck_passed_over", reason=f"the file queuecheck {self._check.damage}")
+        for path in self._to_go:
+            self._files.remove_tree(path)
+        try:
+            if self._missing is not None:
+                raise self._missing
+            if REBUILDING in checkpoint.notes:
+                raise _UnfinishedQueues
+            start = self._start(checkpoint, clean=clean)
+            is_noted = self._check.is_whole and start == checkpoint.recovery_offset
+            if self._wrong and start != checkpoint.recovery_offset:
+                raise _LostEnd(f"{_told(self._wrong)}, and the commitlog ends before the checkpoint")
+            self._is_ours = not checkpoint.is_foreign and start >= (checkpoint.recovery_offset or 0)
+            for key, queue in self._queues.items():
+                if key not in self._wrong:
+                    if is_noted:
+                        self._cut_to_noted(queue, self._check.next_offset(key))
+                    self._cut(queue, start)
+            if self._wrong:
+                self._make_again(start)
+            if not is_noted or self._check.unknown:
+                start = min(start, self._end_of_queues())
+            recovered = self._read_from(max(self._log.begin, start), rebuild=False)
+            self._check_reach(expected)
+        except (_MissingUnits, _UnfinishedQueues, _LostEnd, _LostUnits, StoreFileMissing) as error:
+            log.warning("consume_queues_made_again", queues="all", reason=str(error))
+            self._is_ours = not checkpoint.is_foreign and checkpoint.recovery_offset is None
+            self._notes.start_over()
+            self._check.start_over()
+            for queue in self._queues.values():
+                queue.remove()
+            recovered = self._read_from(self._log.begin, rebuild=True)
+        for key in self._check.segments.keys() | self._wrong.keys():
+            found = self._queues.get(key)
+            if found is None or key in self._wrong or found.next_offset < self._check.next_offset(key):
+                self._check.outdate(key)
+        self._check.clamp(recovered.end)
+        if not clean:
+            self._write_again(self._durable_before(checkpoint, recovered), recovered.end)
+        return recovered
+
+    def make_anew(
+        self,
+        origins: Origins,
+        goes_on_at: Mapping[Key, int],
+        left_out: Container[str],
+        served_to: int,
+        progress: Callable[[int], None] = lambda position: None,
+    ) -> Recovered:
+        """Make all consume queues from the commitlog, in a directory that has none, after `inspect`. Nothing of the
+        commitlog is changed: its torn end is for the next start to cut.
+
+        `origins` looks at each record. `goes_on_at`: next queue offsets of queues whose records have all expired.
+        `left_out`: topics that get no queues. `served_to`: what lies before, a start of ours would serve, since its
+        checkpoint says so. `progress` is called now and then with the position that was reached.
+
+        A damaged stretch is passed over where it lies before the last files that a broker's start reads, or before
+        `served_to`; else the commitlog ends at the first, since there each broker cuts it. A record of which only the
+        body's checksum is wrong keeps its place in its queue. Raises StoreFormatError, OSError."""
+        log, damages = self._log, list[Damage]()
+        position, count, last_timestamp, end, torn = log.begin, 0, 0, log.begin, None
+        checked_from = max(log.begin, log.allocated_end - _CHECKED_FILES * log.segment_size, served_to)
+        left_out_bytes: dict[bytes, bool] = {}
+
+        def take(record: ScannedRecord) -> None:
+            origins.look(record)
+            is_left_out = left_out_bytes.get(record.topic)
+            if is_left_out is None:
+                is_left_out = left_out_bytes[record.topic] = record.topic.decode() in left_out
+            if not is_left_out:
+                self._dispatch(record, complete=True, rebuild=True)
+
+        while True:
+            scanner = Scanner(log, position)
+            for record in scanner:
+                take(record)
+                count += 1
+                last_timestamp = record.store_timestamp
+                if not count % _PROGRESS_RECORDS:
+                    progress(record.physical_offset)
+            end, torn = scanner.end
+            following = next(whole_records(log, end), None) if end < log.allocated_end else None
+            if following is None or end >= checked_from:
+                break
+            damages.append(Damage(end, following.physical_offset, torn or "zeros where a record has to begin"))
+            position = following.physical_offset
+            broken = read_record(log, end, check_crc=False)
+            if broken is not None and end + broken.size == position:
+                take(broken)
+        more = behind(log, end).records if following is not None else 0
+        for key, offset in goes_on_at.items():
+            queue = self._queues.get(key)
+            if queue is None and key[0] not in left_out:
+                queue = self._queues[key] = self._open_queue(*key)
+                queue.start_at(max(0, offset - 1))
+                queue.pad_to(offset)
+        for queue in self._queues.values():
+            self._write_tail(queue)
+        log.read_up_to(end)
+        for queue in self._queues.values():
+            for path in queue.advance_min(log.begin):
+                self._files.remove(path)
+        progress(end)
+        if more:
+            torn = torn or "zeros where a record has to begin"
+        return Recovered(log.begin, end, count, torn, True, last_timestamp, origins, damages=damages, behind=more)
+
+    def _check_reach(self, expected: Mapping[Key, int]) -> None:
+        for key, offset in expected.items():
+            queue = self._queues.get(key)
+            end = queue.next_offset if queue is not None else 0
+            if end < offset:
+                raise _LostUnits(key, end, offset)
+
+    def _durable_before(self, checkpoint: Checkpoint, recovered: Recovered) -> int:
+        """The physical offset before which no sync can have failed, after an unclean end.
+
+        A checkpoint says so. Without one: nothing is appended after a sync that failed, so only what had not been
+        synced when that one began can be in memory only. To begin a file does not wait for a sync of the file before,
+        but a sync is begun after every 8 MiB (`durability.UNFLUSHED_BYTES`; RocketMQ: twice a second), so the last two
+        files, and no less than 64 MiB, have all of that, unless the disk was far behind the writes. To write the whole
+        log again would take as long as copying it."""
+        if not checkpoint.is_foreign and checkpoint.recovery_offset is not None:
+            return checkpoint.recovery_offset
+        log, end = self._log, recovered.end
+        before_last = log.segment_end(max(end - 1, log.begin)) - 2 * log.segment_size
+        return max(recovered.start, min(before_last, end - _WRITE_AGAIN_BYTES))
+
+    def _write_again(self, start: int, end: int) -> None:
+        """Write once more what may not be durable. The process before may have ended since a sync failed: then Linux
+        has what it read here in memory only, takes it for written, and no sync of ours would write it."""
+        position = max(start, self._log.begin)
+        while position < end:
+            size = min(_WRITE_SIZE, end - position, self._log.segment_end(position) - position)
+            self._log.write(position, self._log.read_raw(position, size))
+            position += size
+
+    # --- what was noted of the consume queues
+
+    def _cut_to_noted(self, queue: ConsumeQueue, offset: int) -> None:
+        """Remove what is behind the units that were noted, which is of records behind the checkpoint, or nothing that
+        was ever written."""
+        if 0 < offset < queue.next_offset:
+            physical, size, _ = queue.unit(offset) or (0, 0, 0)
+            is_before = 0 <= physical < self._check.recovery_offset
+            record = read_record(self._log, physical, check_crc=False) if size > 0 and is_before else None
+            if record is None or not self._is_of(record, queue, offset):
+                queue.truncate(offset)
+
+    def _make_again(self, start: int) -> None:
+        """Make the wrong files again, and those behind them, up to a position from which everything is read anyway. So
+        far as this does not come to its end, the next start finds the same files wrong."""
+        check, wanted, position = self._check, dict[tuple[bytes, int], int](), start
+        self._notes.remake([(*key, wrong[0].base) for key, wrong in self._wrong.items()])
+        for key, wrong in self._wrong.items():
+            queue = self._queues[key] = self._open_queue(*key)
+            first = wrong[0].base
+            noted = check.segments.get(key)
+            if noted is None:
+                queue.keep_before(0, 0)
+                if key in check.unknown:
+                    wanted[key[0].encode(), key[1]] = -1
+                    position = self._log.begin
+                continue
+            kept = {base: segment for base, segment in noted.items() if base < first}
+            newest = max(kept, default=0)
+            last = kept[newest].last if kept else -1
+            queue.keep_before(first, newest // UNIT.size + kept[newest].units if kept else 0)
+            wanted[key[0].encode(), key[1]] = last
+            position = min(position, max(last, self._log.begin))
+        origins, count = Origins(), 0
+        for record in self._records(position, start):
+            origins.look(record)
+            if record.physical_offset > wanted.get((record.topic, record.queue_id), start):
+                self._dispatch(record, complete=True, rebuild=True)
+                count += 1
+        for key in self._wrong:
+            queue = self._queues[key]
+            self._go_on_as_noted(queue, start)
+            self._write_tail(queue)
+            if key[0] == SCHEDULE_TOPIC:
+                self._withdraw(queue, origins)
+        log.warning(
+            "consume_queues_made_again",
+            queues=len(self._wrong),
+            reason=_told(self._wrong),
+            messages=count,
+            bytes_read=start - position,
+        )
+
+    def _records(self, position: int, end: int) -> Iterator[ScannedRecord]:
+        """The records between two positions. Where one is damaged, those of the next file follow."""
+        while position < end:
+            scanner = Scanner(self._log, position)
+            for record in scanner:
+                if record.physical_offset >= end:
+                    return
+                yield record
+            found = scanner.end
+            if found.physical_offset < end:
+                log.warning("commitlog_damaged", physical_offset=found.physical_offset, reason=found.why)
+            position = self._log.segment_end(found.physical_offset)
+
+    def _withdraw(self, queue: ConsumeQueue, origins: Origins) -> None:
+        """Mark again what later records have withdrawn."""
+        for physical in origins.withdrawn:
+            offset = queue.first_where(queue.min_offset, queue.next_offset, partial(_is_from, physical))
+            unit = queue.unit(offset)
+            if unit is not None and unit[0] == physical:
+                queue.mark(offset, WITHDRAWN_SIZE)
+
+    # --- where to start
+
+    def _start(self, checkpoint: Checkpoint, *, clean: bool) -> int:
+        begin, end = self._log.begin, self._log.allocated_end
+        if not any(queue.next_offset for queue in self._queues.values()) and not self._wrong:
+            return begin
+        ours = checkpoint.recovery_offset
+        if ours is not None and begin <= ours <= end:
+            return ours
+        return end if clean else self._by_timestamp(checkpoint)
+
+    def _by_timestamp(self, checkpoint: Checkpoint) -> int:
+        """The start of the last file whose first record is old enough to be covered by RocketMQ's checkpoint."""
+        limit = min(checkpoint.physic_timestamp, checkpoint.logic_timestamp) - _CLOCK_MARGIN_MS
+        for base in reversed(self._log.segment_bases()):
+            first = read_record(self._log, base)
+            if first is not None and first.store_timestamp <= limit:
+                return base
+        return self._log.begin
+
+    def _cut(self, queue: ConsumeQueue, start: int) -> None:
+        """Cut a queue to the start; then its last unit has to be the one of a record of this queue. A unit that is
+        torn, though it seems to lie before the start, is found out so."""
+        queue.cut(start)
+        while queue.next_offset > queue.min_offset:
+            physical, size, _ = queue.unit(queue.next_offset - 1) or (0, 0, 0)
+            is_deleted = size > 0 and physical < self._log.begin
+            if size == PADDING_SIZE or is_deleted or self._is_last_unit_of(queue, physical, size):
+                return
+            queue.truncate(queue.next_offset - 1)
+
+    def _is_last_unit_of(self, queue: ConsumeQueue, physical: int, size: int) -> bool:
+        record = read_record(self._log, physical, check_crc=False)
+        return (
+            record is not None
+            and size in (record.size, *MARK_SIZES)
+            and self._is_of(record, queue, queue.next_offset - 1)
+        )
+
+    @staticmethod
+    def _is_of(record: ScannedRecord, queue: ConsumeQueue, offset: int) -> bool:
+        """Whether a record has a queue offset of a queue."""
+        found = (record.topic, record.queue_id, record.queue_offset)
+        return found == (queue.topic.encode(), queue.queue_id, offset)
+
+    def _end_of_queues(self) -> int:
+        """The end of the last record that any consume queue knows."""
+        last = self._log.begin
+        for queue in self._queues.values():
+            unit = queue.unit(queue.next_offset - 1)
+            if unit is None or unit[1] == PADDING_SIZE:
+                continue
+            record = read_record(self._log, unit[0], check_crc=False) if unit[1] in MARK_SIZES else None
+            last = max(last, unit[0] + (record.size if record is not None else unit[1]))
+        return last
+
+    # --- reading
+
+    def _read_from(self, start: int, *, rebuild: bool) -> Recovered:
+        complete = start == self._log.begin
+        scanner = Scanner(self._log, start, zeros_are_torn=self._is_ours)
+        count, last_timestamp = 0, 0
+        origins = Origins()
+        for record in scanner:
+            origins.look(record)
+            self._dispatch(record, complete=complete, rebuild=rebuild)
+            count += 1
+            last_timestamp = record.store_timestamp
+        end = scanner.end.physical_offset
+        if rebuild:
+            for key in self._check.segments:
+                if key in self._queues:
+                    self._go_on_as_noted(self._queues[key], end)
+        for queue in self._queues.values():
+            self._write_tail(queue)
+        self._keep_what_is_cut(end, scanner.end.why)
+        self._log.recovered(end)
+        for queue in self._queues.values():
+            for path in queue.advance_min(self._log.begin):
+                self._files.remove(path)
+        last_timestamp = last_timestamp or self._timestamp_before(start)
+        return Recovered(start, end, count, scanner.end.why, rebuild, last_timestamp, origins)
+
+    def _keep_what_is_cut(self, end: int, why: str | None) -> None:
+        """Where whole records lie behind the end of the commitlog, put all that is cut off into files of their own,
+        durably, and say so. What a power cut tears seldom has any, and then none that was flushed; where a record was
+        damaged otherwise, those behind it may have been acknowledged. Raises OSError."""
+        found = behind(self._log, end)
+        if not found.records:
+            return
+        files, directory = self._files, os.path.join(os.path.dirname(self._log.directory.rstrip("/")), CUT_DIRECTORY)
+        files.make_directories(directory, durable=True)
+        kept, position = list[str](), end
+        while position < found.end:
+            stop = min(found.end, self._log.segment_end(position))
+            kept.append(self._keep(position, stop, directory))
+            position = stop
+        files.sync_directory(directory)
+        log.error(
+            "commitlog_cut",
+            physical_offset=end,
+            reason=why or "zeros where a record has to begin",
+            bytes=found.end - end,
+            whole_records=found.records,
+            kept_in=kept,
+            help="these records are not served any more; the files have them as they were",
+        )
+
+    def _keep(self, start: int, stop: int, directory: str) -> str:
+        """Copy a range of one commitlog file into a new file; gives its path."""
+        files, number = self._files, 0
+        path = name = os.path.join(directory, f"{start:020}")
+        while files.exists(path):
+            number += 1
+            path = f"{name}.{number}"
+        file = files.create(path, stop - start)
+        for at in range(start, stop, _WRITE_SIZE):
+            file.write(at - start, self._log.read_raw(at, min(_WRITE_SIZE, stop - at)))
+        file.sync()
+        file.close()
+        return path
+
+    def _go_on_as_noted(self, queue: ConsumeQueue, end: int) -> None:
+        """Let a queue that was made again from the commitlog up to a position go on with the queue offset that was
+        noted, also where its last records are gone: no queue offset is given twice."""
+        noted = self._check.next_offset((queue.topic, queue.queue_id))
+        if noted and not queue.next_offset:
+            queue.start_at(noted - 1)
+            queue.pad_to(noted)
+        elif queue.next_offset < noted <= queue.next_offset + _MAX_PADDING:
+            if queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+                # RocketMQ's start cuts off units whose physical offset is at the commitlog's end or behind.
+                queue.pad_to(noted, UNIT.pack(max(end - 1, 1), PADDING_SIZE, 0))
+            else:
+                queue.pad_to(noted, hole(self._file_before(end), end))
+
+    def _dispatch(self, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
+        if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
+            return
+        if self._removed and record.physical_offset < self._removed.get(record.topic, 0):
+            return
+        queue = self._by_topic.get((record.topic, record.queue_id))
+        if queue is None:
+            topic = record.topic.decode()
+            queue = self._queues.get((topic, record.queue_id))
+            if queue is None:
+                queue = self._queues[topic, record.queue_id] = self._open_queue(topic, record.queue_id)
+            self._by_topic[record.topic, record.queue_id] = queue
+        if record.queue_offset != queue.next_offset:
+            self._align(queue, record, complete=complete, rebuild=rebuild)
+        queue.tail += UNIT.pack(record.physical_offset, record.size, self._code(queue, record))
+        queue.next_offset += 1
+        if len(queue.tail) > _WRITE_TAIL_BYTES and not self._is_full:
+            self._write_tail(queue)
+
+    def _write_tail(self, queue: ConsumeQueue) -> None:
+        """Put units into a queue's files, as far as there is room: otherwise they stay in memory until there is, and
+        the messages can be read. Raises OSError."""
+        try:
+            queue.write_tail()
+        except OSError as error:
+            if not has_no_room(error):
+                raise
+            if not self._is_full:
+                log.warning("queues_not_written", queue=str(queue), reason=str(error))
+            self._is_full = True
+
+    def _align(self, queue: ConsumeQueue, record: ScannedRecord, *, complete: bool, rebuild: bool) -> None:
+        """A record whose queue offset is not the next one of its queue."""
+        gap = record.queue_offset - queue.next_offset
+        if gap < 0:
+            queue.truncate(record.queue_offset)
+        elif complete and queue.next_offset == 0:
+            queue.remove()
+            queue.start_at(record.queue_offset)
+        elif rebuild and gap <= _MAX_PADDING:
+            queue.pad_to(record.queue_offset, self._hole_before(queue, record))
+        elif rebuild:
+            where = f"the record at {record.physical_offset}"
+            raise StoreFormatError(self._log.directory, f"{where} has queue offset {record.queue_offset} in {queue}")
+        else:
+            raise _MissingUnits(queue, record)
+
+    def _hole_before(self, queue: ConsumeQueue, record: ScannedRecord) -> bytes:
+        """The unit that stands for messages before a record which the commitlog has no more. Its physical offset is in
+        order, so that searches by halves go on to find what they look for. Of queues that only brokers read, message by
+        message, it has a size that no record has: they go on with the next unit. For others see `consume_queue`."""
+        if queue.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            return UNIT.pack(record.physical_offset, WITHDRAWN_SIZE, self._code(queue, record))
+        return hole(self._file_before(record.physical_offset), record.physical_offset)
+
+    def _file_before(self, physical: int) -> int:
+        """Where the commitlog file before that of a physical offset begins, if there is one; never 0."""
+        log = self._log
+        return max(log.segment_end(physical) - 2 * log.segment_size, log.begin, 1)
+
+    def _code(self, queue: ConsumeQueue, record: ScannedRecord) -> int:
+        return self._tags_code(
+            queue.topic,
+            record.properties.decode("utf-8", "replace"),
+            record.store_timestamp,
+            record.prepared_transaction_offset,
+        )
+
+    def _timestamp_before(self, start: int) -> int:
+        """Store time of the last record that ends at or before a position, by the consume queues; 0 without one."""
+        offsets = [unit[0] for queue in self._queues.values() if (unit := queue.unit(queue.next_offset - 1))]
+        newest = max((offset for offset in offsets if offset < start), default=-1)
+        record = read_record(self._log, newest, check_crc=False) if newest >= 0 else None
+        return record.store_timestamp if record is not None else 0
+
+
+def _is_from(wanted: int, physical: int, size: int, code: int) -> bool:
+    """Whether a unit is of a record at or behind a physical offset."""
+    return place_of(physical, size, code) >= wanted and (size != PADDING_SIZE or physical > 0)
+
+
+def _told(wrong: dict[Key, list[Wrong]]) -> str:
+    """Which files are wrong, and how."""
+    files = [f"{file.path} {file.why}" for of_queue in wrong.values() for file in of_queue]
+    more = f"; and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
+    return "; ".join(files[:_MAX_NAMED]) + more

@@ -1,0 +1,78 @@
+"""What may be deleted, and when the disk is too full to take more. Deleting itself may take long (a file of 1 GiB) and
+is the caller's, in a thread.
+
+RocketMQ's rules: a commitlog file goes when its youngest record is older than fileReservedTime hours, but only in the
+hours named by deleteWhen, or when the disk is fuller than diskMaxUsedSpaceRatio; beyond 85% the oldest files go even
+if they are younger (cleanFileForciblyEnable); beyond 90% messages are refused until there is room again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from duemq.storage.files import Files
+from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.log.scan import read_record
+
+_HOUR_MS: Final = 3_600_000
+_FILES_AT_ONCE: Final = 10
+
+
+@dataclass(frozen=True)
+class RetentionConfig:
+    """Limits; ratios are of the file system of the commitlog, 0 to 1."""
+
+    reserved_hours: int = 72
+    """Messages younger than this are kept while there is room."""
+    delete_when: str = "04"
+    """Hours of the day, local time, two digits each, separated by semicolons."""
+    max_used_ratio: float = 0.75
+    """From here on expired files go at any hour."""
+    clean_forcibly: bool = True
+    """Whether files that are not expired may go when the disk is full."""
+    forcible_ratio: float = 0.85
+    """From here on the oldest files go, expired or not."""
+    refuse_ratio: float = 0.90
+    """From here on messages are refused."""
+
+
+class Retention:
+    """Decides. Knows the files by their first records' store times, so that a copied store ages as its messages do."""
+
+    def __init__(self, config: RetentionConfig, files: Files, log: Commitlog) -> None:
+        self.config = config
+        self._files = files
+        self._log = log
+        self.used_ratio = 0.0
+        """How full the disk was at the last look."""
+
+    def look(self) -> bool:
+        """Look at the disk; whether there is room for messages."""
+        self.used_ratio = self._files.used_ratio(self._log.directory)
+        return self.used_ratio < self.config.refuse_ratio
+
+    def deletable_before(self, now_ms: int) -> int:
+        """The physical offset before which commitlog files may go at a time, ms since the epoch; the log's begin if
+        none may."""
+        config = self.config
+        full = self.used_ratio > config.max_used_ratio
+        if not full and time.strftime("%H", time.localtime(now_ms / 1000)) not in config.delete_when.split(";"):
+            return self._log.begin
+        force = config.clean_forcibly and self.used_ratio > config.forcible_ratio
+        limit_ms = now_ms - config.reserved_hours * _HOUR_MS
+        bases = [base for base in self._log.segment_bases() if base <= self._log.end]
+        end = self._log.begin
+        for base in bases[1 : _FILES_AT_ONCE + 1]:
+            if not force and not self._starts_before(base, limit_ms):
+                break
+            end = base
+            if force:
+                break
+        return end
+
+    def _starts_before(self, base: int, limit_ms: int) -> bool:
+        """Whether the first record of a file, so every record of the file before it, is older than a time."""
+        first = read_record(self._log, base, check_crc=False)
+        return first is not None and first.store_timestamp < limit_ms

@@ -1,0 +1,153 @@
+"""The commitlog: every message of the broker in one append-only sequence of records.
+
+    commitlog/00000000000000000000, ...   files of 1 GiB (mappedFileSizeCommitLog); see `segments`
+    a file: | record | record | ... | end marker: int32 space left, uint32 0xCBD43194, undefined |
+
+A record (see `protocol.records.record`) never crosses files: when it and the 8 bytes of an end marker do not fit into
+the rest of a file, the rest is an end marker and the record starts the next file. Physical offsets count bytes over all
+files.
+
+Invariants: begin <= flushed <= end. Only `append.Appender` and recovery move `end`; only
+`note_flushed` and recovery move `flushed`.
+The bytes from `end` on are zeros, so that recovery, which reads until the first byte that is no record, stops there.
+
+Mirrors apache/rocketmq store/CommitLog.java (4.9.7). The format is theirs and frozen.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from duemq.protocol.records.record import END_MARKER, END_MARKER_SIZE, MAGIC_END
+from duemq.storage.errors import StoreFileSize, StoreFormatError
+from duemq.storage.files import File, Files
+from duemq.storage.log.segments import Segments
+
+DEFAULT_SEGMENT_SIZE: Final = 1 << 30
+
+
+class Commitlog:
+    """The files and the three positions. All offsets are physical offsets, in bytes."""
+
+    def __init__(self, files: Files, directory: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
+        self._segments = Segments(files, directory, segment_size)
+        self._files = files
+        self.segment_size = segment_size
+        self.end = 0
+        """Where the next record goes."""
+        self.flushed = 0
+        """Everything before this survives a power cut."""
+
+    @property
+    def begin(self) -> int:
+        """Offset of the oldest byte kept."""
+        return self._segments.begin
+
+    @property
+    def directory(self) -> str:
+        """Where the files are."""
+        return self._segments.directory
+
+    @property
+    def allocated_end(self) -> int:
+        """Offset after the last byte of the last file, written or not."""
+        return self._segments.end
+
+    def load(self) -> None:
+        """Find the files; nothing is changed, positions are set by recovery. Raises StoreFormatError."""
+        try:
+            self._segments.load()
+        except StoreFileSize as error:
+            raise StoreFileSize(
+                error.path,
+                f"{error.why}. If all files of the commitlog are of another size, set mappedFileSizeCommitLog to that; "
+                "if only this one is, it was cut off or added to: put a whole copy of it in its place",
+            ) from None
+        if self.segment_size <= 1024:
+            raise StoreFormatError(self.directory, f"a file size of {self.segment_size} is too small for a commitlog")
+
+    def segment_end(self, offset: int) -> int:
+        """Offset after the last byte of the file that has, or would have, this offset."""
+        return self._segments.base_of(offset) + self.segment_size
+
+    def ensure_segment(self, offset: int) -> None:
+        """Make the file for an offset, if it is not there. Raises OSError."""
+        self._segments.ensure(offset)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Write into one file. Raises OSError."""
+        self._segments.write(offset, data)
+
+    def write_end_marker(self, offset: int) -> None:
+        """Close the file with this offset: the next record goes into the next one. Raises OSError."""
+        self._segments.write(offset, END_MARKER.pack(self.segment_end(offset) - offset, MAGIC_END))
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """`size` bytes of records, or None where they are not all there (deleted, or not written yet)."""
+        if offset < self.begin or offset + size > self.end:
+            return None
+        return self._segments.read(offset, size)
+
+    def read_raw(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes of the files, whatever they hold, for recovery."""
+        return self._segments.read(offset, size)
+
+    def locate(self, offset: int, size: int) -> tuple[File, int] | None:
+        """The file that holds `size` bytes of records at an offset, and the position in it; None as for `read`."""
+        if offset < self.begin or offset + size > self.end:
+            return None
+        return self._segments.file_at(offset)
+
+    def locate_space(self, offset: int) -> tuple[File, int] | None:
+        """The file that has an offset that is not written yet, and the position in it; None where it is not made."""
+        return self._segments.file_at(offset) if offset < self._segments.end else None
+
+    def recovered(self, end: int) -> None:
+        """Set the positions after recovery, and clear what a torn write left behind `end`. Raises OSError."""
+        self._segments.clear_from(end)
+        self.end = end
+        self.flushed = self.begin
+
+    def read_up_to(self, end: int) -> None:
+        """Set the positions where nothing is to be appended: what is behind `end` stays as it is."""
+        self.end = end
+        self.flushed = self.begin
+
+    def unflushed_files(self) -> list[File]:
+        """The files to sync so that everything up to `end` is durable, oldest first."""
+        return self._segments.files_between(self.flushed, self.end)
+
+    @property
+    def names_made(self) -> int:
+        """How many files were made so far."""
+        return self._segments.names_made
+
+    @property
+    def has_unsynced_names(self) -> bool:
+        """Whether a file's name in the directory is not durable yet."""
+        return self._segments.names_made != self._segments.names_synced
+
+    def note_flushed(self, offset: int, names: int) -> None:
+        """Everything before `offset`, and the names of the first `names` files made, have been synced."""
+        self.flushed = max(self.flushed, offset)
+        self._segments.names_synced = max(self._segments.names_synced, names)
+
+    def clear_tail(self) -> None:
+        """Zero what a failed write left behind `end`. Raises OSError."""
+        if self.end < self._segments.end:
+            self._segments.clear_from(self.end)
+
+    def segment_bases(self) -> list[int]:
+        """First offsets of the files, oldest first."""
+        return list(range(self.begin, self._segments.end, self.segment_size))
+
+    def drop_before(self, offset: int) -> list[str]:
+        """Forget files that end at or before an offset, never the one being written. Gives their paths to remove."""
+        return self._segments.drop_before(min(offset, self._segments.base_of(self.end)))
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._segments.close()
+
+
+assert END_MARKER_SIZE == 8

@@ -1,0 +1,176 @@
+"""Copies of stored records for other queues, many at a time.
+
+A delivery copies a record: body and properties stay as they are, byte for byte, and so does the checksum of the body;
+topic, queue, offsets and store time are those of the copy, whose prepared-transaction offset names the record it was
+made of. Nothing of that needs the body to be looked at, so records are handled as arrays: the heads of all at once,
+and the rest as slices.
+
+Only the usual records are copied so (version 1, IPv4 addresses, without a checksum of the whole record); `is_usual`
+tells. The layout is that of `protocol.records.record`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from duemq.protocol.frames.command import Body
+from duemq.protocol.records.checksum import NAME_FIELD
+from duemq.protocol.records.checksum import SIZE as CHECKSUM_SIZE
+from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6, HEAD_IPV4, MAGIC_V1
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Integers = NDArray[np.int64]
+
+HEAD: Final = np.dtype(
+    [
+        ("size", ">i4"),
+        ("magic", ">u4"),
+        ("body_crc", ">u4"),
+        ("queue_id", ">i4"),
+        ("flag", ">i4"),
+        ("queue_offset", ">i8"),
+        ("physical_offset", ">i8"),
+        ("sys_flag", ">i4"),
+        ("born_timestamp", ">i8"),
+        ("born_host", "V8"),
+        ("store_timestamp", ">i8"),
+        ("store_host", "V8"),
+        ("reconsume_times", ">i4"),
+        ("prepared_transaction_offset", ">i8"),
+        ("body_size", ">i4"),
+    ]
+)
+assert HEAD.itemsize == HEAD_IPV4.size
+UNITS: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+ORIGIN_ZERO: Final = -1
+"""What a copy of the record at physical offset 0 has as its prepared-transaction offset: 0 says that there is none."""
+_HEAD_BYTES: Final = np.arange(HEAD.itemsize)
+
+
+def origin_of(prepared_transaction_offset: int) -> int | None:
+    """The physical offset of the record that a record is a copy of; None for one that is no copy."""
+    if prepared_transaction_offset == ORIGIN_ZERO:
+        return 0
+    return prepared_transaction_offset or None
+
+
+class Records:
+    """Whole records of given sizes, one after the other in `data`, which the caller keeps."""
+
+    def __init__(self, data: Body, physical_offsets: Integers, sizes: Integers) -> None:
+        self.data = memoryview(data)
+        self._bytes = np.frombuffer(data, np.uint8)
+        self.sizes = sizes
+        self.starts = np.cumsum(sizes) - sizes
+        if (sizes == sizes[0]).all():
+            head_bytes = self._bytes.reshape(len(sizes), sizes[0])[:, : HEAD.itemsize].copy()
+        else:
+            head_bytes = self._bytes[self.starts[:, None] + _HEAD_BYTES]
+        self.heads: NDArray[Any] = head_bytes.view(HEAD)[:, 0]
+        heads = self.heads
+        self.topics = self.starts + HEAD.itemsize + heads["body_size"].astype(np.int64)
+        """Where the length of the topic lies, in bytes from the start of `data`."""
+        last = len(self._bytes) - 1
+        self.texts = self.topics + 1 + self._bytes[np.clip(self.topics, 0, last)]
+        """Where the length of the properties lies."""
+        self.ends = self.starts + sizes
+        at = np.clip(self.texts, 0, last - 1)
+        text_sizes = self._bytes[at].astype(np.int64) << 8 | self._bytes[at + 1]
+        self.is_usual = (
+            (heads["magic"] == MAGIC_V1)
+            & (heads["size"] == sizes)
+            & (heads["physical_offset"] == physical_offsets)
+            & (heads["sys_flag"] & (FLAG_BORN_IPV6 | FLAG_STORE_IPV6) == 0)
+            & (heads["body_size"] >= 0)
+            & (self.texts + 2 + text_sizes == self.ends)
+            & ~self._have_checksums()
+        )
+        """Of each record, whether it is one of the usual kind, whole as far as its head tells."""
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def _have_checksums(self) -> NDArray[np.bool_]:
+        """Of each record, whether its last property is its checksum: a copy has to have another."""
+        at = np.clip(self.ends - CHECKSUM_SIZE, 0, len(self._bytes) - len(NAME_FIELD))
+        found: NDArray[np.bool_] = (self._bytes[at] == NAME_FIELD[0]) & (
+            self._bytes[at + len(NAME_FIELD) - 1] == NAME_FIELD[-1]
+        )
+        for row in np.flatnonzero(found).tolist():
+            found[row] = bytes(self.data[at[row] : at[row] + len(NAME_FIELD)]) == NAME_FIELD
+        return found
+
+    def properties(self) -> list[bytes]:
+        """The property texts."""
+        data, starts, ends = self.data, (self.texts + 2).tolist(), self.ends.tolist()
+        return [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+    def text_rows(self) -> NDArray[np.uint8] | None:
+        """The property texts as the rows of a matrix, where all records have the same layout; else None."""
+        if not self._are_alike():
+            return None
+        return self._rows()[:, int(self.texts[0] - self.starts[0]) + 2 :]
+
+    def part(self, which: slice | NDArray[np.int64]) -> Records:
+        """Some of the records."""
+        result = Records.__new__(Records)
+        result.data, result._bytes = self.data, self._bytes
+        for name in ("sizes", "starts", "heads", "topics", "texts", "ends", "is_usual"):
+            setattr(result, name, getattr(self, name)[which])
+        return result
+
+    def reordered(self, order: NDArray[np.int64]) -> Records:
+        """All records in another order, before any is left out. Those of one size are moved, so that they stay the rows
+        of a matrix: that costs less than what is slower without."""
+        result = self.part(order)
+        size = int(self.sizes[0])
+        if (self.sizes == size).all():
+            result._bytes = self._bytes.reshape(len(self), size)[order].reshape(-1)
+            result.data = result._bytes.data
+            for name in ("topics", "texts", "ends"):
+                setattr(result, name, getattr(result, name) - result.starts + self.starts)
+            result.starts = self.starts
+        return result
+
+    def copied(self, topic_fields: list[bytes], which: Integers) -> list[Body]:
+        """The records as parts to be joined, with the heads as they are now and other topics (with their lengths):
+        of each record, the one with the number at its place in `which`."""
+        if len(set(topic_fields)) == 1 and self._are_alike():
+            return [self._alike(topic_fields[0])]
+        heads, data, size = memoryview(self.heads.tobytes()), self.data, HEAD.itemsize
+        places = ((self.starts + size).tolist(), self.topics.tolist(), self.texts.tolist(), self.ends.tolist())
+        parts: list[Body] = []
+        at = 0
+        for body, topic, text, end, number in zip(*places, which.tolist(), strict=True):
+            parts += (heads[at : at + size], data[body:topic], topic_fields[number], data[text:end])
+            at += size
+        return parts
+
+    def _are_alike(self) -> bool:
+        """Whether all have the same layout, one after the other: then they are the rows of a matrix."""
+        size = self.sizes[0]
+        return bool(
+            (self.sizes == size).all()
+            and (self.starts[1:] - self.starts[:-1] == size).all()
+            and (self.topics - self.starts == self.topics[0] - self.starts[0]).all()
+            and (self.texts - self.starts == self.texts[0] - self.starts[0]).all()
+        )
+
+    def _rows(self) -> NDArray[np.uint8]:
+        count, size, start = len(self), int(self.sizes[0]), int(self.starts[0])
+        return self._bytes[start : start + count * size].reshape(count, size)
+
+    def _alike(self, topic_field: bytes) -> Body:
+        rows = self._rows()
+        count, size = rows.shape
+        topic, text = int(self.topics[0] - self.starts[0]), int(self.texts[0] - self.starts[0])
+        copies = np.empty((count, size - (text - topic) + len(topic_field)), np.uint8)
+        copies[:, : HEAD.itemsize] = np.frombuffer(self.heads.tobytes(), np.uint8).reshape(count, HEAD.itemsize)
+        copies[:, HEAD.itemsize : topic] = rows[:, HEAD.itemsize : topic]
+        copies[:, topic : topic + len(topic_field)] = np.frombuffer(topic_field, np.uint8)
+        copies[:, topic + len(topic_field) :] = rows[:, text:]
+        return copies.data.cast("B")

@@ -1,0 +1,105 @@
+"""Marks: four bytes of a unit in a file that change when its message is withdrawn.
+
+The record that withdraws a message is in the commitlog; a mark only says the same at the message's own unit. After a
+power cut the disk may have any of what was written and not synced. A mark without its record would be a message that is
+gone with nothing in its place. So a mark waits in memory until its record is durable, where every reader sees it, and
+is put into the file by the job that makes the next checkpoint, which is behind the record: recovery, which sees what
+records behind the checkpoint withdraw, needs no mark before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from duemq.storage.files import File
+from duemq.storage.log.segments import Segments
+
+SIZE: Final = 4
+_BLOCK: Final = 65_536
+
+
+class Marks:
+    """The marks of some files that these do not have yet. One thread owns it."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._blocks: dict[int, dict[int, bytes]] = {}
+        """By number of a block of positions, and position."""
+        self._late: set[int] = set()
+        """Positions of marks that are not for the checkpoint that is being made."""
+        self._planned: _Planned | None = None
+
+    def set(self, position: int, mark: bytes) -> None:
+        """Let the bytes at a position be these, soon; a unit has them wholly or not at all."""
+        block = self._blocks.setdefault(position // _BLOCK, {})
+        if position not in block:
+            self._late.add(position)
+        block[position] = mark
+
+    def begin(self) -> None:
+        """Another checkpoint begins, of which the records are that there are now: so are the marks."""
+        self._late.clear()
+
+    def over(self, start: int, data: bytes) -> bytes:
+        """Whole units that were read at a position, with their marks."""
+        if not self._blocks:
+            return data
+        end = start + len(data)
+        found = [
+            (position - start, mark)
+            for block in range(start // _BLOCK, -(-end // _BLOCK))
+            for position, mark in self._blocks.get(block, {}).items()
+            if start <= position < end
+        ]
+        if not found:
+            return data
+        marked = bytearray(data)
+        for at, mark in found:
+            marked[at : at + SIZE] = mark
+        return bytes(marked)
+
+    def __bool__(self) -> bool:
+        """Whether there are marks of which it is not known yet that the files have them."""
+        self._forget_written()
+        return bool(self._blocks)
+
+    def plan(self, end: int) -> Callable[[], None]:
+        """What puts the marks of positions before `end` into the files and makes them durable, as far as they were set
+        before `begin`; run by any thread, one at a time, when the records are durable that there were then. It raises
+        OSError; then they wait on."""
+        self._forget_written()
+        planned = self._planned = _Planned()
+        for block in self._blocks.values():
+            for position, mark in block.items():
+                if position < end and position not in self._late:
+                    planned.marks[position] = mark
+                    at = position - self._segments.base_of(position)
+                    for file in self._segments.files_between(position, position + 1):
+                        planned.writes.setdefault(file, []).append((at, mark))
+        return planned.run
+
+    def _forget_written(self) -> None:
+        if self._planned is None or not self._planned.is_done:
+            return
+        for position, mark in self._planned.marks.items():
+            block = self._blocks.get(position // _BLOCK, {})
+            if block.get(position) == mark:
+                del block[position]
+                if not block:
+                    del self._blocks[position // _BLOCK]
+        self._planned = None
+
+
+class _Planned:
+    """Marks on their way to the disk."""
+
+    def __init__(self) -> None:
+        self.marks: dict[int, bytes] = {}
+        self.writes: dict[File, list[tuple[int, bytes]]] = {}
+        self.is_done = False
+
+    def run(self) -> None:
+        for file, writes in self.writes.items():
+            file.write_apart(writes)
+        self.is_done = True

@@ -1,0 +1,1 @@
+"""Consume queues and index files, which are derived from the commitlog."""

@@ -1,0 +1,435 @@
+"""queuecheck: how many units each file of a consume queue has, and a checksum of them, so that a start sees when one is
+lost or wrong; and which topics were removed.
+
+    0           8                   12
+    | DUEMQQC1  | queue file size   | block | block | ... | zeros, room for more blocks |
+    | 8 bytes   | uint32, in bytes  |
+
+    block:  | size: uint32 | recovery offset: int64 | items, `size` bytes | crc32 of all before: uint32 |
+    items:  | 1 | topic size: uint8 | topic | queue: int32 | file: int64 | units: uint32 | last: int64 | crc32: uint32 |
+            | sizes: int64 |
+            | 2 | topic size: uint8 | topic | end: int64 |
+            | 3 | topic size: uint8 | topic | queue: int32 |
+    all integers big-endian
+
+1, a file of a queue: `file` is its name, the offset of its first byte. It begins with so many units, of records before
+the recovery offset; `last` is the physical offset in the last of them, `crc32` is theirs. In SCHEDULE_TOPIC_XXXX the
+sizes change where messages are withdrawn: there they count as 0 for the checksum, and `sizes` is their sum as they were
+made, -1 where that is not known.
+2, a removed topic: its records before the physical offset `end` are of nobody.
+3, a queue: nothing that was said of its files holds any more; where nothing follows it is not known what it has.
+
+What a block says takes the place of what earlier ones said of the same. It holds from the checkpoint with its recovery
+offset on: blocks of later offsets than the checkpoint's, as a crash leaves them, say nothing. Each checkpoint adds a
+block of what has changed since the one before, and has a note, `queues`, that says so; each start, and a file that is
+full, begins a new file with one block of everything.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import structlog
+
+from duemq.storage.files import File, Files
+from duemq.storage.log.copies import UNITS
+from duemq.storage.queues.consume_queue import MARK_SIZES, SCHEDULE_TOPIC, UNIT_SIZE, ConsumeQueue
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+log = structlog.get_logger(__name__)
+
+NAME: Final = "queues"
+"""Of the checkpoint's note."""
+NOTE: Final = b"\x01"
+FILE_NAME: Final = "queuecheck"
+_MAGIC: Final = b"DUEMQQC1"
+_HEAD: Final = struct.Struct(">8sI")
+_BLOCK: Final = struct.Struct(">Iq")
+_CRC: Final = struct.Struct(">I")
+_SEGMENT_ITEM: Final = struct.Struct(">iqIqIq")
+_REMOVED_ITEM: Final = struct.Struct(">q")
+_FORGOTTEN_ITEM: Final = struct.Struct(">i")
+_SEGMENT, _REMOVED, _FORGOTTEN = 1, 2, 3
+_NEVER: Final = -1
+"""A recovery offset that is before all others."""
+_UNKNOWN: Final = -1
+_ROOM: Final = 64 << 10
+_READ_SIZE: Final = 13_000 * UNIT_SIZE
+"""So much stays in the processor's cache until it has been summed."""
+
+Key = tuple[str, int]
+"""Topic and queue id."""
+
+
+class Segment(NamedTuple):
+    """What is known of one file. See the module."""
+
+    units: int
+    last: int
+    crc: int
+    sizes: int
+
+
+_EMPTY: Final = Segment(0, 0, 0, 0)
+
+
+class _Planned(NamedTuple):
+    """A queue that is to be noted up to a queue offset; `files_begin`: the first offset of its first file."""
+
+    topic: str
+    queue_id: int
+    directory: str
+    files_begin: int
+    offset: int
+
+    @property
+    def key(self) -> Key:
+        """Topic and queue id."""
+        return self.topic, self.queue_id
+
+
+class Wrong(NamedTuple):
+    """A file of a consume queue that is not as noted."""
+
+    path: str
+    base: int
+    why: str
+
+
+class _Damaged(Exception):
+    """The file, or the rest of it, says nothing."""
+
+
+class QueueCheck:
+    """The file, and what it says. A worker adds to it, one at a time, once the store is open."""
+
+    def __init__(self, files: Files, path: str, queue_directory: str, segment_size: int) -> None:
+        self._files = files
+        self._path = path
+        self._queue_directory = queue_directory
+        self._segment_size = segment_size
+        self.segments: dict[Key, dict[int, Segment]] = {}
+        """Of each queue, by the first offset of a file."""
+        self.removed: dict[str, int] = {}
+        """Topics, and the physical offset before which their records are of nobody."""
+        self.recovery_offset = _NEVER
+        """Of the last block that holds."""
+        self.damage = ""
+        """What is wrong with the file, if anything."""
+        self._outdated: set[Key] = set()
+        """Queues of which nothing that is known holds any more."""
+        self.unknown: set[Key] = set()
+        """Queues of which nothing is said although they may have units."""
+        self._unread: dict[Key, _Planned] = {}
+        """Queues whose units could not be read when they were to be noted."""
+        self._at = 0
+        """Where the next block goes; 0 where a new file is to be begun."""
+        self._capacity = 0
+
+    # --- reading
+
+    def load(self, recovery_offset: int) -> None:
+        """Read what holds of the file, for a checkpoint that says that there is a block for it. Raises OSError."""
+        data = self._files.read_whole(self._path)
+        why = "is missing"
+        try:
+            for offset, items in _blocks(data, self._segment_size) if data is not None else ():
+                if offset <= recovery_offset:
+                    self._take(items)
+                    self.recovery_offset = max(offset, self.recovery_offset)
+            why = f"has nothing of the checkpoint at {recovery_offset}" if data is not None else why
+        except _Damaged as error:
+            why = str(error)
+        # Behind the checkpoint's block there may be one that a power cut left torn.
+        self.damage = why if self.recovery_offset != recovery_offset else ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it says everything of the checkpoint: of each queue that is not `unknown` all units before the
+        recovery offset."""
+        return self.recovery_offset != _NEVER and not self.damage
+
+    def _take(self, items: bytes) -> None:
+        at = 0
+        while at < len(items):
+            kind, size = items[at], items[at + 1]
+            topic = items[at + 2 : at + 2 + size].decode()
+            at += 2 + size
+            if kind == _SEGMENT:
+                queue_id, base, *segment = _SEGMENT_ITEM.unpack_from(items, at)
+                self.segments.setdefault((topic, queue_id), {})[base] = Segment(*segment)
+                self.unknown.discard((topic, queue_id))
+                at += _SEGMENT_ITEM.size
+            elif kind == _FORGOTTEN:
+                (queue_id,) = _FORGOTTEN_ITEM.unpack_from(items, at)
+                self.segments.pop((topic, queue_id), None)
+                self.unknown.add((topic, queue_id))
+                at += _FORGOTTEN_ITEM.size
+            else:
+                (self.removed[topic],) = _REMOVED_ITEM.unpack_from(items, at)
+                self._forget_queues(topic)
+                at += _REMOVED_ITEM.size
+
+    def next_offset(self, key: Key) -> int:
+        """The queue offset up to which a queue's units were noted."""
+        return max(
+            (base // UNIT_SIZE + segment.units for base, segment in self.segments.get(key, {}).items()), default=0
+        )
+
+    def durable_offset(self, key: Key) -> int | None:
+        """The queue offset up to which a queue's units are durable, and its files' names; None where that is not
+        known."""
+        is_known = self.is_whole and key in self.segments and key not in self._outdated
+        return self.next_offset(key) if is_known else None
+
+    # --- comparing
+
+    def wrong(
+        self, key: Key, queue: ConsumeQueue | None, begin: int, size_of: Callable[[int], int | None]
+    ) -> list[Wrong]:
+        """The files of a queue that are not as noted, oldest first. `queue`: loaded, None where that failed. `begin`:
+        of the commitlog; a file is not missed where all its records are before that, unless it is the last one, whose
+        name tells where the queue goes on. `size_of` gives the size of the record at a physical offset, if it is there
+        still. Raises OSError."""
+        topic, queue_id = key
+        noted = self.segments[key]
+        directory = os.path.join(self._queue_directory, topic, str(queue_id))
+        files = self._files_in(directory) if queue is None else {file.path: file for file in queue.files()}
+        newest = max(noted)
+        found = []
+        for base in sorted({*noted, *(int(os.path.basename(path)) for path in files)}):
+            path = os.path.join(directory, f"{base:020}")
+            segment, file = noted.get(base), files.get(path)
+            if file is None:
+                if base == newest or (segment is not None and segment.last >= begin):
+                    found.append(Wrong(path, base, "is missing"))
+            elif queue is None and (size := file.size()) != self._segment_size:
+                if size or base <= newest:
+                    found.append(Wrong(path, base, f"has {size} bytes instead of {self._segment_size}"))
+            elif segment is not None and not _agree(segment, self._summed(topic, segment.units, file, size_of)):
+                found.append(Wrong(path, base, "has other units than were written"))
+        return found
+
+    def _files_in(self, directory: str) -> dict[str, File]:
+        paths = [os.path.join(directory, name) for name in self._files.list(directory) if name.isdecimal()]
+        return {path: self._files.open(path) for path in paths}
+
+    @staticmethod
+    def _summed(topic: str, units: int, file: File, size_of: Callable[[int], int | None]) -> Segment:
+        found = _EMPTY
+        for start in range(0, units * UNIT_SIZE, _READ_SIZE):
+            data = file.read(start, min(_READ_SIZE, units * UNIT_SIZE - start))
+            found = _add(found, data, is_level=topic == SCHEDULE_TOPIC, size_of=size_of)
+        return found
+
+    # --- writing
+
+    def outdate(self, key: Key) -> None:
+        """What is known of a queue does not hold from the next checkpoint on: its files were made again, or cut."""
+        self._outdated.add(key)
+
+    def start_over(self) -> None:
+        """As `outdate`, of all queues."""
+        self._outdated.update(self.segments)
+
+    def clamp(self, end: int) -> None:
+        """The commitlog was cut: what comes behind its end is not of topics that were removed before that. May wait for
+        the disk. Raises OSError."""
+        beyond = [topic for topic, limit in self.removed.items() if limit > end]
+        if beyond:
+            self.removed.update(dict.fromkeys(beyond, end))
+            self._begin_file()
+
+    def plan(
+        self, queues: Iterable[ConsumeQueue], offsets: Mapping[ConsumeQueue, int], recovery_offset: int, begin: int
+    ) -> Callable[[], None]:
+        """What notes queues, as far as `offsets` has one, up to these queue offsets, for a checkpoint; run by a worker
+        when their units are durable. `begin`: of the commitlog. Neither collection may change any more. It raises
+        OSError; then nothing of it is noted."""
+
+        def run() -> None:
+            planned = [
+                _Planned(queue.topic, queue.queue_id, queue.directory, queue.files_begin, offsets[queue])
+                for queue in queues
+                if queue in offsets
+            ]
+            changed: dict[Key, dict[int, Segment]] = {}
+            unread: dict[Key, _Planned] = {}
+            items = bytearray()
+            for queue in {**self._unread, **{queue.key: queue for queue in planned}}.values():
+                key = queue.key
+                noted = self.next_offset(key)
+                if noted == queue.offset and key not in self._outdated:
+                    continue
+                is_new = key in self._outdated or noted > queue.offset
+                old = self.segments.get(key, {}) if not is_new else {}
+                changed[key] = known = {base: segment for base, segment in old.items() if base >= queue.files_begin}
+                items += _forgotten_item(*key) if is_new else b""
+                try:
+                    for item in self._read_on(queue, known):
+                        items += item
+                except OSError as error:
+                    log.warning("queue_not_noted", topic=queue.topic, queue=queue.queue_id, reason=str(error))
+                    items += _forgotten_item(*key)
+                    changed[key], unread[key] = {}, queue
+            self.removed = {topic: end for topic, end in self.removed.items() if end > begin}
+            self._append(bytes(items), recovery_offset, changed)
+            self._outdated.clear()
+            self.unknown = (self.unknown - changed.keys()) | unread.keys()
+            self._unread = unread
+
+        return run
+
+    def remove_topic(self, topic: str, end: int) -> None:
+        """Note durably that a topic's records before a physical offset are of nobody. May wait for the disk. Raises
+        OSError."""
+        before = self.removed.get(topic)
+        self.removed[topic] = max(end, before or 0)
+        try:
+            # A block of an earlier offset than all checkpoints: it holds at once.
+            self._append(_removed_item(topic, self.removed[topic]), _NEVER, {})
+        except OSError:
+            self.removed.pop(topic)
+            if before is not None:
+                self.removed[topic] = before
+            raise
+        self._forget_queues(topic)
+
+    def _forget_queues(self, topic: str) -> None:
+        for known in (self.segments, self._unread):
+            for key in [key for key in known if key[0] == topic]:
+                del known[key]
+        self._outdated = {key for key in self._outdated if key[0] != topic}
+        self.unknown = {key for key in self.unknown if key[0] != topic}
+
+    def _read_on(self, queue: _Planned, known: dict[int, Segment]) -> Iterator[bytes]:
+        """Take the units that are to be noted into what is known of a queue; gives the items that say so."""
+        is_level = queue.topic == SCHEDULE_TOPIC
+        start = max((base + segment.units * UNIT_SIZE for base, segment in known.items()), default=queue.files_begin)
+        end = queue.offset * UNIT_SIZE
+        while start < end:
+            base = start - start % self._segment_size
+            stop = min(end, base + self._segment_size)
+            file = self._files.open(os.path.join(queue.directory, f"{base:020}"))
+            segment = known.get(base, _EMPTY)
+            for at in range(start, stop, _READ_SIZE):
+                size = min(_READ_SIZE, stop - at)
+                segment = _add(segment, file.read_apart([(at - base, size)]), is_level=is_level)
+            known[base] = segment
+            yield _segment_item(queue.topic, queue.queue_id, base, segment)
+            start = stop
+
+    def _append(self, items: bytes, recovery_offset: int, changed: dict[Key, dict[int, Segment]]) -> None:
+        block = _block(items, recovery_offset)
+        if self._at and self._at + len(block) <= self._capacity and self._files.exists(self._path):
+            self._files.open(self._path).write_apart([(self._at, block)])
+            self._at += len(block)
+        else:
+            self._begin_file(block)
+        self.segments.update(changed)
+        for key in [key for key, known in changed.items() if not known]:
+            del self.segments[key]
+        self.recovery_offset = max(recovery_offset, self.recovery_offset)
+
+    def _begin_file(self, block: bytes = b"") -> None:
+        """Write everything anew, and another block behind it: until there is the checkpoint to which that belongs, what
+        was said before holds."""
+        removed = b"".join([_removed_item(topic, end) for topic, end in self.removed.items()])
+        items = b"".join([_forgotten_item(*key) for key in self.unknown])
+        items += b"".join(
+            [
+                _segment_item(topic, queue_id, base, segment)
+                for (topic, queue_id), known in self.segments.items()
+                for base, segment in known.items()
+            ]
+        )
+        # What is said of removed topics holds whatever the checkpoint's recovery offset is.
+        data = _HEAD.pack(_MAGIC, self._segment_size) + _block(removed, _NEVER)
+        data += _block(items, self.recovery_offset) + block
+        self._at = 0
+        self._capacity = 2 * len(data) + _ROOM
+        self._files.write_whole(self._path, data.ljust(self._capacity, b"\0"))
+        self._at = len(data)
+
+
+# --- the format
+
+
+def _blocks(data: bytes, segment_size: int) -> Iterator[tuple[int, bytes]]:
+    """The recovery offset and the items of each block. Raises _Damaged where they are not whole."""
+    if data[: _HEAD.size] != _HEAD.pack(_MAGIC, segment_size):
+        raise _Damaged(f"does not begin as one for consume-queue files of {segment_size} bytes")
+    at = _HEAD.size
+    while at + _BLOCK.size + _CRC.size <= len(data):
+        size, offset = _BLOCK.unpack_from(data, at)
+        if not size and not offset and not any(data[at : at + _BLOCK.size + _CRC.size]):
+            return
+        end = at + _BLOCK.size + size
+        if data[end : end + _CRC.size] != _CRC.pack(zlib.crc32(data[at:end])):
+            raise _Damaged(f"has a wrong checksum at byte {at}")
+        yield offset, data[at + _BLOCK.size : end]
+        at = end + _CRC.size
+
+
+def _block(items: bytes, recovery_offset: int) -> bytes:
+    data = _BLOCK.pack(len(items), recovery_offset) + items
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def _segment_item(topic: str, queue_id: int, base: int, segment: Segment) -> bytes:
+    name = topic.encode()
+    return bytes((_SEGMENT, len(name))) + name + _SEGMENT_ITEM.pack(queue_id, base, *segment)
+
+
+def _removed_item(topic: str, end: int) -> bytes:
+    name = topic.encode()
+    return bytes((_REMOVED, len(name))) + name + _REMOVED_ITEM.pack(end)
+
+
+def _forgotten_item(topic: str, queue_id: int) -> bytes:
+    name = topic.encode()
+    return bytes((_FORGOTTEN, len(name))) + name + _FORGOTTEN_ITEM.pack(queue_id)
+
+
+# --- sums
+
+
+def _add(
+    segment: Segment, units: bytes, *, is_level: bool, size_of: Callable[[int], int | None] = lambda physical: None
+) -> Segment:
+    """What is known of a file, with some units more."""
+    count = len(units) // UNIT_SIZE
+    if not is_level:
+        last = int.from_bytes(units[-UNIT_SIZE : -UNIT_SIZE + 8], "big", signed=True) if count else segment.last
+        return Segment(segment.units + count, last, zlib.crc32(units, segment.crc), 0)
+    array = np.frombuffer(units[: count * UNIT_SIZE], UNITS).copy()
+    sizes = _sum_of_sizes(array, size_of)
+    array["size"] = 0
+    return Segment(
+        segment.units + count,
+        int(array["physical_offset"][-1]) if count else segment.last,
+        zlib.crc32(array.tobytes(), segment.crc),
+        _UNKNOWN if _UNKNOWN in (sizes, segment.sizes) else segment.sizes + sizes,
+    )
+
+
+def _sum_of_sizes(units: NDArray[np.void], size_of: Callable[[int], int | None]) -> int:
+    """The sum of the sizes that units were made with; _UNKNOWN where that of a marked one is not known."""
+    is_marked = np.isin(units["size"], MARK_SIZES)
+    sizes = [size_of(int(physical)) for physical in units["physical_offset"][is_marked]]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return _UNKNOWN
+    return int(units["size"][~is_marked].astype(np.int64).sum()) + sum(known)
+
+
+def _agree(noted: Segment, found: Segment) -> bool:
+    is_same_size = _UNKNOWN in (noted.sizes, found.sizes) or noted.sizes == found.sizes
+    return is_same_size and (noted.units, noted.crc) == (found.units, found.crc)

@@ -1,0 +1,326 @@
+"""A consume queue: the index of one queue of one topic, derived from the commitlog.
+
+    consumequeue/<topic>/<queue id>/00000000000000000000, ...     files of 300,000 units (mappedFileSizeConsumeQueue)
+    0                 8       12              20
+    | physical offset | size  | tags code     |     size: of the whole record
+    | int64           | int32 | int64         |     tags code: hash of the tags, 0 without; in SCHEDULE_TOPIC_XXXX the
+                                                    deliver time, ms since the epoch; ours has it in
+                                                    rmq_sys_wheel_timer as well, where RocketMQ does not read it
+    all integers big-endian; unit i of the queue lies at byte 20 i over all files; zeros after the last one.
+
+A message of a delay level that was withdrawn (cancelled, or appended once more to wait on) has the size 1 in its unit:
+RocketMQ, finding no record of that size, goes on to the next. So it does where the size is 2: in a store that was
+stopped that is a message which was delivered before others in front of it.
+
+A queue whose first message is not number 0 (what was before is deleted) has its first file filled up to there with
+units (0, 0x7fffffff, 0). That size with another offset is a message in the middle or at the end whose record is gone:
+destroyed, or taken out by an offline job. Consumers of RocketMQ's broker that meet such a unit go on with the commitlog
+file behind the offset, so this is best one before the messages that follow, which searches by halves cannot use: the
+tags code has where those begin, added to 2^62.
+
+New units stay in memory, in `tail`, until `write_tail` puts them into the files, many at a time: they can be made
+again from the commitlog, so nothing is lost with them. Consumers that keep up are served from memory.
+
+Invariants: every unit's record lies before the commitlog's end; physical offsets ascend.
+Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is theirs and frozen.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from duemq.storage.files import File, Files
+from duemq.storage.log.marks import Marks
+from duemq.storage.log.segments import Segments
+
+UNIT: Final = struct.Struct(">qiq")
+UNIT_SIZE: Final = 20
+assert UNIT.size == UNIT_SIZE
+DEFAULT_SEGMENT_SIZE: Final = 300_000 * UNIT_SIZE
+PADDING_SIZE: Final = 0x7FFFFFFF
+WITHDRAWN_SIZE: Final = 1
+DELIVERED_SIZE: Final = 2
+MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
+"""No record is that small."""
+_SIZE_AT: Final = 8
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Where messages with a timer wait, all in queue 0."""
+FOLLOWING: Final = 1 << 62
+"""In the tags code of a unit that stands for no record: it has where the records that follow begin. No hash is as
+large."""
+_PADDING: Final = UNIT.pack(0, PADDING_SIZE, 0)
+
+Watcher = Callable[["ConsumeQueue"], None]
+
+
+def hole(physical: int, following: int) -> bytes:
+    """A unit that stands for a message whose record is gone. `physical`: where RocketMQ takes it to be; `following`:
+    where records of the queue that come behind it begin."""
+    return UNIT.pack(physical, PADDING_SIZE, FOLLOWING + following)
+
+
+def place_of(physical: int, size: int, code: int) -> int:
+    """Where the record of a unit begins, or, where it stands for none, where those that follow begin: this ascends
+    along a queue."""
+    return code - FOLLOWING if size == PADDING_SIZE and code >= FOLLOWING else physical
+
+
+class ConsumeQueue:
+    """Units of one queue. Queue offsets count units."""
+
+    __slots__ = (
+        "_is_padded",
+        "_marks",
+        "_segments",
+        "is_held",
+        "min_offset",
+        "next_offset",
+        "queue_id",
+        "record_overhead",
+        "staged_from",
+        "tail",
+        "topic",
+        "topic_field",
+        "watchers",
+    )
+
+    def __init__(self, files: Files, directory: str, segment_size: int, topic: str, queue_id: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        encoded = topic.encode()
+        self.topic_field = bytes((len(encoded),)) + encoded
+        """The topic with its length, as a record has it."""
+        self.record_overhead = 0
+        """Size of a record of this queue beside body and properties; set by whoever writes records."""
+        self.next_offset = 0
+        """Queue offset of the next message."""
+        self.min_offset = 0
+        """Queue offset of the oldest message that the commitlog still has."""
+        self._marks: Marks | None = None
+        """Of withdrawn units, where the files do not have them yet."""
+        self.tail = bytearray()
+        """Units that are not in the files yet: the last ones before `next_offset`."""
+        self._is_padded = True
+        """Whether the first file is filled up to the first unit."""
+        self.staged_from = -1
+        """Queue offset of the first unit of an append that is not written yet, or -1."""
+        self.is_held = False
+        """Whether units stay in memory for now: files that a queue of this name had before are being removed."""
+        self.watchers: tuple[Watcher, ...] = ()
+        """Called once after each append to this queue; they must not raise."""
+        self._segments = Segments(files, os.path.join(directory, topic, str(queue_id)), segment_size)
+
+    def __repr__(self) -> str:
+        return f"ConsumeQueue({self.topic!r}, {self.queue_id}, {self.min_offset}..{self.next_offset})"
+
+    @property
+    def written_offset(self) -> int:
+        """Queue offset up to which the units are in the files."""
+        return self.next_offset - len(self.tail) // UNIT_SIZE
+
+    def watch(self, watcher: Watcher) -> None:
+        """Add a watcher."""
+        self.watchers += (watcher,)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Remove a watcher."""
+        self.watchers = tuple(other for other in self.watchers if other != watcher)
+
+    # --- reading
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Up to `count` units from a queue offset on, as bytes; none outside the queue."""
+        count = min(count, self.next_offset - offset)
+        if count <= 0:
+            return b""
+        written = self.next_offset - len(self.tail) // UNIT_SIZE
+        if offset >= written:
+            at = (offset - written) * UNIT_SIZE
+            units = bytes(self.tail[at : at + count * UNIT_SIZE])
+        else:
+            units = self._segments.read(offset * UNIT_SIZE, min(count, written - offset) * UNIT_SIZE)
+            if offset + count > written:
+                units += self.tail[: (offset + count - written) * UNIT_SIZE]
+        return units if self._marks is None else self._marks.over(offset * UNIT_SIZE, units)
+
+    def unit(self, offset: int) -> tuple[int, int, int] | None:
+        """Physical offset, size and tags code of one unit, or None outside the queue."""
+        units = self.read(offset, 1)
+        return UNIT.unpack(units) if units else None
+
+    def mark(self, offset: int, size: int) -> None:
+        """Mark the unit of a message as withdrawn (WITHDRAWN_SIZE), or, for RocketMQ, as delivered before others in
+        front of it (DELIVERED_SIZE). Every reader sees that at once, the files have it when `plan_marks` says (see
+        `storage.log.marks`)."""
+        if self._marks is None:
+            self._marks = Marks(self._segments)
+        self._marks.set(offset * UNIT_SIZE + _SIZE_AT, size.to_bytes(4, "big"))
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether there are marks of which it is not known yet that the files have them."""
+        return bool(self._marks)
+
+    def begin_marks(self) -> None:
+        """See `Marks.begin`."""
+        if self._marks is not None:
+            self._marks.begin()
+
+    def plan_marks(self, before: int) -> Callable[[], None]:
+        """See `Marks.plan`; of the units before a queue offset, which are in the files."""
+        assert self._marks is not None
+        return self._marks.plan(before * UNIT_SIZE)
+
+    def first_where(self, low: int, high: int, holds: Callable[[int, int, int], bool]) -> int:
+        """The first queue offset in [low, high) whose unit fulfils `holds`, which must be false and then true along
+        the queue; `high` if there is none."""
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.unit(middle)
+            if unit is not None and holds(*unit):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # --- writing
+
+    def write_tail(self) -> None:
+        """Put the units in memory into the files. Raises OSError; then they are still in memory."""
+        if not self.tail or self.is_held:
+            return
+        position = self.written_offset * UNIT_SIZE
+        data = bytes(self.tail)
+        if not len(self._segments):
+            self._is_padded = False
+            self._segments.ensure(position)
+        if not self._is_padded:
+            self._segments.write(self._segments.begin, _PADDING * ((position - self._segments.begin) // UNIT_SIZE))
+            self._is_padded = True
+        end = position + len(data)
+        while self._segments.end < end:
+            self._segments.ensure(self._segments.end)
+        self._segments.write(position, data)
+        self.tail.clear()
+
+    def files_between(self, start: int, end: int) -> list[File]:
+        """The files with the units of a range of queue offsets."""
+        return self._segments.files_between(start * UNIT_SIZE, end * UNIT_SIZE)
+
+    @property
+    def directory(self) -> str:
+        """Where the files are."""
+        return self._segments.directory
+
+    def files(self) -> list[File]:
+        """All files, oldest first."""
+        return self._segments.files_between(self._segments.begin, self._segments.end)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether `load` found a directory with anything in it."""
+        return self._segments.has_names
+
+    @property
+    def files_begin(self) -> int:
+        """The offset of the first byte of the first file, in bytes."""
+        return self._segments.begin
+
+    @property
+    def names_made(self) -> int:
+        """How many files were made so far."""
+        return self._segments.names_made
+
+    @property
+    def has_unsynced_names(self) -> bool:
+        """Whether a file's name in the directory is not durable yet."""
+        return self._segments.names_made != self._segments.names_synced
+
+    def note_names_synced(self, names: int) -> None:
+        """The names of the first `names` files made are durable."""
+        self._segments.names_synced = max(self._segments.names_synced, names)
+
+    def start_at(self, offset: int) -> None:
+        """Set where an empty queue starts."""
+        assert not len(self._segments), "only an empty queue can be given its first offset"
+        self.min_offset = self.next_offset = offset
+
+    def pad_to(self, offset: int, unit: bytes = _PADDING) -> None:
+        """Fill the queue up to an offset with units that stand for nothing."""
+        self.tail += unit * (offset - self.next_offset)
+        self.next_offset = offset
+
+    # --- loading and cutting
+
+    def load(self) -> None:
+        """Find the files; nothing is changed. Where the units in them end is not known until `cut`: `next_offset` is
+        the end of the last file. Raises StoreFormatError."""
+        self._segments.load()
+        self.tail.clear()
+        self.min_offset = self._segments.begin // UNIT_SIZE
+        self.next_offset = self._segments.end // UNIT_SIZE
+
+    def cut(self, before: int) -> None:
+        """Remove the units whose records do not end at or before a physical offset."""
+        assert not self.tail, "units in memory are not cut: write them first"
+
+        def beyond(physical: int, size: int, _: int) -> bool:
+            return size != PADDING_SIZE and not (size > 0 and 0 <= physical <= before - size)
+
+        first = self._segments.begin // UNIT_SIZE
+        self.next_offset = self.first_where(first, self.next_offset, beyond)
+        self._segments.clear_from(self.next_offset * UNIT_SIZE)
+        self.min_offset = min(self.min_offset, self.next_offset)
+
+    def truncate(self, offset: int) -> None:
+        """Remove the units from a queue offset on."""
+        self.write_tail()
+        self.next_offset = offset
+        self.min_offset = min(self.min_offset, offset)
+        self._segments.clear_from(offset * UNIT_SIZE)
+
+    def advance_min(self, begin: int) -> list[str]:
+        """Set `min_offset` after the commitlog lost what is before `begin`. Gives paths of files to remove."""
+
+        def is_left(physical: int, size: int, code: int) -> bool:
+            return place_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)
+
+        first = self.unit(self.min_offset)
+        if first is None or not is_left(*first):
+            self.min_offset = self.first_where(self.min_offset, self.next_offset, is_left)
+        return self._segments.drop_before(min(self.min_offset, self.written_offset) * UNIT_SIZE)
+
+    def keep_before(self, base: int, offset: int) -> None:
+        """Remove the files from one on, given by the offset of its first byte, and all units from a queue offset on;
+        the files before are as they have to be. Raises StoreFormatError, OSError."""
+        self.tail.clear()
+        self._marks = None
+        self._segments.remove_from(base)
+        self.load()
+        if len(self._segments):
+            self.truncate(offset)
+        else:
+            self.next_offset = self.min_offset = 0
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._segments.close()
+
+    def forget(self) -> None:
+        """The queue is no more: close its files, for the caller to remove. Whatever still has the queue writes nothing
+        more."""
+        self.tail.clear()
+        self._marks = None
+        self.is_held = True
+        self._segments.forget_all()
+
+    def remove(self) -> None:
+        """Remove the files, and start anew from 0. Raises OSError."""
+        self.tail.clear()
+        self._marks = None
+        self.next_offset = self.min_offset = 0
+        self._segments.remove_all()

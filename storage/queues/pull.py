@@ -1,0 +1,308 @@
+"""Finding the messages of a pull: consume-queue units, filtered by their tags code, and the records they point to."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Hashable
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from duemq.protocol.errors import RecordError
+from duemq.protocol.frames.command import Body
+from duemq.protocol.records.record import StoredMessage, decode
+from duemq.storage.errors import NotInMemory
+from duemq.storage.files import File
+from duemq.storage.log.commitlog import Commitlog
+from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE, UNIT, ConsumeQueue
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_UNITS: Final = 800
+"""Units looked at in one pull, at most (as RocketMQ: 16,000 bytes of them)."""
+
+_AHEAD_BYTES: Final = 512 << 20
+"""So much is read ahead at once at most: who has more is late for other reasons."""
+_AHEAD_GAP: Final = 16 << 10
+"""Records that lie closer together are one request to the disk."""
+
+EXT_ADDRESS_MAX: Final = -(2**31) - 1
+"""A tags code up to here is an address in RocketMQ's consumequeue_ext: the consumer will look at the tags itself."""
+
+_NO_RECORD: Final = (PADDING_SIZE, *MARK_SIZES)
+_units = UNIT.iter_unpack
+_SIZE: Final = struct.Struct(">i")
+
+
+T = TypeVar("T")
+
+
+class PullStatus(Enum):
+    """RocketMQ's names for how a pull ended; a pull response carries the name as its remark."""
+
+    FOUND = auto()
+    NO_MATCHED_MESSAGE = auto()
+    MESSAGE_WAS_REMOVING = auto()
+    OFFSET_FOUND_NULL = auto()
+    OFFSET_OVERFLOW_BADLY = auto()
+    OFFSET_OVERFLOW_ONE = auto()
+    OFFSET_TOO_SMALL = auto()
+    NO_MATCHED_LOGIC_QUEUE = auto()
+    NO_MESSAGE_IN_QUEUE = auto()
+
+
+Range = tuple[int, int]
+"""Physical offset and size of records that lie one after the other."""
+
+
+class Pulled(msgspec.Struct, gc=False):
+    """What a pull found. Offsets are queue offsets."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int = 0
+    max_offset: int = 0
+    count: int = 0
+    size: int = 0
+    ranges: list[Range] = []
+
+
+def find(
+    queue: ConsumeQueue | None, offset: int, max_count: int, max_size: int, codes: frozenset[int] | None, begin: int
+) -> Pulled:
+    """Look for messages from a queue offset on: at most `max_count`, of `max_size` bytes together but for the first
+    one, with one of the tags codes (None: all). `begin` is the commitlog's oldest offset."""
+    if queue is None:
+        return Pulled(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0)
+    low, high = queue.min_offset, queue.next_offset
+    if high == 0:
+        return Pulled(PullStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+    if offset < low:
+        return Pulled(PullStatus.OFFSET_TOO_SMALL, low, low, high)
+    if offset == high:
+        return Pulled(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+    if offset > high:
+        return Pulled(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    data = queue.read(offset, MAX_UNITS if codes is not None else max_count)
+    result = Pulled(PullStatus.NO_MATCHED_MESSAGE, offset, low, high, ranges=[])
+    _select(result, data, max_count, max_size, codes, begin)
+    return result
+
+
+def _select(
+    result: Pulled, data: bytes, max_count: int, max_size: int, codes: frozenset[int] | None, begin: int
+) -> None:
+    ranges = result.ranges
+    start = end = -1
+    count = size = looked = 0
+    for physical, record_size, code in _units(data):
+        if codes is not None and code not in codes and code > EXT_ADDRESS_MAX:
+            looked += 1
+            continue
+        if physical < begin or record_size in _NO_RECORD:
+            looked += 1
+            if not count:
+                result.status = PullStatus.MESSAGE_WAS_REMOVING
+            continue
+        if count == max_count or (count and size + record_size > max_size):
+            break
+        looked += 1
+        if physical != end:
+            if end >= 0:
+                ranges.append((start, end - start))
+            start = physical
+        end = physical + record_size
+        count += 1
+        size += record_size
+    if end >= 0:
+        ranges.append((start, end - start))
+        result.status = PullStatus.FOUND
+    result.next_offset += looked
+    result.count = count
+    result.size = size
+
+
+def read(log: Commitlog, ranges: list[Range], hot_from: int) -> Body | None:
+    """The records of some ranges, in ascending order, or None where they cannot be had without waiting for the disk.
+
+    Records from `hot_from` on were written not long ago and are taken to be in the page cache: reading them without
+    asking costs half as much.
+    """
+    pieces: list[Body] = []
+    number = 0
+    while number < len(ranges):
+        base = ranges[number][0] // log.segment_size * log.segment_size
+        place = log.locate(*ranges[number])
+        if place is None:
+            return None
+        end = len(ranges)
+        if ranges[-1][0] >= base + log.segment_size:
+            end = bisect_left(ranges, (base + log.segment_size, 0), number)
+        within = [(offset - base, size) for offset, size in ranges[number:end]]
+        number = end
+        is_hot = ranges[number - 1][0] >= hot_from and base + within[0][0] >= hot_from
+        piece = place[0].read_ranges(within) if is_hot else place[0].read_cached(within)
+        if piece is None:
+            return None
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def without_missing(found: Pulled, body: Body, segment_size: int) -> Body:
+    """What was read of the records that a pull found, but for those that are not there: an older copy of a commitlog
+    file has zeros for the newest ones. It gives those before them, so that the next pull begins with them; that one
+    goes on behind them. `found` says so."""
+    if not body[-1] or found.ranges[0][0] // segment_size != found.ranges[-1][0] // segment_size:
+        data = memoryview(body)
+        parts = _by_file(found.ranges, segment_size)
+        for number, (begin, end) in enumerate(parts):
+            if data[end - 1] or _ends_well(data, begin, end):
+                continue
+            return _before_missing(found, data, parts, number)
+    return body
+
+
+def _by_file(ranges: list[Range], segment_size: int) -> list[Range]:
+    """Where in what was read of some ranges the records of each file begin and end."""
+    parts: list[Range] = []
+    base, end = -1, 0
+    for offset, size in ranges:
+        begin = end if offset // segment_size != base else parts.pop()[0]
+        base, end = offset // segment_size, end + size
+        parts.append((begin, end))
+    return parts
+
+
+def _ends_well(data: memoryview, begin: int, end: int) -> bool:
+    """Whether the last record is one: without properties it ends with zeros."""
+    last = begin
+    while begin < end:
+        (size,) = _SIZE.unpack_from(data, begin)
+        if size <= 0 or begin + size > end:
+            return False
+        last, begin = begin, begin + size
+    return _record_at(data, last) is not None
+
+
+def _record_at(data: memoryview, at: int) -> StoredMessage | None:
+    try:
+        message = decode(data, at)
+    except RecordError:
+        return None
+    return message if "\0" not in message.topic else None
+
+
+def _before_missing(found: Pulled, data: memoryview, parts: list[Range], number: int) -> Body:
+    """The records before the first that is not there, which is in one of some parts."""
+    count, at = 0, 0
+    for begin, end in parts[: number + 1]:
+        at = begin
+        while at < end and (message := _record_at(data, at)) is not None:
+            at += message.size
+            count += 1
+            next_offset = message.queue_offset + 1
+        if at < end:
+            break
+    (size,) = _SIZE.unpack_from(data, at)
+    if bytes(data[at + max(0, size) : parts[number][1]]).strip(b"\0"):
+        return data  # damaged in another way: there are records behind
+    if count:
+        found.count, found.size, found.next_offset = count, at, next_offset
+        return data[:at]
+    found.status, found.count, found.size = PullStatus.MESSAGE_WAS_REMOVING, 0, 0
+    for begin, _ in parts[1:]:
+        message = _record_at(data, begin)
+        if message is not None:
+            found.next_offset = message.queue_offset
+            break
+    return b""
+
+
+class ColdRead:
+    """Records to be read by a thread that may wait for the disk; planned by the store's own thread."""
+
+    def __init__(self, log: Commitlog, ranges: list[Range]) -> None:
+        self._files: list[tuple[File, list[Range]]] = []
+        for offset, size in ranges:
+            place = log.locate(offset, size)
+            if place is not None:
+                file, position = place
+                if not self._files or self._files[-1][0] is not file:
+                    self._files.append((file, []))
+                self._files[-1][1].append((position, size))
+
+    @property
+    def place(self) -> Hashable:
+        """See `NotInMemory`."""
+        if not self._files:
+            return None
+        file, ranges = self._files[0]
+        return file.path, ranges[0][0]
+
+    def run(self) -> bytes:
+        """Read. Raises OSError, FileNotFoundError where retention removed the file meanwhile."""
+        return b"".join([file.read_apart(ranges) for file, ranges in self._files])
+
+
+class _Missing(ColdRead):
+    """What somebody looked for and was not in memory."""
+
+    def __init__(self, missing: NotInMemory) -> None:
+        self.missing = missing
+
+    @property
+    def place(self) -> Hashable:
+        """See `NotInMemory`."""
+        return self.missing.place
+
+    def run(self) -> bytes:
+        """Read. Raises OSError."""
+        self.missing.read()
+        return b""
+
+
+def patiently(look: Callable[[], T]) -> Generator[ColdRead, None, T]:
+    """What `look` gives, for a search in steps: whatever it needs is read first, by whoever makes the steps, if it is
+    not in memory. It must change nothing before its last read. Raises what `look` raises."""
+    while True:
+        try:
+            return look()
+        except NotInMemory as missing:
+            yield _Missing(missing)
+
+
+class ReadAhead:
+    """Records that will be wanted some seconds from now, in any order: a thread asks the kernel to have them in memory
+    then. Planned by the store's own thread. `offsets` and `sizes`: physical offsets, and bytes."""
+
+    def __init__(self, log: Commitlog, offsets: NDArray[np.int64], sizes: NDArray[np.integer[Any]]) -> None:
+        self._offsets, self._sizes = offsets, sizes
+        self._segment_size = log.segment_size
+        self._files: list[tuple[int, File]] = []
+        at, last = max(int(offsets.min()), log.begin), int(offsets.max())
+        while at <= last and (place := log.locate(at, 1)) is not None:
+            self._files.append((at - place[1], place[0]))
+            at += log.segment_size - place[1]
+
+    def run(self) -> None:
+        """Ask. Raises OSError, FileNotFoundError where retention removed a file meanwhile."""
+        order = np.argsort(self._offsets)
+        starts = self._offsets[order]
+        ends = starts + self._sizes[order]
+        numbers = starts // self._segment_size
+        is_apart = (starts[1:] - ends[:-1] > _AHEAD_GAP) | (numbers[1:] != numbers[:-1])
+        breaks = np.flatnonzero(is_apart)
+        starts, sizes = starts[np.append(0, breaks + 1)], ends[np.append(breaks, len(ends) - 1)]
+        sizes -= starts
+        sizes -= np.clip(np.cumsum(sizes) - _AHEAD_BYTES, 0, sizes)
+        for base, file in self._files:
+            mine = (starts >= base) & (starts < base + self._segment_size)
+            file.read_ahead(list(zip((starts[mine] - base).tolist(), sizes[mine].tolist(), strict=True)))
+
+
+ReadCold = Callable[[ColdRead | ReadAhead, Callable[[], None]], None]
+"""Runs a read where it may wait for the disk, and calls back when it is done."""
