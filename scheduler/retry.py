@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -27,14 +28,14 @@ class Retry:
 
     def run(self, now_ms: int, work: Callable[[], bool]) -> bool:
         """Do a part of the work, unless that failed just now; whether there was anything to do. An error of the store
-        or of a file ends this try."""
+        or of a file ends this try, and so does memory that runs out."""
         if now_ms < self.at_ms:
             return False
         try:
             worked = work()
         except NotInMemory:
             raise  # whoever gives us our turns has it read, and calls again
-        except (StoreError, OSError) as error:
+        except (StoreError, OSError, MemoryError) as error:
             self.failed(now_ms, error)
             return False
         if worked:
@@ -43,7 +44,9 @@ class Retry:
 
     def failed(self, now_ms: int, error: Exception) -> None:
         """A try failed."""
-        if self.reason != str(error):
-            log.warning(self._event, reason=str(error))
-        self.reason = str(error)
         self.at_ms = now_ms + RETRY_MS
+        reason = "memory ran out" if isinstance(error, MemoryError) else str(error)
+        if self.reason != reason:
+            self.reason = reason
+            with suppress(MemoryError):
+                log.warning(self._event, reason=reason)

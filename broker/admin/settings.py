@@ -58,7 +58,10 @@ class SettingsHandlers:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from None
         if ignored:
             log.warning("properties_ignored", properties=ignored, peer=connection.peer)
-        why_not_kept = ""
+        why_not_kept, is_noted = "", True
+        if any(change.name == "messageDelayLevel" for change in changes):
+            # First of all: were it in the file alone, after a kill all that waits would go by the new table.
+            is_noted = await self._levels_noted()
         if changes:
             why_not_kept = await self._save(changes)
             origin = self._settings.origin
@@ -74,7 +77,7 @@ class SettingsHandlers:
                     kept_in=origin.file if not why else None,
                     until_restart_because=why or None,
                 )
-        if any(change.name == "messageDelayLevel" for change in changes) and not await self._levels_noted():
+        if not is_noted:
             raise Refused(
                 ResponseCode.FLUSH_DISK_TIMEOUT,
                 "messageDelayLevel is changed, but the disk did not confirm that in time: after a crash now messages "

@@ -148,7 +148,6 @@ class LevelDelivery:
             self._warm(level, put.start, level.end_of(run))
             return
         if outcome.kind is Kind.GONE:
-            level.trouble = "records are missing"
             log.error(
                 "scheduled_messages_missing",
                 delay_level=level.number,
@@ -156,23 +155,29 @@ class LevelDelivery:
                 queue_offset=put.start,
                 physical_offset=int(units["physical_offset"][0]),
             )
+        with self._store.health.noting():  # what fails behind the append must not bring about another one
+            self._note(level, put, outcome, now_ms)
+            run.cursor = put.end
+        run.due_ms = self._times.head(level, run, now_ms)
+        if len(level.runs) > 1:
+            level.settle()
+
+    def _note(self, level: Level, put: Put, outcome: Outcome, now_ms: int) -> None:
+        if outcome.kind is Kind.GONE:
+            level.trouble = "records are missing"
             if self.config.is_async:
                 level.add(put)
                 level.fail(put, now_ms, origin_is_gone=True)
             else:
                 level.skipped += outcome.units
-        else:
-            self._count(level, outcome)
-            if outcome.delivered and self._is_awaited:
-                put.position = self._store.log.end
-                level.add(put)
-                level.trouble = "the disk: its flush is awaited"
-            elif not level.puts:
-                level.trouble = None
-        run.cursor = put.end
-        run.due_ms = self._times.head(level, run, now_ms)
-        if len(level.runs) > 1:
-            level.settle()
+            return
+        self._count(level, outcome)
+        if outcome.delivered and self._is_awaited:
+            put.position = self._store.log.end
+            level.add(put)
+            level.trouble = "the disk: its flush is awaited"
+        elif not level.puts:
+            level.trouble = None
 
     @staticmethod
     def _count(level: Level, outcome: Outcome) -> None:
@@ -268,7 +273,8 @@ class LevelDelivery:
                 level.skipped += outcome.units
                 log.error("scheduled_messages_skipped", delay_level=level.number, messages=outcome.units)
         else:
-            self._resent(level, put, outcome)
+            with self._store.health.noting():
+                self._resent(level, put, outcome)
         level.settle()
 
     def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:

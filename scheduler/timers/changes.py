@@ -122,12 +122,14 @@ class TimerChanges:
             place = self._place_of(message, physical_offset, now_ms)
             if isinstance(place, _Place):
                 append(place.message, place.due_ms, int(place.waits["position"][0]))
-                self._slots.withdraw(place.waits, place.second)
+                with self._store.health.noting():
+                    self._slots.withdraw(place.waits, place.second)
                 return Cancelled.CANCELLED
             if isinstance(place, StoredMessage):
                 assert self.levels is not None
                 append(place, now_ms, None)
-                self.levels.withdraw(place)
+                with self._store.health.noting():
+                    self.levels.withdraw(place)
                 return Cancelled.CANCELLED
             if place not in (Cancelled.CANCELLED_BEFORE, Cancelled.NO_LONGER_WAITS):
                 return place

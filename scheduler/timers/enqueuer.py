@@ -119,7 +119,7 @@ class Enqueuer:
                 waits["key"] = keys
             waits["again"] = self._topics.again(self.next_offset, len(units))
             magic = np.full(len(units), NORMAL, np.int32)
-        met = None
+        met, past = None, waits[:0]
         if len(enqueued := self._slots.start.enqueued) and self.next_offset < self._replayed_to:
             is_new = ~is_among(waits["physical"], enqueued)
             waits, magic = waits[is_new], magic[is_new]
@@ -127,13 +127,9 @@ class Enqueuer:
             magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
             done = is_among(waits["physical"], self._slots.start.done)
             met = waits["physical"][done]
+            # By the first record's id one has to learn that its message was appended again, and then delivered.
             past, waits, magic = waits[done & waits["again"]], waits[~done], magic[~done]
-            if len(past):
-                self._slots.prepare(waits, now_ms)  # what cannot be read must not have the past ones put once more
-                # By the first record's id one has to learn that its message was appended again, and then delivered.
-                self._slots.put_past(past, now_ms)
-        if len(waits):
-            self._slots.put(waits, magic, now_ms)
+        self._slots.put(waits, magic, now_ms, past=past)
         self.next_offset += count  # from here on they are in the wheel, whatever happens below
         if len(waits):
             is_message = magic == NORMAL

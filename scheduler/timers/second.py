@@ -257,21 +257,22 @@ class Second:
     def put_back(self, waits: Waits) -> None:
         """Messages that were the first, and dropped, are the first again: of what is due in the same ms nothing comes
         before them."""
-        self._take_in()
         if len(waits):
-            self._runs.insert(0, _Run(waits))
+            self._older.append(waits)
+            self._older_count += len(waits)
 
     def _take_in(self) -> None:
         """Sort what is in no run yet."""
         self._take_in_older()
         if not self._fresh:
             return
-        run = _Run(joined(self._fresh))
-        self._fresh, self._fresh_ms = [], _NEVER_MS
-        while self._runs and len(self._runs[-1]) < min(_RATIO * len(run), _RUN):
-            older = self._runs.pop()
+        run, runs = _Run(joined(self._fresh)), list(self._runs)
+        while runs and len(runs[-1]) < min(_RATIO * len(run), _RUN):
+            older = runs.pop()
             run = _Run(joined([older.first(len(older)), run.first(len(run))]))
-        self._runs.append(run)
+        runs.append(run)
+        # Where memory runs out before, all of them are where they were.
+        self._runs, self._fresh, self._fresh_ms = runs, [], _NEVER_MS
 
     def _take_in_older(self) -> None:
         if self._older:

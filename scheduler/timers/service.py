@@ -336,11 +336,12 @@ class Timers:
             log.error(
                 "timer_messages_missing", messages=outcome.units, physical_offset=int(units["physical_offset"][0])
             )
-        self._trouble = None
-        second.is_touched = True
-        second.drop(outcome.units)  # first of all: what fails behind the append must not bring about another one
-        self.dequeued += outcome.delivered
-        self._slots.gone(waits[: outcome.units])
+        with self._store.health.noting():  # what fails behind the append must not bring about another one
+            self._trouble = None
+            second.is_touched = True
+            second.drop(outcome.units)
+            self.dequeued += outcome.delivered
+            self._slots.gone(waits[: outcome.units])
         return True
 
     def _bring_back(self, second: Second, now_ms: int) -> bool:
@@ -375,9 +376,10 @@ class Timers:
         if len(moved):
             self._note_held(back[len(now) :], not_before[len(now) :])
             slots.bring_back(moved, back, now_ms, not_before)
+        with self._store.health.noting():
             slots.census.removed(moved)
-        self._drop(split)
-        parking.took(len(waits))
+            self._drop(split)
+            parking.took(len(waits))
         return True
 
     def _note_held(self, waits: Waits, not_before: NDArray[np.int64]) -> None:
@@ -423,13 +425,15 @@ class Timers:
             slots.moving(np.concatenate((held, parked)))
             self._note_held(np.concatenate((later, held)), not_before[: len(later) + len(held)])
             slots.move(moved, np.full(len(moved), NORMAL, np.int32), now_ms, not_before)
-            slots.parking.added(park_in, parked)
-            second.is_touched = True
-            slots.census.removed(split.moved)
-        self._drop(split)
-        second.drop(count)
-        split.now["held"] = True  # their turn has come
-        second.put_back(split.now)
+        with self._store.health.noting():
+            if len(moved):
+                slots.parking.added(park_in, parked)
+                second.is_touched = True
+                slots.census.removed(split.moved)
+            self._drop(split)
+            second.drop(count)
+            split.now["held"] = True  # their turn has come
+            second.put_back(split.now)
 
     def _is_cold(self, waits: Waits) -> bool:
         """Whether a thread has to read the records of some messages first, which it does then."""

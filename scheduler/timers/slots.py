@@ -42,7 +42,7 @@ from duemq.scheduler.timers.loading import Deleting, Loading
 from duemq.scheduler.timers.parking import Parking
 from duemq.scheduler.timers.recovery import Start
 from duemq.scheduler.timers.search import TimerSearch
-from duemq.scheduler.timers.second import Second, due_fields, picked, slot_second_of, waits_of
+from duemq.scheduler.timers.second import NONE, Second, due_fields, picked, slot_second_of, waits_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.queues.pull import ColdRead, Range, patiently
 from duemq.storage.store import MessageStore
@@ -131,16 +131,26 @@ class Slots:
         return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
 
     def put(
-        self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
+        self,
+        waits: Waits,
+        magic: NDArray[np.int32],
+        now_ms: int,
+        not_before: NDArray[np.int64] | None = None,
+        past: Waits = NONE,
     ) -> None:
         """Write units for messages and link them to their slots, if need be of a later second than they are due in.
-        Raises OSError; then nothing changed."""
+        `past`: delivered messages, which get units behind those in the same write, see `put_past`. Raises OSError,
+        MemoryError; then nothing changed. Raises StoreBroken: what was written could not be noted."""
+        if not len(waits):
+            self.put_past(past, now_ms)
+            return
         now_second = now_ms // PRECISION_MS
         seconds, is_far = self._seconds_for(waits, now_ms, not_before)
         if is_far.any():
             magic = np.where(is_far, magic | ROLL, magic)
         write_second = min(max(now_second, self.second - _MAX_LAG_SECONDS), self.second + _MAX_LAG_SECONDS)
-        positions = self.log.positions(len(waits))
+        all_positions = self.log.positions(len(waits) + len(past))
+        positions = all_positions[: len(waits)]
         plan = self.wheel.plan(seconds, positions)
         units = np.zeros(len(waits), UNIT)
         units["size"] = UNIT.itemsize
@@ -153,14 +163,17 @@ class Slots:
         units["topic_hash"] = waits["hash"]
         if (magic & NO_MESSAGE).any():
             self._put_no_messages(units, magic)
-        self.log.append(units, positions)
-        self.places.note(positions, units)
-        self.wheel.put(plan)
-        waits["position"] = positions
-        if self.census.is_complete:
-            self.census.added(waits[magic & NO_MESSAGE == 0])
-        if int(plan.seconds[0]) <= self.preloaded:
-            self._add_resident(waits, magic, seconds)
+        if len(past):
+            units = np.frombuffer(units.tobytes() + self._units_of_past(past, now_ms).tobytes(), UNIT)
+        self.log.append(units, all_positions)
+        with self._store.health.noting():
+            self.places.note(all_positions, units)
+            self.wheel.put(plan)
+            waits["position"] = positions
+            if self.census.is_complete:
+                self.census.added(waits[magic & NO_MESSAGE == 0])
+            if int(plan.seconds[0]) <= self.preloaded:
+                self._add_resident(waits, magic, seconds)
 
     def prepare(self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None = None) -> None:
         """Read what `put` will need for the same messages, at the same time. To be called where something is written
@@ -340,8 +353,9 @@ class Slots:
             self.moving(waits)
             next_second = np.full(len(waits), target)
             self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, next_second)
-            self.census.removed(waits)
-            second.drop(len(waits))
+            with self._store.health.noting():
+                self.census.removed(waits)
+                second.drop(len(waits))
             return True
         following = self.wheel.next_second(second.number + 1, target)
         self._turn(following if following is not None else target)
@@ -424,10 +438,10 @@ class Slots:
         self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
     ) -> None:
         """As `put`, for messages that have units already."""
-        moved = waits.copy()
+        moved, kept = waits.copy(), magic & NO_MESSAGE == 0
         self.put(moved, magic, now_ms, not_before)
-        kept = magic & NO_MESSAGE == 0
-        self.search.moved(waits["position"][kept], moved[kept])
+        with self._store.health.noting():
+            self.search.moved(waits["position"][kept], moved[kept])
 
     def moving(self, waits: Waits) -> None:
         """Messages are about to get other slots."""
@@ -438,7 +452,8 @@ class Slots:
         """Give parked messages slots to be delivered from: `waits` are the same with the times and the marks that they
         are to have. Raises OSError; then nothing changed."""
         self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, not_before)
-        self.log.superseded.add(parked["position"])
+        with self._store.health.noting():
+            self.log.superseded.add(parked["position"])
 
     def put_again(self, second: Second, now_ms: int) -> bool:
         """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
@@ -447,11 +462,12 @@ class Slots:
         second.is_touched = True
         self.moving(moving)
         self.move(waits[:_ROLL_UNITS], magic[:_ROLL_UNITS], max(now_ms, (second.number + 1) * PRECISION_MS))
-        self.census.removed(moving)
-        if len(waits) > _ROLL_UNITS:
-            second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
-        else:
-            second.again.pop()
+        with self._store.health.noting():
+            self.census.removed(moving)
+            if len(waits) > _ROLL_UNITS:
+                second.again[-1] = waits[_ROLL_UNITS:], magic[_ROLL_UNITS:]
+            else:
+                second.again.pop()
         return not second.again
 
     def preload(self, now_ms: int) -> bool:
@@ -517,16 +533,21 @@ class Slots:
 
     def put_past(self, waits: Waits, now_ms: int) -> None:
         """Write units for messages that were appended again, and are delivered: whoever looks for them finds that.
-        Raises OSError."""
+        They come behind those of the records that waited before them: the file with those goes first. Raises
+        OSError, MemoryError; then nothing changed."""
         if not len(waits):
             return
+        units = self._units_of_past(waits, now_ms)
+        positions = self.log.positions(len(units))
+        self.log.append(units, positions)
+        self.places.note(positions, units)
+
+    def _units_of_past(self, waits: Waits, now_ms: int) -> Units:
         units = self._past_units(len(waits), now_ms)
         units["magic"], units["due_ms"] = 0, due_fields(waits)
         units["physical_offset"], units["record_size"] = waits["physical"], waits["size"]
         units["topic_hash"] = waits["hash"]
-        positions = self.log.positions(len(units))
-        self.log.append(units, positions)
-        self.places.note(positions, units)
+        return units
 
     def _past_units(self, count: int, now_ms: int) -> Units:
         """Units in a slot of the past, which nobody reads any more."""

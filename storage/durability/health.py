@@ -3,9 +3,9 @@
     CLOSED     not open yet, or not any more
     HEALTHY    takes messages
     FULL       there is no room; everything else goes on, and messages are taken again when there is room
-    POISONED   a write or a sync failed, so what the disk holds is unknown: nothing is appended, acknowledged or noted
-    in
-               a checkpoint from then on. Only opening the store anew, which reads what the disk holds, helps.
+    POISONED   a write or a sync failed, so what the disk holds is unknown, or what was written could not be noted:
+               nothing is appended, acknowledged or noted in a checkpoint from then on. Only opening the store anew,
+               which reads what the disk holds, helps.
 
 Nothing leads from POISONED to another verdict but the end of the process's use of the store (CLOSED).
 """
@@ -83,6 +83,16 @@ class Health:
         """A write or a sync failed. The first reason stays."""
         if self.verdict is not Verdict.POISONED:
             self._change(Verdict.POISONED, reason)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Within, what was written just now is noted in memory. Where that fails, for want of memory, the files know
+        what this process does not: it would write the same once more. Only a start helps then. Raises StoreBroken."""
+        try:
+            yield
+        except BaseException as error:
+            self.poison(f"what was written could not be noted: {error!r}")
+            raise self.error() from error
 
     def _change(self, verdict: Verdict, reason: str) -> None:
         if (verdict, reason) != (self.verdict, self.reason):

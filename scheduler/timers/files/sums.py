@@ -10,6 +10,8 @@ for.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -50,10 +52,12 @@ class LogSums:
         self._by_file: dict[int, FileSum] = {}
         self._last: dict[int, int] = {}
         """The last second in whose slot a unit of a file is."""
-        self._waiting: list[Units] = []
-        """Units of one file, one after the other, that are in no sum yet."""
-        self._start = self._end = 0
-        """Where they begin, and the position behind them."""
+        self._waiting: list[tuple[int, Units]] = []
+        """Units that are in no sum yet: runs of them that follow each other in one file, each with its position."""
+        self._count = 0
+        """How many units those are."""
+        self._changes: list[tuple[int, int, int]] = []
+        """What is to be changed then: position, old and new magic number."""
 
     @property
     def by_file(self) -> dict[int, FileSum]:
@@ -75,39 +79,42 @@ class LogSums:
 
     def add(self, position: int, units: Units) -> None:
         """Units from a position on, in one file, behind those that are known of it. The caller leaves them as they
-        are."""
-        if position != self._end:
-            self._settle()
-        if not self._waiting:
-            self._start = position
-        self._waiting.append(units)
-        self._end = position + len(units) * _UNIT_SIZE
-        if self._end - self._start >= _SOME * _UNIT_SIZE:
-            self._settle()
-
-    def _settle(self) -> None:
-        if not self._waiting:
-            return
-        # numpy would join them field by field.
-        plain = np.frombuffer(bytearray().join([units.data for units in self._waiting]), self._waiting[0].dtype)
-        # The note tells of these, or they are marked: it comes to the same.
-        plain["magic"][is_superseded(plain)] &= ~_DELETE
-        self._waiting = []
-        base = self._start - self._start % self._segment_size
-        before = self._by_file.get(base, FileSum())
-        total = int(mixed(self._start + np.arange(len(plain)) * _UNIT_SIZE, plain["magic"]).sum())
-        plain["magic"] = 0
-        last = int((plain["write_ms"].astype(np.int64) + plain["delay_ms"]).max()) // _SLOT_MS
-        self._last[base] = max(self._last.get(base, last), last)
-        self._by_file[base] = FileSum(crc32(plain.view(np.uint8), before.crc), before.magic + total & _MASK)
+        are. Never fails: they are in the file by now."""
+        self._waiting.append((position, units))
+        self._count += len(units)
+        if self._count >= _SOME:
+            with suppress(MemoryError):  # then another time
+                self._settle()
 
     def change(self, position: int, old: int, new: int) -> None:
-        """The magic number of the unit at a position is another one."""
-        base = position - position % self._segment_size
-        before = self.by_file[base]
-        at = np.array([position])
-        taken, added = (int(mixed(at, np.array([magic]))[0]) for magic in (old, new))
-        self._by_file[base] = before._replace(magic=before.magic - taken + added & _MASK)
+        """The magic number of the unit at a position is another one. Never fails."""
+        self._changes.append((position, old, new))
+
+    def _settle(self) -> None:
+        """Take what waits into the sums, all or nothing. Raises MemoryError."""
+        if not self._waiting and not self._changes:
+            return
+        sums, last = dict(self._by_file), dict(self._last)
+        for base, each in groupby(self._waiting, lambda run: run[0] - run[0] % self._segment_size):
+            runs = list(each)
+            # numpy would join them field by field.
+            plain = np.frombuffer(bytearray().join([units.data for _, units in runs]), runs[0][1].dtype)
+            # The note tells of these, or they are marked: it comes to the same.
+            plain["magic"][is_superseded(plain)] &= ~_DELETE
+            positions = np.concatenate([start + np.arange(len(units)) * _UNIT_SIZE for start, units in runs])
+            before = sums.get(base, FileSum())
+            total = int(mixed(positions, plain["magic"]).sum())
+            plain["magic"] = 0
+            newest = int((plain["write_ms"].astype(np.int64) + plain["delay_ms"]).max()) // _SLOT_MS
+            last[base] = max(last.get(base, newest), newest)
+            sums[base] = FileSum(crc32(plain.view(np.uint8), before.crc), before.magic + total & _MASK)
+        for position, old, new in self._changes:
+            base = position - position % self._segment_size
+            at = np.array([position])
+            taken, added = (int(mixed(at, np.array([magic]))[0]) for magic in (old, new))
+            sums[base] = sums[base]._replace(magic=sums[base].magic - taken + added & _MASK)
+        self._by_file, self._last = sums, last
+        self._waiting, self._changes, self._count = [], [], 0
 
     def drop_before(self, position: int) -> None:
         """Forget the files that end at or before a position."""

@@ -52,6 +52,9 @@ class Plan(NamedTuple):
     firsts: Integers
     lasts: Integers
     counts: Integers
+    slots: Integers
+    hours: Integers
+    """Of the seconds: to put units into their slots takes no memory."""
 
 
 class _Column:
@@ -262,16 +265,15 @@ class TimerWheel:
         previous[order[starts]] = last
         first = np.where(is_same, self._first.values[slots], placed[starts])
         counts = ends - starts + np.where(is_same, self._count.values[slots], 0)
-        return Plan(previous, unique, first, placed[ends - 1], counts)
+        return Plan(previous, unique, first, placed[ends - 1], np.minimum(counts, 2**31 - 1), slots, slots // HOUR)
 
     def put(self, plan: Plan) -> None:
         """Put units into their slots."""
-        slots = plan.seconds % SLOTS
+        slots, hours = plan.slots, plan.hours
         self._second.values[slots] = plan.seconds
         self._first.values[slots] = plan.firsts
         self._last.values[slots] = plan.lasts
-        self._count.values[slots] = np.minimum(plan.counts, 2**31 - 1)
-        hours = slots // HOUR
+        self._count.values[slots] = plan.counts
         self._is_dirty[hours] = self._is_used[hours] = self._is_filled[hours] = True
 
     def take_back(self, seconds: Integers, positions: Integers, previous: Integers) -> None:

@@ -4,6 +4,8 @@ Taken when somebody asks for it: the units of the timer log are looked at once, 
 puts a message into a slot, takes it out or moves it tells it. So a store whose messages nobody counts or replaces pays
 nothing for it, not at its start either.
 
+Where memory runs out in the middle of a change it begins once more: it is derived, and what is told to it has happened.
+
 While it is taken, a message is counted if its unit lies before the place that has been reached: what gets a unit
 meanwhile gets it at the log's end, and is met there.
 
@@ -137,23 +139,38 @@ class Census:
             self.reached = position
 
     def took(self, waits: Waits, reached: int) -> None:
-        """The units before a position have been looked at; these messages of the last of them wait."""
+        """The units before a position have been looked at; these messages of the last of them wait. Raises MemoryError:
+        then it has begun once more."""
         self.reached = reached
-        self._change(waits, 1)
+        try:
+            self._change(waits, 1)
+        except MemoryError:
+            self._begin_again()
+            raise
 
     def complete(self) -> None:
         """All units have been looked at."""
         self.reached = _ALL
 
     def added(self, waits: Waits) -> None:
-        """Messages got units at the end of the log."""
+        """Messages got units at the end of the log. Never fails."""
         if self.is_complete:
-            self._change(waits, 1)
+            self._change_or_begin_again(waits, 1)
 
     def removed(self, waits: Waits) -> None:
-        """Messages wait no more by the units that they have."""
+        """Messages wait no more by the units that they have. Never fails."""
         if self.is_begun:
-            self._change(waits if self.is_complete else waits[waits["position"] < self.reached], -1)
+            self._change_or_begin_again(waits, -1)
+
+    def _change_or_begin_again(self, waits: Waits, sign: int) -> None:
+        try:
+            self._change(waits if self.is_complete else waits[waits["position"] < self.reached], sign)
+        except MemoryError:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self.reached = 0  # whoever looks begins where the log does
+        self.counts, self.keys = DueCounts(), KeyIndex()
 
     def _change(self, waits: Waits, sign: int) -> None:
         if not len(waits):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -49,22 +50,25 @@ class UnitPlaces:
         """How many units those are."""
 
     def note(self, positions: Positions, units: Units) -> None:
-        """Units, at ascending positions, that lie behind all that are known. The caller leaves both as they are."""
+        """Units, at ascending positions, that lie behind all that are known. The caller leaves both as they are. Never
+        fails: the units are in the log by now."""
         self._waiting.append((positions, units))
         self._count += len(units)
         if self._count >= _SOME:
-            self._settle()
+            with suppress(MemoryError):  # then another time
+                self._settle()
 
     def _settle(self) -> None:
         if not self._waiting:
             return
-        waiting, self._waiting, self._count = self._waiting, [], 0
-        if len(waiting) == 1:
-            self._add(*waiting[0])
-            return
-        positions, units = zip(*waiting, strict=True)
-        # numpy would join units field by field.
-        self._add(np.concatenate(positions), np.frombuffer(b"".join(units), UNIT))
+        # Where memory runs out in the middle they are taken in once more: to have one twice does no harm.
+        if len(self._waiting) == 1:
+            self._add(*self._waiting[0])
+        else:
+            positions, units = zip(*self._waiting, strict=True)
+            # numpy would join units field by field.
+            self._add(np.concatenate(positions), np.frombuffer(b"".join(units), UNIT))
+        self._waiting, self._count = [], 0
 
     def _add(self, positions: Positions, units: Units) -> None:
         physical = units["physical_offset"].astype(np.int64)

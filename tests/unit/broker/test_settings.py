@@ -17,6 +17,7 @@ from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.headers import ConsumerSendMsgBack, GetRouteInfo, Topic
 from duemq.protocol.requests.registration import encode_registration
+from duemq.storage.durability.jobs import Lane
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
@@ -367,3 +368,20 @@ async def test_tables_are_written_as_often_as_wanted(
     loop.advance(1.1)
     while not file.exists() or "T@consumers" not in file.read_text():
         await turns()
+
+
+async def test_the_file_has_a_table_of_levels_when_a_crash_does_not_undo_it(tmp_path: Path) -> None:
+    """Before, all that waits would go by the new one after a kill: what was promised in a minute might come at once."""
+    file = tmp_path / "broker.conf"
+    file.write_text("messageDelayLevel=60s\n")
+    async with running(tmp_path / "store", origin=Origin(str(file))) as broker:
+        peer = broker.connect()
+        broker.lanes.hold(Lane.FILES)
+        command = update("messageDelayLevel=1s\n")
+        peer.post(command)
+        await turns(20)
+        assert (peer.answer_of(command), file.read_text()) == (None, "messageDelayLevel=60s\n")
+        broker.lanes.let_go(Lane.FILES)
+        while peer.answer_of(command) is None:
+            await turns(1)
+        assert file.read_text() == "messageDelayLevel=1s\n"

@@ -282,3 +282,23 @@ def test_what_a_level_had_is_not_told_to_be_cancelled_where_the_log_no_longer_te
     life(world)
     assert world.timers._slots.log.begin > 0
     assert world.cancel(place) is Cancelled.NO_LONGER_WAITS
+
+
+def test_after_a_kill_units_of_what_was_delivered_lie_behind_those_of_the_first_records() -> None:
+    """The file with the first ones goes first: one that stayed alone would tell of a message that was cancelled."""
+    world = TimerWorld()
+    world.send(START_MS + 600_000)
+    world.pass_time(100)
+    world.checkpoint()
+    places = [world.send(START_MS + 600_000) for _ in range(5)]
+    world.run()
+    for place in places:
+        assert world.timers.changes.reschedule(place, START_MS + 500, world.now_ms) is Cancelled.CANCELLED
+    world.pass_time(1500)
+    assert len(world.bodies()) == 5
+    world.open()
+    world.run()
+    log = world.timers._slots.log
+    order = [int(unit["physical_offset"]) for _, units in log.scan(log.begin, log.end) for unit in units]
+    assert len(order) == 1 + 2 * 5
+    assert sorted(order.index(place) for place in places) == [1, 2, 3, 4, 5]
