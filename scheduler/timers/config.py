@@ -26,8 +26,7 @@ class TimerConfig:
     max_delay: int = 366 * DAY_SECONDS
     """timerMaxDelaySec, seconds: a later time is refused."""
     congest_limit: int = 2**31 - 1
-    """timerCongestNumEachSlot: so many messages the slot of a second takes, and no more; those that were cancelled since
-    count."""
+    """timerCongestNumEachSlot: so many messages the slot of a second takes, with those that were cancelled since."""
     stop_enqueue: bool = False
     """timerStopEnqueue."""
     stop_dequeue: bool = False
