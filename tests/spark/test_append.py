@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_the_command_appends_each_store(spark: SparkSession, tmp_path: Path) -> None:
     worlds = [World(tmp_path / name / "store", str(tmp_path / name / "store")) for name in ("a", "b")]
-    for records in (30, 10, 0):
+    for records in (30, 10):
         for world in worlds:
             world.grow(records)
         done = duemq("archive", f"{tmp_path}/[ab]/store", "table", "--append", *SMALL, cwd=tmp_path)

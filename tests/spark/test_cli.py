@@ -79,14 +79,10 @@ def test_good_answers_come_without_complaints(
     """Of Java's modules, and of workers whose rows a limit cuts off; and an unknown column is one line."""
     (tmp_path / "a").symlink_to(duemq_store.path)
     (tmp_path / "b").symlink_to(apache_497_store.path)
-    for query, rows in (
-        ("select store, count(*) n from messages group by store", 2),
-        ("select * from messages", 2),
-        ("select topic from consume_queue", 2),
-    ):
-        done = duemq("sql", f"{tmp_path}/[ab]", query, "--limit", "2", "--format", "csv", *SMALL, cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, ""), query
-        assert len(done.stdout.splitlines()) == 1 + rows
+    query = "select store, topic, body from messages"
+    done = duemq("sql", f"{tmp_path}/[ab]", query, "--limit", "2", "--format", "csv", *SMALL, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1 + 2
     done = duemq("sql", tmp_path / "a", "select bodi from messages", *SMALL, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
