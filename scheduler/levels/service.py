@@ -62,6 +62,8 @@ _SETTLE_UNITS: Final = 65_536
 _LIMITED_UNITS: Final = 64
 """Of each of them the record may have to be read."""
 _UNSEEN_MS: Final = 2000
+_MAX_UNNOTED_MS: Final = 60_000
+"""A broker that runs and stores messages notes in less than this what the clock says, and how far the log is."""
 """By so much the wall clock may go on before somebody looks at it."""
 _MOST_RUNS: Final = 1000
 """Each step looks at each of them."""
@@ -298,12 +300,18 @@ class LevelQueues:
             self._follow_what_was_stored(seen)
             return self._set_back_meanwhile(now.wall_ms, seen)
         if abs(jump) >= TOLERANCE_MS:
-            set_ms = seen.wall_ms + jump
-            stored_ms = self._store.appender.last_store_timestamp
-            is_stored = self._store.log.end > seen.end and abs(stored_ms - set_ms) < abs(stored_ms - seen.wall_ms)
+            # What was stored since may be of before and after alike. None of it may come early: of a clock that was set
+            # forward it counts as before, of one that was set back as after, as far as both can be.
+            since_ms = min(now.wall_ms - jump - seen.wall_ms, _MAX_UNNOTED_MS)
+            latest = seen.wall_ms + since_ms + min(jump, 0)
+
+            def is_after(stored_ms: int) -> bool:
+                return stored_ms > latest if jump > 0 else stored_ms <= latest
+
+            is_stored = self._store.log.end > seen.end and is_after(self._store.appender.last_store_timestamp)
             log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=is_stored)
             for level in self.levels.values():
-                self._shift(level, self._times.first_after(level, set_ms, jump, seen.end), jump)
+                self._shift(level, self._times.first_after(level, seen.end, is_after), jump)
             self._wants_checkpoint = True
         return 0
 
@@ -318,7 +326,10 @@ class LevelQueues:
             return
         log.warning("clock_set_back", ms=-jump, while_running=True)
         for level in self.levels.values():
-            self._shift(level, self._times.first_after(level, stored_ms, jump, seen.end), jump)
+            boundary = self._times.first_after(
+                level, seen.end, lambda each: abs(each - stored_ms) <= abs(each - seen.wall_ms)
+            )
+            self._shift(level, boundary, jump)
 
     @staticmethod
     def _shift(level: Level, boundary: int, jump: int) -> None:
@@ -393,8 +404,12 @@ class LevelQueues:
             return
         # All that is read for it comes first: where that fails, the next step begins anew.
         jump = self._jump_ms
+
+        def is_after(stored_ms: int) -> bool:
+            return abs(stored_ms - now.wall_ms) <= abs(stored_ms - (now.wall_ms - jump))
+
         boundaries = [
-            (level, self._times.first_after(level, now.wall_ms, jump, self._seen_end)) for level in self.levels.values()
+            (level, self._times.first_after(level, self._seen_end, is_after)) for level in self.levels.values()
         ]
         self._jump_ms, self._seen_end = 0, self._store.log.end
         log.warning("clock_set_forward" if jump > 0 else "clock_set_back", ms=abs(jump), while_running=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,14 +76,15 @@ class LevelTimes:
                 high = middle
         return low
 
-    def first_after(self, level: Level, now_ms: int, jump_ms: int, seen_end: int) -> int:
+    def first_after(self, level: Level, seen_end: int, is_after: Callable[[int], bool]) -> int:
         """The first message of a level that was stored after the clock was set: behind what was there when it was last
-        looked at (`seen_end`, a physical offset), and nearer to the new time than the old."""
+        looked at (`seen_end`, a physical offset), and with a store time, ms, that `is_after` says so of."""
         offset = level.queue.next_offset
         while (unit := level.queue.unit(offset - 1)) is not None and unit[0] >= seen_end:
-            stored = self._store_timestamp(unit[0], unit[1]) if unit[1] != PADDING_SIZE else now_ms
-            if stored is None or abs(stored - now_ms) > abs(stored - (now_ms - jump_ms)):
-                break
+            if unit[1] != PADDING_SIZE:
+                stored = self._store_timestamp(unit[0], unit[1])
+                if stored is None or not is_after(stored):
+                    break
             offset -= 1
         return offset
 

@@ -599,3 +599,22 @@ def test_messages_keep_their_delay_whatever_the_clock_does_until_the_machine_is_
                 assert at - 0.001 <= world.clock.monotonic() <= at + 0.001 + 2.0 * steps.count("wait")
         assert due is not None or not promised
         world.clock.advance(max(1, (due or 0) - world.clock.now_ms()))
+
+
+@pytest.mark.parametrize("jump_ms", [3000, -3000, 1000, 10_000, -10_000, HOUR_MS])
+@pytest.mark.parametrize("since_ms", [500, 2700, 6000])
+def test_the_clock_set_while_a_killed_broker_is_down(jump_ms: int, since_ms: int) -> None:
+    """What was stored since it was looked at last may be of before as well as of after."""
+    world = World()
+    world.clock.boot_id = b"the only boot..."
+    world.clock.advance(2 * HOUR_MS)
+    world.run()
+    world.checkpoint()
+    world.clock.advance(since_ms)
+    world.schedule(2, b"5 s")
+    world.clock.advance(40)
+    world.clock.set_wall(world.clock.now_ms() + jump_ms)
+    world.open()
+    (came_ms,) = delivery_times(world, 20_000).values()
+    can_be_both = abs(jump_ms) <= since_ms + 40
+    assert 4960 <= came_ms <= 5000 + abs(jump_ms) * can_be_both
