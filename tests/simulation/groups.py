@@ -99,8 +99,8 @@ class PushConsumer:
                     group.create_task(self._read_on(queue))
 
     async def _read_on(self, queue: int) -> None:
-        """Read as long as the connection lives. Not on another one, which the reader of another queue may have made: all
-        of them end with theirs, and then the group is joined anew."""
+        """Read as long as the connection lives. Not on another one, which the reader of another queue may have made:
+        all of them end with theirs, and then the group is joined anew."""
         link = self._client.link()
         while self._client.is_connected and self._client.link() is link and not self.is_over:
             await self._read(queue)
