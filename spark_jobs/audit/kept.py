@@ -21,6 +21,7 @@ import os
 import pkgutil
 import secrets
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -55,6 +56,7 @@ _RULES: Final = (
     "analyse/usage",
 )  # fmt: skip
 """Modules that decide what is kept: with another text of one of these nothing counts."""
+_THREADS: Final = min(4, os.cpu_count() or 1)
 _FRESH_NS: Final = 2_000_000_000
 """A file that was written to so short before it was looked at may have been written to since, and keep its time."""
 
@@ -359,7 +361,7 @@ def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int)
 def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
     """The kept ranges whose bytes in the commitlog are as they were: because their file is the same, of the same time;
     else all of their bytes are read and compared, as a rule those of the file that was the last one."""
-    found = []
+    possible: list[tuple[KeptRange, bool]] = []
     for part in manifest.ranges:
         start, end = part.place
         segment = store.segment_of(start)
@@ -369,9 +371,11 @@ def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment
         if was is None or known is None:
             continue
         is_proven = not was.is_fresh and msgspec.structs.replace(known, is_fresh=False) == was
-        if is_proven or _is_as_hashed(store, part.read):
-            found.append(part)
-    return found
+        possible.append((part, is_proven))
+    # Hashing is most of what a run does that has little to read; hashlib lets go of the interpreter for that.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        is_same = pool.map(lambda each: each[1] or _is_as_hashed(store, each[0].read), possible)
+        return [part for (part, _), same in zip(possible, is_same, strict=True) if same]
 
 
 def is_same_table(part: KeptRange, old: list[int], new: list[int]) -> bool:
