@@ -20,7 +20,7 @@ import numpy as np
 
 from duemq.protocol.records import properties
 from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC, TIMER_TOPIC
-from duemq.spark_jobs.store.store_files import UNIT
+from duemq.storage.log.copies import UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ class Agreement:
         for file in self._store.queue_files():
             if file.topic.startswith(_ALSO_IN):
                 continue
-            room = file.size // UNIT.itemsize
+            room = file.size // UNITS.itemsize
             units = bisect_left(range(room), True, key=lambda at: not self._unit(file.path, at)[1])
             if units:
                 first, last = self._unit(file.path, 0)[0], self._unit(file.path, units - 1)[0]
@@ -126,10 +126,10 @@ class Agreement:
 
     def _unit(self, path: str, at: int) -> tuple[int, int]:
         """Physical offset and size in a unit."""
-        data = self._store.read(path, at * UNIT.itemsize, UNIT.itemsize)
-        if len(data) < UNIT.itemsize:
+        data = self._store.read(path, at * UNITS.itemsize, UNITS.itemsize)
+        if len(data) < UNITS.itemsize:
             return 0, 0
-        found = np.frombuffer(data, UNIT)[0]
+        found = np.frombuffer(data, UNITS)[0]
         return int(found["physical_offset"]), int(found["size"])
 
 

@@ -47,7 +47,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import reason, refuse_within
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import RANGE_SIZE, Range, plan
-from duemq.spark_jobs.store.store_files import UNIT, QueueFile, StoreFiles
+from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
 from duemq.spark_jobs.writers import commitlog, index, layout, queues, spill, timers
 from duemq.spark_jobs.writers.commitlog import CopyTask
 from duemq.spark_jobs.writers.layout import Layout
@@ -58,6 +58,7 @@ from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import SIZE as CHECKPOINT_SIZE
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import OsFiles
+from duemq.storage.log.copies import UNITS
 from duemq.storage.queues import check, index_file
 from duemq.storage.queues.consume_queue import TIMER_TOPIC
 
@@ -381,7 +382,7 @@ class _Compaction:
             self._has_holes |= kept.is_message
 
     def _units_per_file(self) -> int:
-        return next((file.size for file in self._store.queue_files()), UNIT.itemsize) // UNIT.itemsize
+        return next((file.size for file in self._store.queue_files()), UNITS.itemsize) // UNITS.itemsize
 
     # --- where it goes
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from duemq.spark_jobs.store.store_files import UNIT
 from duemq.spark_jobs.writers.spill import load
 from duemq.storage.config_file import decode_table
 from duemq.storage.files import OsFiles
+from duemq.storage.log.copies import UNITS
 from duemq.storage.queues import check as queue_check
 from duemq.storage.queues.check import QueueCheck
 from duemq.storage.queues.consume_queue import PADDING_SIZE
@@ -83,7 +83,7 @@ def _removed(store: StoreFiles, checkpoint: Checkpoint) -> dict[str, int]:
     if store.written_by != "duemq" or checkpoint.is_foreign or queue_check.NAME not in checkpoint.notes:
         return {}
     root = store.local_path
-    file_size = next((file.size for file in store.queue_files()), UNIT.itemsize)
+    file_size = next((file.size for file in store.queue_files()), UNITS.itemsize)
     path, queues = os.path.join(root, queue_check.FILE_NAME), os.path.join(root, "consumequeue")
     check = QueueCheck(OsFiles(), path, queues, file_size)
     check.load(checkpoint.recovery_offset or 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC
-from duemq.spark_jobs.store.store_files import UNIT
+from duemq.storage.log.copies import UNITS
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
@@ -39,9 +39,9 @@ def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
 
 def _bounds_of_full(store: StoreFiles, file: QueueFile) -> tuple[int, int] | None:
     """The bounds of a file that has a unit in its first and its last place; None of another one."""
-    count = file.size // UNIT.itemsize
-    first, last = (store.read(file.path, at * UNIT.itemsize, UNIT.itemsize) for at in (0, max(count - 1, 0)))
-    sizes = [int(np.frombuffer(data, UNIT)["size"][0]) for data in (first, last) if len(data) == UNIT.itemsize]
+    count = file.size // UNITS.itemsize
+    first, last = (store.read(file.path, at * UNITS.itemsize, UNITS.itemsize) for at in (0, max(count - 1, 0)))
+    sizes = [int(np.frombuffer(data, UNITS)["size"][0]) for data in (first, last) if len(data) == UNITS.itemsize]
     if len(sizes) < 2 or 0 in sizes or sizes[0] == _PADDING_SIZE:
         return None
     return file.first_unit, file.first_unit + count

@@ -27,6 +27,9 @@ import numpy as np
 from duemq.spark_jobs.columns.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
+from duemq.storage.durability import checkpoint
+from duemq.storage.log.copies import UNITS
+from duemq.storage.queues.consume_queue import UNIT as _UNIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,13 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
-UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_UNIT: Final = struct.Struct(">qiq")
 DEFAULT_SEGMENT_SIZE: Final = 1 << 30
-DEFAULT_QUEUE_FILE_SIZE: Final = 300_000 * UNIT.itemsize
-_OURS_AT: Final = 2048
-_OURS: Final = struct.Struct(">8sqqq")
-_THEIRS: Final = struct.Struct(">qqq")
+DEFAULT_QUEUE_FILE_SIZE: Final = 300_000 * UNITS.itemsize
 _TABLES: Final = {
     "topics.json": "topicConfigTable",
     "consumerOffset.json": "offsetTable",
@@ -194,9 +192,7 @@ class StoreFiles:
 
     def _be_new(self, *, is_clean: bool) -> None:
         """A store in which no message was stored yet: RocketMQ makes its first file for the first message."""
-        stored_ms, *_ = _THEIRS.unpack(
-            (self.read_whole("checkpoint") or b"")[: _THEIRS.size].ljust(_THEIRS.size, b"\0")
-        )
+        stored_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
         if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
             raise NoStore(self.path, "its commitlog/ has no files, but messages were stored: its files are gone")
         self.segments = [Segment(0, f"commitlog/{0:020d}", 0)]
@@ -260,18 +256,18 @@ class StoreFiles:
     def _find_end(self, since: int) -> None:
         last = self.segments[-1]
         self.readable_end = self._written_end()
-        checkpoint = self.read_whole("checkpoint")
-        if checkpoint is None or len(checkpoint) < _THEIRS.size:
-            if self.is_running:
-                self.readable_end = last.first_offset
-            return
-        physic, logic, _ = _THEIRS.unpack_from(checkpoint)
-        recovery = self._our_recovery(checkpoint, physic, logic)
+        data = self.read_whole("checkpoint") or b""
+        found = checkpoint.decode(data)
+        recovery = found.recovery_offset
+        if not (self.read_whole("lock") or b"").startswith(b"duemq"):
+            recovery = None  # RocketMQ had the store since
         if recovery is not None:
             self.written_by = "duemq"
             self._recovery = recovery
-        if self.is_running:
-            self.readable_end = self._flushed_end(max(since, recovery or 0), physic)
+        if self.is_running and not data:
+            self.readable_end = last.first_offset
+        elif self.is_running:
+            self.readable_end = self._flushed_end(max(since, recovery or 0), found.physic_timestamp)
 
     def _flushed_end(self, known: int, physic_ms: int) -> int:
         """Up to where the log is flushed, as the checkpoint tells. `known`: up to here for certain."""
@@ -284,15 +280,6 @@ class StoreFiles:
 
     def _written_end(self) -> int:
         return self.segments[-1].first_offset + self._written(self.segments[-1])
-
-    def _our_recovery(self, checkpoint: bytes, physic: int, logic: int) -> int | None:
-        """The recovery offset in our part of the checkpoint (see `storage.durability.checkpoint`), while it holds."""
-        if len(checkpoint) < _OURS_AT + _OURS.size:
-            return None
-        magic, recovery, copied_physic, copied_logic = _OURS.unpack_from(checkpoint, _OURS_AT)
-        is_ours = magic[:6] == b"DUEMQC" and (copied_physic, copied_logic) == (physic, logic)
-        lock = self.read_whole("lock") or b""
-        return recovery if is_ours and lock.startswith(b"duemq") else None
 
     def _flushed(self, start: int, limit: int, physic_ms: int) -> int:
         """Up to where a part of a file is flushed: behind the last record that was stored before the checkpoint's time.
@@ -370,7 +357,7 @@ class StoreFiles:
                     continue
                 folder = f"consumequeue/{topic}/{queue}"
                 result += [
-                    QueueFile(topic, int(queue), int(name) // UNIT.itemsize, f"{folder}/{name}", size)
+                    QueueFile(topic, int(queue), int(name) // UNITS.itemsize, f"{folder}/{name}", size)
                     for name, size in self.sizes(folder)
                     if _SEGMENT_NAME.fullmatch(name) and size
                 ]
@@ -382,25 +369,25 @@ class StoreFiles:
         if not _can_be_topic(topic):
             return None
         file_size = self._queue_file_size
-        at = queue_offset * UNIT.itemsize
+        at = queue_offset * UNITS.itemsize
         name = f"consumequeue/{topic}/{queue_id}/{at // file_size * file_size:020}"
         try:
-            data = self.read(name, at % file_size, UNIT.itemsize)
+            data = self.read(name, at % file_size, UNITS.itemsize)
         except OSError as error:
             if error.errno not in _ABSENT:
                 raise
             return None
-        if len(data) < UNIT.itemsize:
+        if len(data) < UNITS.itemsize:
             return None
         offset, size, _ = _UNIT.unpack(data)
         return (offset, size) if size else None
 
     def units_at(self, topic: str, queue_id: int, first: int, count: int) -> NDArray[Any]:
-        """So many units of a consume queue from a queue offset on, as UNIT; zeros where there are none. The topic may
+        """So many units of a consume queue from a queue offset on, as UNITS; zeros where there are none. The topic may
         be any text, also one that no directory can have for a name."""
         if not _can_be_topic(topic):
-            return np.zeros(count, UNIT)
-        file_size, size = self._queue_file_size, UNIT.itemsize
+            return np.zeros(count, UNITS)
+        file_size, size = self._queue_file_size, UNITS.itemsize
         parts = []
         at, end = first * size, (first + count) * size
         while at < end:
@@ -414,7 +401,7 @@ class StoreFiles:
                 data = b""
             parts.append(data.ljust(stop - at, b"\0"))
             at = stop
-        return np.frombuffer(b"".join(parts), UNIT)
+        return np.frombuffer(b"".join(parts), UNITS)
 
     @cached_property
     def _queue_file_size(self) -> int:
@@ -422,11 +409,11 @@ class StoreFiles:
         return next((file.size for file in self.queue_files() if file.size), DEFAULT_QUEUE_FILE_SIZE)
 
     def units(self, file: QueueFile) -> NDArray[Any]:
-        """The units of a file of a consume queue, as UNIT, without the zeros behind the last one."""
+        """The units of a file of a consume queue, as UNITS, without the zeros behind the last one."""
         size = file.size
         if self.is_local:
             size = min(size, self._written(Segment(0, file.path, file.size)))
-        units = np.frombuffer(self.read(file.path, 0, size - size % UNIT.itemsize), UNIT)
+        units = np.frombuffer(self.read(file.path, 0, size - size % UNITS.itemsize), UNITS)
         used = np.flatnonzero(units["size"])
         return units[: used[-1] + 1] if len(used) else units[:0]
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
-from duemq.spark_jobs.store.store_files import UNIT, QueueFile, StoreFiles
+from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+from duemq.storage.log.copies import UNITS
 
 
 class QueuesTask(NamedTuple):
@@ -66,12 +67,12 @@ def restore(task: tuple[Directory, str, str]) -> int:
         target = os.path.normpath(os.path.join(directory, os.path.relpath(name, "consumequeue")))
         if not target.startswith(os.path.join(os.path.normpath(directory), "")):
             raise JobError(f"{path}: names the file {name}, which is no consume queue's")
-        units = np.zeros(rows.num_rows, UNIT)
+        units = np.zeros(rows.num_rows, UNITS)
         units["physical_offset"] = rows["physical_offset"].to_numpy()
         units["size"] = rows["record_size"].to_numpy()
         units["tags_code"] = rows["tags_code"].to_numpy()
         offsets = rows["queue_offset"].to_numpy()
-        first = int(os.path.basename(name)) // UNIT.itemsize
+        first = int(os.path.basename(name)) // UNITS.itemsize
         if len(offsets) and (offsets != first + np.arange(len(offsets))).any():
             raise JobError(f"{path}: units of {name} are missing")
         os.makedirs(os.path.dirname(target), exist_ok=True)

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from duemq.spark_jobs.store.store_files import UNIT, QueueFile, StoreFiles
+from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
 from duemq.spark_jobs.writers.spill import OffsetMap
+from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC, TIMER_TOPIC, WITHDRAWN_SIZE
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _write_queue(task: QueueTask, files: list[QueueFile], offsets: OffsetMap) ->
     first = next((at for at in with_units if (new[at] >= 0).any()), None)
     if first is None:
         last = with_units[-1]
-        units = np.zeros(len(new[last]), UNIT)
+        units = np.zeros(len(new[last]), UNITS)
         units["physical_offset"], units["size"] = task.begin - 1, WITHDRAWN_SIZE
         _write_file(folder, files[last], units)
         return 0, 0
@@ -109,7 +110,7 @@ def _file_of(
     files behind lies, -1 without one, and its tags code; `end`: of the queue's last record."""
     following, code = behind
     old = task.store.units(file)
-    units = np.empty(len(old), UNIT)
+    units = np.empty(len(old), UNITS)
     is_there = new >= 0
     next_there = _next(new, following, is_there)
     is_decoded = file.topic in _DECODED
@@ -139,6 +140,6 @@ def _next(values: Integers, following: int, is_there: NDArray[np.bool_]) -> Inte
 
 
 def _write_file(folder: str, file: QueueFile, units: NDArray[Any]) -> None:
-    with open(os.path.join(folder, f"{file.first_unit * UNIT.itemsize:020}"), "wb") as out:
+    with open(os.path.join(folder, f"{file.first_unit * UNITS.itemsize:020}"), "wb") as out:
         out.write(np.ascontiguousarray(units).view(np.uint8).data)
         out.truncate(file.size)

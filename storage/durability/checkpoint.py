@@ -71,17 +71,18 @@ def load(files: Files, path: str, *, is_ours: bool = False) -> Checkpoint:
     """The checkpoint in a file; zeros where the file is missing or too short. `is_ours`: nobody but us wrote the store
     since it was last started. Then what is not as we wrote it is damaged, and counts as missing, with a warning: all of
     the commitlog says the same, and more."""
-    checkpoint = _load(files, path)
+    data = files.read_whole(path)
+    checkpoint = decode(data) if data is not None else Checkpoint()
     if not (is_ours and checkpoint.is_foreign):
         return checkpoint
     log.warning("checkpoint_damaged", file=path, reason="it is not as it was written; all of the commitlog is read")
     return Checkpoint()
 
 
-def _load(files: Files, path: str) -> Checkpoint:
-    data = files.read_whole(path)
-    if data is None or len(data) < _THEIRS.size:
-        return Checkpoint(is_foreign=data is not None)
+def decode(data: bytes) -> Checkpoint:
+    """The checkpoint in the bytes of a file; zeros where there are too few."""
+    if len(data) < _THEIRS.size:
+        return Checkpoint(is_foreign=True)
     physic, logic, index = _THEIRS.unpack_from(data)
     checkpoint = Checkpoint(physic, logic, index, is_foreign=True)
     ours = data[_OURS_AT : _OURS_AT + _OURS.size]

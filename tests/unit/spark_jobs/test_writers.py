@@ -19,12 +19,13 @@ from duemq.spark_jobs.columns.records import PADDING, Records
 from duemq.spark_jobs.compact.decide import find_superseded
 from duemq.spark_jobs.compact.scan import KEYED, LEVEL, PLAIN, TIMER_DELETE
 from duemq.spark_jobs.errors import JobError
-from duemq.spark_jobs.store.store_files import UNIT, QueueFile
+from duemq.spark_jobs.store.store_files import QueueFile
 from duemq.spark_jobs.writers import commitlog, index, layout, queues
 from duemq.spark_jobs.writers.hashes import key_hashes
 from duemq.spark_jobs.writers.place import Place
 from duemq.spark_jobs.writers.spill import OffsetMap, load, save
 from duemq.spark_jobs.writers.tasks import Processes
+from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import FOLLOWING, PADDING_SIZE, SCHEDULE_TOPIC
 from duemq.storage.queues.index_file import ITEM, java_hashes
 
@@ -261,7 +262,7 @@ def test_files_have_their_size_and_end_markers(tmp_path: Path) -> None:
 
 SEGMENT = 1000
 BEGIN = 2000
-UNITS = 4
+UNITS_A_FILE = 4
 
 
 @settings(max_examples=100)
@@ -279,21 +280,21 @@ def test_units_of_queues(
     kept = np.array(stays)
     OffsetMap.make(str(directory), int(kept.sum()))
     OffsetMap.fill(str(directory), 0, old[kept], places[kept])
-    units = np.zeros(len(stays), UNIT)
+    units = np.zeros(len(stays), UNITS)
     units["physical_offset"], units["size"], units["tags_code"] = old, 95, np.arange(len(stays))
     files = [
-        QueueFile(topic, 1, first, f"consumequeue/{topic}/1/{first * 20:020}", UNITS * 20)
-        for first in range(0, len(stays), UNITS)
+        QueueFile(topic, 1, first, f"consumequeue/{topic}/1/{first * 20:020}", UNITS_A_FILE * 20)
+        for first in range(0, len(stays), UNITS_A_FILE)
     ]
-    store = SimpleNamespace(units=lambda file: units[file.first_unit : file.first_unit + UNITS])
+    store = SimpleNamespace(units=lambda file: units[file.first_unit : file.first_unit + UNITS_A_FILE])
     out = directory / "new"
     written = queues.write(
         queues.QueueTask(store, [files], str(directory), str(out), BEGIN, SEGMENT)  # type: ignore[arg-type]
     )
     found = {}
     for path in (out / topic / "1").iterdir():
-        assert path.stat().st_size == UNITS * 20
-        content = np.frombuffer(path.read_bytes(), UNIT)
+        assert path.stat().st_size == UNITS_A_FILE * 20
+        content = np.frombuffer(path.read_bytes(), UNITS)
         for number, unit in enumerate(content.tolist()):
             if unit[1]:
                 found[int(path.name) // 20 + number] = unit
