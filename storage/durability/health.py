@@ -91,8 +91,12 @@ class Health:
         try:
             yield
         except BaseException as error:
-            self.poison(f"what was written could not be noted: {error!r}")
-            raise self.error() from error
+            raise self.not_noted(error) from error
+
+    def not_noted(self, error: BaseException) -> StoreError:
+        """What was written could not be noted, see `noting`; gives the error to raise."""
+        self.poison(f"what was written could not be noted: {error!r}")
+        return self.error()
 
     def _change(self, verdict: Verdict, reason: str) -> None:
         if (verdict, reason) != (self.verdict, self.reason):

@@ -275,8 +275,7 @@ class Appender:
                 self.appended += queue.next_offset - queue.staged_from
                 queue.staged_from = -1
         except BaseException as error:  # it is written, and not known here: only a start finds it
-            self._health.poison(f"what was written could not be noted: {error!r}")
-            raise self._health.error() from error
+            raise self._health.not_noted(error) from error
         self._on_append(touched)
 
     def roll_back(self) -> None:
