@@ -89,6 +89,9 @@ class LogSums:
     def change(self, position: int, old: int, new: int) -> None:
         """The magic number of the unit at a position is another one. Never fails."""
         self._changes.append((position, old, new))
+        if len(self._changes) >= _SOME:
+            with suppress(MemoryError):  # then another time
+                self._settle()
 
     def _settle(self) -> None:
         """Take what waits into the sums, all or nothing. Raises MemoryError."""
@@ -108,11 +111,13 @@ class LogSums:
             newest = int((plain["write_ms"].astype(np.int64) + plain["delay_ms"]).max()) // _SLOT_MS
             last[base] = max(last.get(base, newest), newest)
             sums[base] = FileSum(crc32(plain.view(np.uint8), before.crc), before.magic + total & _MASK)
-        for position, old, new in self._changes:
-            base = position - position % self._segment_size
-            at = np.array([position])
-            taken, added = (int(mixed(at, np.array([magic]))[0]) for magic in (old, new))
-            sums[base] = sums[base]._replace(magic=sums[base].magic - taken + added & _MASK)
+        if self._changes:
+            positions, old, new = np.array(self._changes, np.int64).T
+            bases = positions - positions % self._segment_size
+            for base in set(bases.tolist()):
+                mine = bases == base
+                taken, added = (int(mixed(positions[mine], magic[mine]).sum()) for magic in (old, new))
+                sums[base] = sums[base]._replace(magic=sums[base].magic - taken + added & _MASK)
         self._by_file, self._last = sums, last
         self._waiting, self._changes, self._count = [], [], 0
 
