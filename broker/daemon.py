@@ -41,9 +41,15 @@ from duemq.broker.net.output_budget import OutputBudget
 from duemq.broker.net.request_turns import RequestBudget, RequestTime, RequestTurns
 from duemq.broker.net.router import Router
 from duemq.broker.net.slices import Slices
+from duemq.broker.produce.answers import SendAnswers
+from duemq.broker.produce.batches import BatchHandlers
+from duemq.broker.produce.replace import Replacements
+from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send import SendHandlers
 from duemq.broker.produce.send_back import SendBackHandlers
+from duemq.broker.produce.send_topics import SendTopics
 from duemq.broker.produce.staging import Staging
+from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig, Origin, parse_addresses
 from duemq.broker.settings.live import durability_config, follow, retention_config
@@ -375,11 +381,17 @@ class Broker:
         sources = Sources(
             self.settings, store, stats, levels, timers, held, retention, self._pulls.polls, real_clock, clock
         )
-        staging = Staging(store, topics.table, levels, timers)
+        staging = Staging(store, levels, timers, config.cluster_name)
+        send_topics = SendTopics(self.settings, topics, held)
+        when_ready = WhenReady(topics, store.appender, router, clock, reads)
+        answers = SendAnswers(config, store.appender.store_host)
+        retries = Retries(topics, groups)
+        batches = BatchHandlers(self.settings, store.appender, send_topics, when_ready, answers, limits)
+        replacements = Replacements(store, send_topics, levels, timers, staging, answers, router, clock, reads)
         send = SendHandlers(
-            self.settings, store, topics, groups, levels, timers, staging, held, router, clock, reads, limits
+            store, send_topics, retries, levels, timers, staging, when_ready, batches, replacements, answers, reads
         )
-        send_back = SendBackHandlers(self.settings, store, topics, groups, staging, router, clock, reads)
+        send_back = SendBackHandlers(self.settings, store, topics, groups, retries, staging, router, clock, reads)
         self._slices = slices = Slices(self._turns.share, reads)
         timer_handlers = TimerHandlers(self.settings, store, topics, timers, router, clock, slices, reads)
         pending = Pending(store, timers, levels)
@@ -401,6 +413,7 @@ class Broker:
         )
         for handlers in (
             send,
+            batches,
             send_back,
             self._pulls,
             OffsetHandlers(store, topics, groups, offsets, levels),

@@ -8,13 +8,23 @@ in a thread where the disk has to be waited for.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Final
 
 from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
-from duemq.broker.net.router import Answer
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.produce.answers import SendAnswers
+from duemq.broker.produce.message import ByTimer, DelayRequest, NewMessage, as_stored
+from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
+from duemq.broker.produce.staging import Staging
 from duemq.protocol.codes import ResponseCode
+from duemq.protocol.records import properties
+from duemq.protocol.requests.headers import Request, SendMessage
+from duemq.scheduler.levels.service import LevelQueues
+from duemq.scheduler.timers.index.keys import key_hash
 from duemq.scheduler.timers.service import Timers
 from duemq.storage.clock import Clock
 from duemq.storage.queues.pull import ColdRead
@@ -22,22 +32,47 @@ from duemq.storage.store import MessageStore
 
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
-"""So many sends wait, or so large ones, until further ones are refused."""
+"""When this many sends wait, or sends of this size in all, further ones are refused."""
 
 
 class Replacements:
     """The sends that wait for their turn."""
 
-    def __init__(self, store: MessageStore, timers: Timers, clock: Clock, reads: ColdReads) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: SendTopics,
+        levels: LevelQueues,
+        timers: Timers,
+        staging: Staging,
+        answers: SendAnswers,
+        router: Router,
+        clock: Clock,
+        reads: ColdReads,
+    ) -> None:
         """`clock`: the messages' clock."""
         self._store = store
-        self._clock = clock
+        self._appender = store.appender
+        self._topics = topics
+        self._levels = levels
         self._timers = timers
+        self._staging = staging
+        self._answers = answers
+        self._router = router
+        self._clock = clock
         self._reads = reads
         self._turn = asyncio.Lock()
         self._waiting = self._waiting_bytes = 0
 
-    def check(self, size: int) -> None:
+    def take(
+        self, connection: Connection, request: Request[SendMessage], asked: DelayRequest, *, at_once: bool
+    ) -> None:
+        """Take a send that replaces a message, when it has its turn; its answer comes then. `at_once`: see
+        `Router.spawn`. Raises Refused where too many wait."""
+        self._check(len(request.body))
+        self._router.spawn(connection, request, self._send(connection, request, asked), at_once=at_once)
+
+    def _check(self, size: int) -> None:
         """Raises Refused where a send of a size is too much now."""
         if self._waiting >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
             raise Refused(
@@ -46,9 +81,8 @@ class Replacements:
                 "others",
             )
 
-    async def send(self, topic: str, key: str, size: int, look: Callable[[], Callable[[], Answer]]) -> Answer:
-        """The answer to a send for a topic and a key, when that has its turn. `look` reads what it has to know of those
-        that it replaces, and changes nothing, as it may be called several times; what it gives takes the message."""
+    async def _send(self, connection: Connection, request: Request[SendMessage], asked: DelayRequest) -> Answer:
+        topic, key, size = request.header.topic, asked.replace_key or "", len(request.body)
         self._waiting += 1
         self._waiting_bytes += size
         try:
@@ -57,11 +91,85 @@ class Replacements:
                 ranges = await self._reads.run(self._timers.changes.replaced_by, topic, key, self._clock.now_ms())
                 if ranges and not self._store.is_cached(ranges):
                     await self._reads.read(ColdRead(self._store.log, ranges).run)
-                take = await self._reads.run(look)
-                return take()  # nothing else has had a turn since `look`
+                stage = await self._reads.run(self._look, connection, request, asked, key)
+                return self._staged(connection, request, stage)  # nothing else has had a turn since the look
         finally:
             self._waiting -= 1
             self._waiting_bytes -= size
+
+    def _staged(self, connection: Connection, request: Request[SendMessage], stage: Callable[[], Answer]) -> Answer:
+        try:
+            answer = stage()
+        except BaseException:
+            self._appender.roll_back()
+            raise
+        return self._router.answer_when_flushed(connection, request, answer)
+
+    def _look(
+        self, connection: Connection, request: Request[SendMessage], asked: DelayRequest, key: str
+    ) -> Callable[[], Answer]:
+        """Look at the messages that one replaces, which wait for its topic and key; gives what stages it, to be called
+        before anything else happens. All that has to be read is read here, where nothing is staged yet: a look that
+        would have to wait for the disk is repeated. Raises Refused, NotInMemory, StoreError, OSError."""
+        request.now_ms = self._clock.now_ms()
+        try:
+            return self._replacement(connection, request, asked, key)
+        except TopicNotSaved as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"the topic {error.topic.name} was deleted meanwhile: send again"
+            ) from None
+        except BaseException:
+            self._appender.roll_back()
+            raise
+
+    def _replacement(
+        self, connection: Connection, request: Request[SendMessage], asked: DelayRequest, key: str
+    ) -> Callable[[], Answer]:
+        header = request.header
+        topic = self._topics.topic_of(header)
+        queue_id = header.queue_id if header.queue_id >= 0 else random.randrange(topic.config.write_queue_nums)
+        now_ms = self._appender.begin(request.now_ms)
+        text = header.properties or ""
+        if asked.level > 0:
+            # By the wheel: the queue of a level does not tell what waits there for which key.
+            level = self._staging.by_level(topic, asked.level).level
+            text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
+            due_ms = self._levels.table.deliver_time(level, now_ms)
+            text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(due_ms))
+        due, text = self._staging.by_timer(text, now_ms)
+        message = NewMessage(
+            topic.queue(queue_id),
+            due and due._replace(key=key_hash(key)),
+            as_stored(text, self._staging.cluster),
+            request.body,
+            header.born_timestamp,
+            connection.born_host,
+            header.flag,
+            header.sys_flag,
+            header.reconsume_times or 0,
+        )
+        changes = self._timers.changes
+        places = changes.to_replace(topic.name, key, now_ms)
+        answers: list[Answer] = []
+
+        def stage(origin: int) -> None:
+            staged = _in_place_of(message, origin, key, now_ms) if origin else message
+            queue_offset = self._staging.stage(staged, now_ms)
+            physical_offset = self._appender.last_physical_offset
+            if isinstance(staged.due, ByTimer):
+                answer = self._answers.accepted_timer(
+                    request, queue_id, queue_offset, physical_offset, staged.due.deliver_ms
+                )
+            else:
+                answer = self._answers.accepted(request, queue_id, queue_offset, physical_offset)
+            answers.append(answer)
+
+        def replace() -> Answer:
+            unique_key = properties.get(text, properties.UNIQ_KEY)
+            changes.replace(places, unique_key, due.deliver_ms if due else now_ms, now_ms, stage)
+            return answers[0]
+
+        return replace
 
     async def _known(self) -> None:
         """Wait until it is known what waits for which key."""
@@ -70,3 +178,14 @@ class Replacements:
         counted = asyncio.Event()
         self._timers.count(counted.set)
         await counted.wait()
+
+
+def _in_place_of(message: NewMessage, origin: int, key: str, now_ms: int) -> NewMessage:
+    """A message that takes the place of the record at a physical offset."""
+    due = message.due
+    if isinstance(due, ByTimer):
+        return message._replace(due=due._replace(origin=origin))
+    # Through the wheel all the same: there one record tells both, that it is due and what it replaces.
+    text = properties.without_all(message.text, properties.TIMERS)
+    text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(now_ms))
+    return message._replace(due=ByTimer(now_ms, origin=origin, key=key_hash(key)), text=text)

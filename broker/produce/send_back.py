@@ -9,11 +9,12 @@ from duemq.broker.errors import Refused
 from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
-from duemq.broker.produce.retries import dead_letters, group_topic, retry_limit
+from duemq.broker.produce.message import NewMessage
+from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.staging import TIMER_NAMES, Staging
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.groups import Groups
-from duemq.broker.tables.topics import PERM_WRITE, RETRY_PREFIX, Topic, Topics
+from duemq.broker.tables.topics import PERM_WRITE, Topic, Topics
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
@@ -41,6 +42,7 @@ class SendBackHandlers:
         store: MessageStore,
         topics: Topics,
         groups: Groups,
+        retries: Retries,
         staging: Staging,
         router: Router,
         clock: Clock,
@@ -53,6 +55,7 @@ class SendBackHandlers:
         self._store = store
         self._topics = topics
         self._groups = groups
+        self._retries = retries
         self._staging = staging
         self._router = router
 
@@ -75,16 +78,16 @@ class SendBackHandlers:
         message = await self._reads.run(self._store.message_at, header.offset)
         if message is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
-        limit = retry_limit(self._groups, header.group, request.version, header.max_reconsume_times)
+        limit = self._retries.limit(header.group, request.version, header.max_reconsume_times)
         level = header.delay_level
         sys_flag = 2 if header.unit_mode else 0
         is_dead = message.reconsume_times >= limit or level < 0
         level = 0 if is_dead else level or _FIRST_RETRY_LEVEL + message.reconsume_times
         while True:
             if is_dead:
-                topic = dead_letters(self._topics, header.group, sys_flag)
+                topic = self._retries.dead_letters(header.group, sys_flag)
             else:
-                topic = group_topic(self._topics, f"{RETRY_PREFIX}{header.group}", group.retry_queue_nums, sys_flag)
+                topic = self._retries.retry_topic(header.group, group.retry_queue_nums, sys_flag)
             if topic.is_saved:
                 break
             await self._topics.saved(topic)  # it may be deleted meanwhile: then there is another one, or none
@@ -107,17 +110,15 @@ class SendBackHandlers:
         if properties.get(text, properties.ORIGIN_MESSAGE_ID) is None:
             text = properties.with_property(text, properties.ORIGIN_MESSAGE_ID, message.offset_message_id)
         text = properties.without_all(text, _NOT_FOR_RETRIES)
-        self._staging.stage(
+        again = NewMessage(
             topic.queue(random.randrange(topic.queue_limit)),
-            level,
-            None,
+            self._staging.by_level(topic, level) if level > 0 else None,
+            text,
             message.body,
-            text.encode(),
             message.born_timestamp,
             message.born_host,
             message.flag,
             message.sys_flag,
             min(message.reconsume_times + 1, _MAX_RECONSUME_TIMES),
-            self._clock.now_ms(),
-            is_stored=True,
         )
+        self._staging.stage(again, self._clock.now_ms(), is_stored=True)

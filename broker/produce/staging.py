@@ -6,18 +6,18 @@ from __future__ import annotations
 from typing import Final
 
 from duemq.broker.errors import Refused
+from duemq.broker.produce.message import ByLevel, ByTimer, NewMessage
 from duemq.broker.tables.topics import Topic
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.errors import TimerIllegal
-from duemq.protocol.frames.command import Body
-from duemq.protocol.records import checksum, properties, timer_properties
+from duemq.protocol.records import checksum, properties
 from duemq.protocol.records.record import FLAG_BORN_IPV6, FLAG_STORE_IPV6
 from duemq.protocol.records.timer_properties import AGAIN_ROOM, deliver_time, out_ms
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import queue_id_of
 from duemq.scheduler.timers.config import Refusal
 from duemq.scheduler.timers.service import Timers
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore
 
 TIMER_NAMES: Final = (
@@ -26,6 +26,7 @@ TIMER_NAMES: Final = (
     properties.TIMER_DEL_UNIQKEY,
     properties.TIMER_REPLACE,
 )
+_DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 """How long the hosts in a record are: that is ours to say, and not what a client's sysflag says of it."""
 
@@ -33,14 +34,32 @@ HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 class Staging:
     """Stages messages that may have to wait, see `storage.log.append`."""
 
-    def __init__(self, store: MessageStore, topics: dict[str, Topic], levels: LevelQueues, timers: Timers) -> None:
+    def __init__(self, store: MessageStore, levels: LevelQueues, timers: Timers, cluster_name: str) -> None:
+        self.cluster = f"{properties.CLUSTER}{properties.NAME_END}{cluster_name}"
+        """The property CLUSTER that new messages get, see `as_stored`."""
         self._store = store
         self._appender = store.appender
-        self._table = topics
         self._levels = levels
         self._timers = timers
 
-    def timer_of(self, text: str, now_ms: int) -> tuple[int | None, str]:
+    def by_level(self, topic: Topic, asked: int, *, tells_due: bool = False) -> ByLevel:
+        """The level of the broker's table for the level above 0 that a message to a topic asks for. Raises Refused
+        where the topic has a table of its own with a delay that the broker's has not: that would have no queue."""
+        table, own = self._levels.table, topic.delay_levels
+        if own is None:
+            return ByLevel(table.cap(asked), tells_due)
+        level = own.cap(asked)
+        delay_ms = own.delay_ms(level)
+        found = table.level_of(delay_ms)
+        if found is None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"level {level} of the topic {topic.name} is {delay_ms // 1000} s, which messageDelayLevel has not "
+                f"({table.text}): add it there",
+            )
+        return ByLevel(found, tells_due)
+
+    def by_timer(self, text: str, now_ms: int) -> tuple[ByTimer | None, str]:
         """The time for which a message that comes now has to wait, None for one that need not; and its properties
         without what another broker, or an earlier delivery, added about that, but with the time that a delay comes to.
         Raises Refused."""
@@ -51,17 +70,19 @@ class Staging:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
         if deliver_ms is None:
             return None, text
-        is_to_come = deliver_ms > now_ms
-        if is_to_come:
+        deletes = properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None
+        if deliver_ms > now_ms:
             refusal = self._timers.refusal(deliver_ms, now_ms)
             if refusal is not None:
                 raise self.refused(refusal, deliver_ms - now_ms)
-        elif properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
+        elif deletes:
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, self._timer_illegal())
         text = properties.without_all(text, properties.TIMER_STATE)
-        if is_to_come and "TIMER_DELAY_" in text:
+        if deliver_ms <= now_ms:
+            return None, text
+        if "TIMER_DELAY_" in text:
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(deliver_ms))
-        return deliver_ms if is_to_come else None, text
+        return ByTimer(deliver_ms, deletes), text
 
     def refused(self, refusal: Refusal, delay_ms: int) -> Refused:
         """The error for a message that the timers do not take; `delay_ms` is how long it would have to wait."""
@@ -89,130 +110,68 @@ class Staging:
             "current time"
         )
 
-    def stage(
-        self,
-        queue: ConsumeQueue,
-        level: int,
-        deliver_ms: int | None,
-        body: Body,
-        property_bytes: bytes,
-        born_timestamp: int,
-        born_host: bytes,
-        flag: int,
-        sys_flag: int,
-        reconsume_times: int,
-        now_ms: int,
-        origin: int = 0,
-        key: int = 0,
-        *,
-        is_stored: bool = False,
-    ) -> int:
-        """Stage a message that comes now for a queue: at once, by way of a delay level, or by way of the timers for a
-        time. With a timer, `origin` is the physical offset of a message that it replaces, and `key` see
-        `Timers.staged`. `is_stored`: it was stored before, and comes once more."""
-        property_bytes = checksum.without(property_bytes)
-        text = property_bytes.decode()
-        topic_name, real_queue = queue.topic, queue.queue_id
-        if level > 0:
-            level = self.level_for(topic_name, level)
-            text = properties.with_property(text, properties.DELAY, str(level))
-            queue = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(level))
-        elif deliver_ms is not None:
-            text = properties.with_property(text, properties.TIMER_OUT_MS, str(out_ms(deliver_ms)))
-            if origin:
-                text = properties.with_property(text, properties.TIMER_ROLL_TIMES, "1")
-            queue = self._timers.queue
-        is_delayed = level > 0 or deliver_ms is not None
-        if is_delayed:
-            text = properties.with_property(text, properties.REAL_TOPIC, topic_name)
-            text = properties.with_property(text, properties.REAL_QID, str(real_queue))
-            property_bytes = text.encode()
-        # A retry takes what room there is. It has properties of brokers', which it goes without if need be.
-        room = AGAIN_ROOM if is_delayed and not is_stored else 0
-        self._appender.check(body, property_bytes, room, is_stored=is_stored)
-        store_timestamp = self._appender.begin(now_ms)
-        promise = 0
-        if level > 0:
-            code = promise = self._levels.table.deliver_time(level, store_timestamp)
-        elif deliver_ms is not None and properties.get(text, properties.TIMER_DEL_UNIQKEY) is None:
-            code = promise = deliver_ms
-        else:
-            # One that deletes another is to be looked at, by its unique key: it has no time, and names no record.
+    def stage(self, message: NewMessage, now_ms: int, *, is_stored: bool = False) -> int:
+        """Stage a message that comes now; gives its queue offset. `is_stored`: it was stored before, and comes once
+        more. Raises RecordIllegal, StoreError."""
+        queue, due, text = message.queue, message.due, message.text
+        appender = self._appender
+        if checksum.NAME in text:
+            text = properties.without(text, checksum.NAME)
+        promise, room = 0, 0
+        store_timestamp = appender.begin(now_ms)
+        if due is None:
             code = properties.tags_code_of(text)
-        offset = self._appender.add(
+        else:
+            if isinstance(due, ByLevel):
+                code = promise = self._levels.table.deliver_time(due.level, store_timestamp)
+                text = _level_text(due, text, promise)
+                waits_in = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(due.level))
+            else:
+                text = properties.with_property(text, properties.TIMER_OUT_MS, str(out_ms(due.deliver_ms)))
+                if due.origin:
+                    text = properties.with_property(text, properties.TIMER_ROLL_TIMES, "1")
+                if due.deletes:
+                    # It is to be looked at, by its unique key: it has no time, and names no record but one it replaces.
+                    code, promise = properties.tags_code_of(text), due.origin
+                else:
+                    code, promise = due.deliver_ms, due.origin or due.deliver_ms
+                waits_in = self._timers.queue
+            text = _with_real_queue(text, queue.topic, queue.queue_id)
+            # A retry takes what room there is. It has properties of brokers', which it goes without if need be.
+            room = 0 if is_stored else AGAIN_ROOM
+            queue = waits_in
+        property_bytes = text.encode()
+        appender.check(message.body, property_bytes, room, is_stored=is_stored)
+        offset = appender.add(
             queue,
-            body,
+            message.body,
             property_bytes,
             code,
-            born_timestamp,
-            born_host,
-            flag,
-            sys_flag & ~HOST_FLAGS,
-            reconsume_times,
-            origin or promise,  # see MessageStore.tags_code
+            message.born_timestamp,
+            message.born_host,
+            message.flag,
+            message.sys_flag & ~HOST_FLAGS,
+            message.reconsume_times,
+            promise,  # see MessageStore.tags_code
         )
-        if queue is self._timers.queue:
-            self._timers.staged(offset, topic_name, key)
+        if isinstance(due, ByTimer):
+            self._timers.staged(offset, message.queue.topic, due.key)
         return offset
 
-    def level_for(self, topic_name: str, level: int) -> int:
-        """The level of the broker's table for the level that a message asks for. Raises Refused where the topic has a
-        table of its own with a delay that the broker's has not: that would have no queue."""
-        table = self._levels.table
-        topic = self._table.get(topic_name)
-        if topic is None or topic.delay_levels is None:
-            return table.cap(level)
-        own = topic.delay_levels
-        delay_ms = own.delay_ms(own.cap(level))
-        found = table.level_of(delay_ms)
-        if found is None:
-            raise Refused(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"level {own.cap(level)} of the topic {topic_name} is {delay_ms // 1000} s, which "
-                f"messageDelayLevel has not ({table.text}): add it there",
-            )
-        return found
+
+def _level_text(due: ByLevel, text: str, due_ms: int) -> str:
+    """The properties of a message that waits by a level until a time."""
+    level = str(due.level)
+    if text.count(_DELAY) != 1 or properties.get(text, properties.DELAY) != level:
+        text = properties.with_property(text, properties.DELAY, level)
+    if due.tells_due:
+        text = properties.with_property(text, properties.DUE_MS, str(due_ms))
+    return text
 
 
-def level_of(text: str) -> int:
-    """The delay level that a message asks for, 0 without. Raises Refused where it is no number, or nothing: RocketMQ
-    passes over properties without a value, and would deliver the message at once."""
-    level = properties.get(text, properties.DELAY)
-    if level is None:
-        if properties.is_empty(text, properties.DELAY):
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the property {properties.DELAY} has no value")
-        return 0
-    try:
-        return int(level)
-    except ValueError:
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"the property DELAY={level} is no delay level") from None
-
-
-def is_delayed(text: str) -> bool:
-    """Whether the properties of a message ask for a level or a time, be it illegal. Raises Refused for a level that is
-    no number."""
-    return level_of(text) > 0 or any(
-        properties.get(text, name) is not None or properties.is_empty(text, name) for name in properties.TIMERS
-    )
-
-
-def is_special(text: str) -> bool:
-    """Whether they ask for a level, a time, or for a message to be replaced. Raises Refused."""
-    return is_delayed(text) or replace_key_of(text) is not None
-
-
-def replace_key_of(text: str) -> str | None:
-    """See `timer_properties.replace_key`. Raises Refused."""
-    if properties.TIMER_REPLACE not in text:
-        return None
-    try:
-        key = timer_properties.replace_key(text)
-    except TimerIllegal as error:
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"timer message illegal, {error}") from None
-    if key is not None and properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
-        raise Refused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"timer message illegal, {properties.TIMER_REPLACE} and {properties.TIMER_DEL_UNIQKEY} contradict each "
-            "other",
-        )
-    return key
+def _with_real_queue(text: str, topic: str, queue_id: int) -> str:
+    """Properties with REAL_TOPIC and REAL_QID at their end, where deliveries look first."""
+    if "REAL_" in text:
+        text = properties.without_all(text, (properties.REAL_TOPIC, properties.REAL_QID))
+    separator = properties.PROPERTY_END if text and text[-1] != properties.PROPERTY_END else ""
+    return f"{text}{separator}REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}"

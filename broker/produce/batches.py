@@ -1,0 +1,128 @@
+"""SEND_BATCH_MESSAGE (320), and sends that say they are a batch: several messages for one queue, all or none."""
+
+from __future__ import annotations
+
+import random
+
+from duemq.broker.errors import Refused
+from duemq.broker.limits import Limits
+from duemq.broker.net.connection import Connection
+from duemq.broker.net.router import Answer, Router
+from duemq.broker.produce.answers import SendAnswers
+from duemq.broker.produce.message import read_request
+from duemq.broker.produce.send_topics import SendTopics
+from duemq.broker.produce.staging import HOST_FLAGS
+from duemq.broker.produce.when_ready import WhenReady
+from duemq.broker.settings.changes import LiveSettings
+from duemq.broker.tables.topics import RETRY_PREFIX
+from duemq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from duemq.protocol.records import batch, properties
+from duemq.protocol.records.message_id import offset_message_id
+from duemq.protocol.records.properties import tags_code_of
+from duemq.protocol.records.record import FLAG_TRANSACTION
+from duemq.protocol.requests.headers import Request, SendMessage, SendMessageV2
+from duemq.storage.errors import RecordTooLarge
+from duemq.storage.log.append import Appender
+
+
+class BatchHandlers:
+    """Takes batches in."""
+
+    def __init__(
+        self,
+        settings: LiveSettings,
+        appender: Appender,
+        topics: SendTopics,
+        when_ready: WhenReady,
+        answers: SendAnswers,
+        limits: Limits,
+    ) -> None:
+        self._settings = settings
+        self._appender = appender
+        self._topics = topics
+        self._when_ready = when_ready
+        self._answers = answers
+        self._limits = limits
+
+    def register(self, router: Router) -> None:
+        """Add the handler to a router."""
+        router.add(RequestCode.SEND_BATCH_MESSAGE, SendMessageV2, self.send, stages=True)
+
+    def send(self, connection: Connection, request: Request[SendMessage]) -> Answer:
+        """Take the messages of a batch, all or none."""
+        return self._when_ready.stage(connection, request, self.stage)
+
+    def stage(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
+        """Stage the messages of a batch. Raises Refused, TopicNotSaved, StoreError; then none is staged."""
+        header = request.header
+        topic = self._topics.topic_of(header)
+        request_text = header.properties or ""
+        asked = read_request(request_text)
+        if asked.is_delayed or asked.replace_key is not None or topic.name.startswith(RETRY_PREFIX):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry nor replace")
+        if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
+            raise self._topics.refuse_half_message()
+        queue_id = header.queue_id
+        if queue_id < 0:
+            queue_id = random.randrange(topic.config.write_queue_nums)
+        appender = self._appender
+        parts = self._parts(request.body, request_text)
+        for _, body, property_bytes in parts:
+            appender.check(body, property_bytes)
+        queue = topic.queue(queue_id)
+        appender.begin(request.now_ms)
+        offsets, message_ids = [], []
+        for flag, body, property_bytes in parts:
+            offsets.append(
+                appender.add(
+                    queue,
+                    body,
+                    property_bytes,
+                    tags_code_of(property_bytes.decode()),
+                    header.born_timestamp,
+                    connection.born_host,
+                    flag,
+                    header.sys_flag & ~HOST_FLAGS,
+                    header.reconsume_times or 0,
+                )
+            )
+            message_ids.append(offset_message_id(appender.store_host, appender.last_physical_offset))
+        if request.flag & FLAG_ONEWAY:
+            return None
+        return self._answers.answer(",".join(message_ids), queue_id, offsets[0])
+
+    def _parts(self, data: bytes, request_text: str) -> list[tuple[int, bytes, bytes]]:
+        """The messages of a batch: flag, body, and properties as stored. Raises Refused, BodyError, RecordTooLarge."""
+        if len(data) > self._appender.max_body_size:
+            raise RecordTooLarge("a batch", len(data), self._appender.max_body_size)
+        most = self._limits.batch_messages
+        decoded = batch.decode(data, most + 1)
+        if len(decoded) > most:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the batch has more messages than maxBatchMessages={most}: send several, or raise that setting",
+            )
+        if not decoded:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch has no messages")
+        common = self._common_properties(request_text)
+        return [(flag, body, _part_properties(text, common)) for flag, body, text in decoded]
+
+    def _common_properties(self, text: str) -> str:
+        """What each message of a batch is stored with besides its own properties: those of the request, and CLUSTER.
+        They come last, and so they count where a message has one of the same name. All as in RocketMQ, which also
+        leaves WAIT in both."""
+        common = properties.parse(text)
+        common[properties.CLUSTER] = self._settings.config.cluster_name
+        return properties.format_properties(common)
+
+
+def _part_properties(text: str, common: str) -> bytes:
+    """The stored properties of a message of a batch. Raises Refused for one that asks for a time of its own."""
+    asked = read_request(text)
+    if asked.replace_key is not None:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own")
+    if asked.is_delayed:
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed: send it on its own")
+    if not text or text[-1] == properties.PROPERTY_END:
+        return f"{text}{common}".encode()
+    return f"{text}\x02{common}".encode()
