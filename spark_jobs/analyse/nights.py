@@ -149,7 +149,7 @@ class Place:
                 night = msgspec.json.encode(_night_of(analysis, run, comparison))
                 replace_file(os.path.join(self.out, _NIGHT), msgspec.json.format(night, indent=1))
                 name = self._take_name(run.made_ms)
-                left = _tidy(self._folder, keep)
+                left = _tidy(self._folder, keep, name)
         except OSError as error:
             raise JobError(f"{self._folder}: cannot be written: {reason(error)}") from None
         return os.path.join(self._folder, name, "report.html"), comparison, left
@@ -259,12 +259,12 @@ def _lags_in(directory: str) -> list[output.Lag]:
 # --- what goes
 
 
-def _tidy(folder: str, keep: int | None) -> list[str]:
+def _tidy(folder: str, keep: int | None, tonight: str) -> list[str]:
     """Write the page of the nights that stay, `keep` of each store, and remove the others; gives a line for each that
-    could not be."""
+    could not be. The night with the name `tonight` stays, also where the clock was ahead when others were made."""
     found = nights(folder)
     stay, go, seen = list[Listed](), list[Listed](), Counter[str]()
-    for listed in found:
+    for listed in sorted(found, key=lambda listed: listed.name != tonight):
         store = listed.night.run.store
         # Nights of before have the path as it was given: who knows where a relative one led.
         store = real_path(store) if os.path.isabs(store) else os.path.normpath(store)

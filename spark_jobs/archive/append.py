@@ -176,7 +176,10 @@ def append(
         name = name or _name_of(store, store_path, table)
         mark = table.begin(name)
         refuse_within(store_path, table.directory.path)
-        begin, expired = (store.records_end(), 0) if adopt else _begin(store, name, mark, allow_gap=allow_gap)
+        if adopt:
+            begin, expired = _adopted_end(store, mark), 0
+        else:
+            begin, expired = _begin(store, name, mark, allow_gap=allow_gap)
         end = store.records_end(begin)
         result = AppendResult(store.path, name, begin, end, expired=expired)
         if adopt and mark is None:
@@ -210,7 +213,7 @@ def _name_of(store: StoreFiles, path: str, table: Table) -> str:
         for name, mark in known.items()
         if name in also
         or (real_path(name) == real and not _is_relative(name))
-        or (mark.end <= store.readable_end and _may_be(name, real) and tail_of(store, mark.end) == mark.tail)
+        or (mark.end <= store.written_end and _may_be(name, real) and tail_of(store, mark.end) == mark.tail)
     ]
     return max(same, key=lambda name: known[name].end, default=real)
 
@@ -234,9 +237,9 @@ def _begin(store: StoreFiles, name: str, mark: Mark | None, *, allow_gap: bool) 
         "If it is another store, give it a name of its own (--store-name). If it is the same after a compaction or a "
         "restore, and has nothing that is not in the table, say so once with --adopt"
     )
-    if mark.end > store.readable_end:
+    if mark.end > store.written_end:
         raise JobError(
-            f"{store.path}: ends at physical offset {store.readable_end}, and the table has {name} up to {mark.end}: "
+            f"{store.path}: ends at physical offset {store.written_end}, and the table has {name} up to {mark.end}: "
             f"it was cut or exchanged. {advice}"
         )
     tail = tail_of(store, mark.end)
@@ -253,6 +256,16 @@ def _begin(store: StoreFiles, name: str, mark: Mark | None, *, allow_gap: bool) 
             f"was exchanged, compacted or restored. {advice}"
         )
     return mark.end, 0
+
+
+def _adopted_end(store: StoreFiles, mark: Mark | None) -> int:
+    """Up to where a store that is adopted counts as appended: its end. Where it is the store that the table has, and a
+    running broker holds readers back before the table's end, it is the table's: what the table has must not come
+    again."""
+    end = store.records_end()
+    if mark is not None and end < mark.end <= store.written_end and tail_of(store, mark.end) == mark.tail:
+        return mark.end
+    return end
 
 
 def _append(

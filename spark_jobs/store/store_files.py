@@ -126,6 +126,10 @@ class StoreFiles:
         """Bytes of each commitlog file."""
         self.readable_end = 0
         """The physical offset where readers stop."""
+        self.written_end = 0
+        """The physical offset up to which there are bytes: of a running broker's store also what may not be flushed."""
+        self._unflushed: list[Segment] = []
+        """The files of which nothing may be read yet."""
         self.is_running = False
         """Whether a broker has the store open: by its lock, or elsewhere than on this machine by its file `abort`."""
         self.is_clean = True
@@ -185,10 +189,11 @@ class StoreFiles:
         self._drop_empty()
         self._find_end(since)
         if self.is_running and unflushed:
-            self.readable_end = self._written_end()
+            self.readable_end = self.written_end = self._written_end()
             self.readable_end = self.records_end(since)
         while len(self.segments) > 1 and self.segments[-1].first_offset >= self.readable_end:
-            self.segments.pop()  # Of a running broker's last file nothing is flushed yet.
+            # Of a running broker's last file nothing is flushed yet.
+            self._unflushed.append(self.segments.pop())
 
     def _be_new(self, *, is_clean: bool) -> None:
         """A store in which no message was stored yet: RocketMQ makes its first file for the first message."""
@@ -255,7 +260,8 @@ class StoreFiles:
 
     def _find_end(self, since: int) -> None:
         last = self.segments[-1]
-        self.readable_end = self._written_end()
+        self._unflushed = []
+        self.readable_end = self.written_end = self._written_end()
         data = self.read_whole("checkpoint") or b""
         found = checkpoint.decode(data)
         recovery = found.recovery_offset
@@ -347,6 +353,11 @@ class StoreFiles:
             if segment.first_offset <= offset < segment.end:
                 return segment
         return None
+
+    def written_segment_of(self, offset: int) -> Segment | None:
+        """The file that has a physical offset, be that beyond where readers stop."""
+        found = self.segment_of(offset)
+        return found or next((one for one in self._unflushed if one.first_offset <= offset < one.end), None)
 
     def queue_files(self) -> list[QueueFile]:
         """The files of all consume queues, by topic, queue and offset."""

@@ -27,7 +27,9 @@ from duemq.spark_jobs.archive.table import COLUMNS, Mark
 from duemq.spark_jobs.compact.compact import compact
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
+from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.unit.spark_jobs.compact_world import ODD_MS, START_MS, Broker, new_broker, with_odd_times
+from tests.unit.spark_jobs.test_store_files import idle
 
 RANGE = 4 << 20
 Key = tuple[str, str, int, int]
@@ -130,6 +132,20 @@ def _large(kind: pa.DataType) -> pa.DataType:
     return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(
         kind, pa.map_(pa.large_string(), pa.large_string()) if pa.types.is_map(kind) else kind
     )
+
+
+def test_a_broker_of_rocketmq_that_was_started_since(world: World, tmp_path: Path) -> None:
+    """It holds its last record back from readers, which the table has: nothing is cut, and nothing comes twice."""
+    target = tmp_path / "table"
+    world.grow(40)
+    end = world.append(target, "parquet").end
+    with idle(world.root):
+        assert StoreFiles.open(world.root).readable_end < end
+        again = world.append(target, "parquet")
+        assert (again.begin, again.end, again.records) == (end, end, 0)
+        assert world.append(target, "parquet", adopt=True).end == end
+    assert world.append(target, "parquet").records == 0
+    check(target, "parquet", world)
 
 
 @every_format

@@ -126,6 +126,16 @@ def test_nights_that_are_too_many_are_removed_the_oldest_first(tmp_path: Path) -
     assert listed(tmp_path) == [NAMES[5]]
 
 
+def test_a_night_stays_where_the_clock_was_ahead_before(tmp_path: Path) -> None:
+    for day in (7, 8):
+        run(tmp_path, night(day), keep=2)
+    for day, others in ((1, [NAMES[8]]), (2, [NAMES[8]])):
+        assert run(tmp_path, night(day), keep=2)[1] == []
+        assert listed(tmp_path) == [*others, NAMES[day]]
+    run(tmp_path, night(3), keep=1)
+    assert listed(tmp_path) == [NAMES[3]]
+
+
 def test_several_stores_share_a_folder(tmp_path: Path) -> None:
     """Of each as many nights stay; a report's curves are of its own store, and the page begins with the last night of
     each store, the worst first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -261,6 +262,19 @@ def locked(path: Path) -> Iterator[None]:
         assert process.stdout.readline() == b"locked\n"
         yield
         process.stdin.close()
+
+
+@contextmanager
+def idle(root: Path) -> Iterator[None]:
+    """A broker of RocketMQ's that was started on a store and has had nothing to do: its checkpoint tells the time of
+    the last record, and of what was stored then nobody knows whether it is flushed."""
+    last_ms = int(next(StoreFiles.open(root).chunks(0, StoreFiles.open(root).readable_end)).store_ms[-1])
+    (root / "checkpoint").write_bytes(struct.pack(">qqq", last_ms, last_ms, last_ms).ljust(4096, b"\0"))
+    (root / "lock").write_bytes(b"")
+    (root / "abort").touch()
+    with locked(root / "lock"):
+        yield
+    (root / "abort").unlink()
 
 
 def test_of_a_running_broker_only_what_is_flushed_is_read(tmp_path: Path) -> None:

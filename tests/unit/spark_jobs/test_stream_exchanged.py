@@ -14,6 +14,7 @@ from duemq.spark_jobs.compact.compact import compact
 from duemq.spark_jobs.errors import JobError
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.test_queue_offsets import Stream, fill, read
+from tests.unit.spark_jobs.test_store_files import idle
 
 ADVICE = "give the query a new checkpoint, or set failOnDataLoss=false, which reads all of this store"
 
@@ -79,6 +80,14 @@ def test_a_restart_on_another_store_says_so(
     # Allowed, everything of it is read, once.
     found = query.run(3, tells_start=tells_start, failOnDataLoss="false")
     assert found == [read(tmp_path / "store"), [], []]
+    assert query.run() == [[]]
+
+
+def test_a_broker_of_rocketmq_that_was_started_since(tmp_path: Path) -> None:
+    """It holds its last record back from readers, which the stream has read."""
+    query = grown(tmp_path / "store")
+    with idle(tmp_path / "store"):
+        assert query.run(2) == [[], []]
     assert query.run() == [[]]
 
 
