@@ -3,6 +3,8 @@ run found what is to be repaired; 2: it could not be done, which one line on std
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,7 +79,7 @@ def repair_command(
             with_index=index,
             progress=progress.show,
         )
-    _print(report, dry_run=dry_run)
+        _print(report, dry_run=dry_run)
     if dry_run and not report.is_sound:
         sys.exit(WRONG)
 
@@ -92,6 +94,12 @@ def _one_line_errors() -> Iterator[None]:
             yield
         except (BrokerError, StoreError) as error:
             _fail(str(error))
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
+        except BrokenPipeError:
+            # Whoever read our output is gone. Python writes what is left of it at its end, and would complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(FAILED)
         except OSError as error:
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ModuleNotFoundError as error:

@@ -8,6 +8,7 @@ import errno
 import functools
 import os
 import re
+import signal
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
@@ -79,7 +80,13 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
             if (error.name or "").split(".")[0] in _LIBRARIES:
                 _fail(f"the Spark jobs need the package {error.name}: pip install 'duemq[spark]'")
             raise
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                # Whoever read our output is gone. Python writes what is left of it at its end, and would complain.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(FAILED)
             found = _told(error)
             if found is None:
                 raise
@@ -93,8 +100,7 @@ def _told(error: Exception) -> str | None:
     if isinstance(error, JobError):
         return str(error)
     found = summary_of(error)
-    # Whoever read our output is gone: click ends quietly then.
-    if found is None and isinstance(error, OSError) and error.errno != errno.EPIPE and not os.environ.get(TRACEBACK):
+    if found is None and isinstance(error, OSError) and not os.environ.get(TRACEBACK):
         return str(cannot_read(str(error.filename), error) if error.filename else error)
     return found
 
@@ -187,12 +193,15 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
-    """Tell a hook where a job cannot be done."""
+    """Tell a hook where a job cannot be done, or is interrupted."""
     try:
         yield
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if hook is not None:
-            why = _told(error) or f"{type(error).__name__}: {error}"
+            if isinstance(error, Exception):
+                why = _told(error) or f"{type(error).__name__}: {error}"
+            else:
+                why = "was interrupted"
             try:
                 tell(hook, job, shown(store), f"duemq {job}: {why}", FAILED)
             except JobError as failed:

@@ -44,6 +44,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
+from duemq.protocol.records.record import END_MARKER, END_MARKER_SIZE, MAGIC_END
 from duemq.scheduler.timers.files.log import UNIT_SIZE
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import JobError
@@ -75,6 +76,9 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.columns.records import Records
     from duemq.spark_jobs.store.store_files import QueueFile
 
+_MAX_ZEROS: Final = 1 << 20
+"""Bytes at the end of the log that are looked through for records that no queue lists. Where there are more, the
+records are read."""
 _WAITING_PART: Final = 200_000
 _ROWS: Final = 1 << 16
 _QUEUE_BYTES: Final = 64 << 20
@@ -443,23 +447,50 @@ def _ranges(store: StoreFiles, options: Options, filters: Filters) -> list[Range
 
 
 def _with_topics(store: StoreFiles, ranges: list[Range], filters: Filters, topics: frozenset[str]) -> list[Range]:
-    """Ranges that have records of some topics, by the consume queues as far as these are known to be whole."""
-    files = [file for file in store.queue_files() if file.topic in topics]
-    if {file.topic for file in files} != topics:
+    """Ranges that may have records of some topics. One is left out where no queue of the topics has a unit in it, and
+    the units of all queues together account for each of its bytes: queues that are missing hide nothing."""
+    files = store.queue_files()
+    mine = [file for file in files if file.topic in topics]
+    if {file.topic for file in mine} != topics:
         return ranges  # Deleted with its queues, or never there: only the records can tell.
-    offsets = []
-    for file in files:
+    starts = np.array([part.start for part in ranges], np.int64)
+    ends = np.array([part.end for part in ranges], np.int64)
+    wanted = ends > store.queues_whole_to()
+    for file in mine:
         units = store.units(file)
         span = filters.queues.get(file.topic, {}).get(file.queue_id, Span())
         first = min(max(span.start_queue - file.first_unit, 0), len(units))
         end = min(max(span.end_queue - file.first_unit, 0), len(units))
-        offsets.append(units["physical_offset"][first:end].astype(np.int64))
-    known = np.sort(np.concatenate(offsets)) if offsets else np.empty(0, np.int64)
-    whole_to = store.queues_whole_to()
-    starts = np.array([part.start for part in ranges], np.int64)
-    ends = np.array([part.end for part in ranges], np.int64)
-    has = np.searchsorted(known, ends) > np.searchsorted(known, starts)
-    return [part for part, wanted in zip(ranges, has | (ends > whole_to), strict=True) if wanted]
+        offsets = np.sort(units["physical_offset"][first:end].astype(np.int64))
+        wanted |= np.searchsorted(offsets, ends) > np.searchsorted(offsets, starts)
+    if not wanted.all():
+        listed = np.zeros(len(ranges), np.int64)
+        for file in files:
+            units = store.units(file)
+            offsets = units["physical_offset"].astype(np.int64)
+            at = np.searchsorted(starts, offsets, "right") - 1
+            within = (at >= 0) & (offsets < ends[at])
+            listed += np.bincount(at[within], units["size"][within], len(ranges)).astype(np.int64)
+        for number in np.flatnonzero(~wanted):
+            wanted[number] = not _is_listed(store, ranges[number], int(listed[number]))
+    return [part for part, is_wanted in zip(ranges, wanted, strict=True) if is_wanted]
+
+
+def _is_listed(store: StoreFiles, part: Range, size: int) -> bool:
+    """Whether records of a size in all are all that a range has: behind them it ends, or the file does with an end
+    marker, or nothing was written yet."""
+    at, left = part.start + size, part.end - part.start - size
+    if left <= 0:
+        return left == 0
+    segment = store.segment_of(part.start)
+    if segment is None:
+        return False
+    marker = store.read(segment.path, at - segment.first_offset, END_MARKER_SIZE)
+    if marker == END_MARKER.pack(left, MAGIC_END):
+        return part.end == segment.end
+    if part.end != store.readable_end or left > _MAX_ZEROS:
+        return False
+    return not any(store.read(segment.path, at - segment.first_offset, left))
 
 
 class _TableReading(_Reading):
