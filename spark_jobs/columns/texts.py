@@ -29,6 +29,9 @@ _MAX_DIGITS: Final = 18
 _SPREAD: Final = 2
 """Up to that many times the bytes, texts are laid out in rows of one length, which costs least."""
 
+_MAX_COUNTED: Final = 1 << 24
+"""Counters for names in records, of which no more are made."""
+
 
 class Texts:
     """Property texts of n records. `data` holds them one after the other; positions count from its start."""
@@ -137,13 +140,39 @@ class Texts:
         return values, present
 
     def maps(self) -> pa.MapArray:
-        """All properties as map<string, string>. Where a name comes twice both are there, in order."""
+        """All properties as map<string, string>. Where a name comes twice the last one counts, as in RocketMQ."""
         name_at, name_end, value_end, record = self._parts
+        names = _texts_of(self.data, name_at, name_end)
+        last = _last_of_each(names, record)
+        if last is not None:
+            name_end, value_end, record = name_end[last], value_end[last], record[last]
+            names = names.take(pa.array(last))
         counts = np.bincount(record, minlength=self._count).astype(np.int64)
-        name_size, value_size = name_end - name_at, value_end - name_end - 1
-        names = column(joined(self.data, name_at, name_size), offsets_of(name_size), kind=pa.string())
-        values = column(joined(self.data, name_end + 1, value_size), offsets_of(value_size), kind=pa.string())
+        values = _texts_of(self.data, name_end + 1, value_end)
         return pa.MapArray.from_arrays(pa.array(offsets_of(counts), pa.int32()), names, values)
+
+
+def _texts_of(data: Bytes, at: Integers, ends: Integers) -> pa.Array:
+    sizes = ends - at
+    return column(joined(data, at, sizes), offsets_of(sizes), kind=pa.string())
+
+
+def _last_of_each(names: pa.Array, record: Integers) -> Integers | None:
+    """Of properties, given by their names and their records, those that are the last one of a name in a record; None
+    where all are."""
+    encoded = names.dictionary_encode()
+    number = len(encoded.dictionary)
+    keys = record * number + encoded.indices.to_numpy()
+    if not len(keys):
+        return None
+    if (int(record[-1]) + 1) * number <= _MAX_COUNTED:
+        is_twice = bool(np.bincount(keys).max() > 1)
+    else:
+        is_twice = len(np.unique(keys)) < len(keys)
+    if not is_twice:
+        return None
+    _, from_the_end = np.unique(keys[::-1], return_index=True)
+    return np.sort(len(keys) - 1 - from_the_end)
 
 
 class _Some(Texts):

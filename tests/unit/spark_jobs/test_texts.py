@@ -43,6 +43,7 @@ def test_a_property_is_found_in_each_text(values: list[str]) -> None:
     for name in LOOKED_FOR:
         assert texts.strings(name).to_pylist() == [expected(value, name) for value in values], name
     assert [dict(row) for row in texts.maps().to_pylist()] == [properties.parse(value) for value in values]
+    assert all(len(row) == len(dict(row)) for row in texts.maps().to_pylist()), "no name twice"
 
 
 @given(st.lists(TEXT, min_size=1, max_size=12), st.data(), st.booleans())
