@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from duemq.broker import logs
 from duemq.broker.consume.notify import notify
 from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
+from duemq.broker.log_output import keep_standard_descriptors, write_last
 from duemq.broker.settings.config import BrokerConfig, Origin, load
 from duemq.storage.errors import StoreError
 
@@ -38,14 +38,33 @@ def serve(
     """Run a broker until SIGTERM, SIGINT or SIGHUP (its terminal is closed); gives the exit code: 0 after a clean stop,
     2 when it cannot start, 3 when its store took nothing any more, could not be stopped cleanly, or memory ran out, so
     that a start anew has to find out what the disk holds; with one line on standard error that says why."""
-    logs.configure(log_format)
+    keep_standard_descriptors()
+    try:
+        with logs.logging_to(logs.STANDARD_ERROR, log_format):
+            code, why = _serve(config_file, store, host, port, nameserver_port, settings)
+    except RuntimeError as error:
+        code, why = EXIT_CONFIG, str(error)
+    if why is not None:
+        write_last(f"duemq: {why}\n".encode("utf-8", "backslashreplace"))
+    return code
+
+
+def _serve(
+    config_file: str | None,
+    store: str | None,
+    host: str | None,
+    port: int | None,
+    nameserver_port: int | None,
+    settings: Sequence[str],
+) -> tuple[int, str | None]:
+    """Exit code and the line that says why."""
     log = structlog.get_logger("broker")
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
     overrides = [*settings, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
     try:
         config, ignored, origin = load(config_file, overrides)
     except ConfigError as error:
-        return _refuse(error)
+        return EXIT_CONFIG, str(error)
     if ignored:
         log.warning("properties_ignored", properties=ignored)
     if config.host.startswith("127.") and not config.advertised_host.startswith("127."):
@@ -54,13 +73,10 @@ def serve(
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             failure = runner.run(_run(config, origin))
     except (ConfigError, StoreError) as error:
-        return _refuse(error)
+        return EXIT_CONFIG, str(error)
     except OSError as error:
-        return _refuse(ConfigError(f"{error.filename or config.store_root}: {error.strerror or error}"))
-    if failure is None:
-        return 0
-    print(f"duemq: {failure}", file=sys.stderr)  # noqa: T201
-    return EXIT_STORE
+        return EXIT_CONFIG, f"{error.filename or config.store_root}: {error.strerror or error}"
+    return (0, None) if failure is None else (EXIT_STORE, failure)
 
 
 def on_loop_error(
@@ -70,7 +86,7 @@ def on_loop_error(
     ever (uvloop takes 64 KiB to read a signal): then half of a broker would go on. The process ends as by kill -9, of
     which the next start makes good; whoever supervises it starts it anew. An error of one connection ends that one."""
     if isinstance(context.get("exception"), MemoryError) and "protocol" not in context:
-        os.write(2, _NO_MEMORY)
+        write_last(_NO_MEMORY)
         end(EXIT_STORE)
     else:
         loop.default_exception_handler(context)
@@ -97,8 +113,3 @@ async def _run(config: BrokerConfig, origin: Origin) -> str | None:
     if broker.failed.done():
         return f"stopped, for the store takes nothing any more: {broker.failed.result()}"
     return f"stopped, but not cleanly; the next start recovers: {unclean}" if unclean is not None else None
-
-
-def _refuse(error: Exception) -> int:
-    print(f"duemq: {error}", file=sys.stderr)  # noqa: T201
-    return EXIT_CONFIG

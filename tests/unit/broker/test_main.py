@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_the_exit_code_says_whether_the_stop_was_clean(
         return failure
 
     monkeypatch.setattr(main, "_run", run)
-    monkeypatch.setattr(logs, "configure", lambda log_format: None)  # of other tests, too
+    monkeypatch.setattr(logs, "logging_to", lambda descriptor, log_format: nullcontext())  # of other tests, too
     assert main.serve(store=str(tmp_path)) == code
     assert capfd.readouterr().err.endswith(f"duemq: {failure}\n" if failure else "")
 

@@ -1,0 +1,128 @@
+"""Where log lines go. A log that cannot be written must not change what a broker does: its disk may be full, its reader
+slow, stopped, or gone. So lines are handed over to a thread, which alone waits for them to be written. A line that does
+not fit into the room for waiting lines, or fails, is left out and counted; as soon as one can be written again, a line
+tells how many there were."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+MAX_WAITING: Final = 1 << 20
+"""Characters of lines that may wait."""
+CLOSE_S: Final = 2.0
+"""Seconds that a process which ends waits for its last lines."""
+
+Write = Callable[[int, bytes], int]
+
+
+class TellLost(Protocol):
+    """Makes the line that tells of lines which were left out."""
+
+    def __call__(self, lost: int, why: str) -> str:
+        """The line, with its end. `lost`: how many lines were left out since the last such line."""
+
+
+class LogOutput:
+    """A text file for loggers, over a descriptor. `write` never fails, and never waits."""
+
+    def __init__(
+        self, descriptor: int, tell_lost: TellLost, *, max_waiting: int = MAX_WAITING, write: Write = os.write
+    ) -> None:
+        """`write`: as os.write. Starts the thread; raises RuntimeError where there can be none."""
+        self._descriptor = descriptor
+        self._tell_lost = tell_lost
+        self._max_waiting = max_waiting
+        self._write = write
+        self._lines: deque[str] = deque()
+        self._waiting = self._lost = 0
+        self._why = ""
+        self._is_closed = False
+        self._change = threading.Condition(threading.Lock())
+        self._thread = threading.Thread(target=self._work, name="log", daemon=True)
+        self._thread.start()
+
+    def write(self, text: str) -> int:
+        """Take a line. Gives the characters taken, as files do."""
+        with self._change:
+            try:
+                if self._waiting + len(text) > self._max_waiting:
+                    self._lose("lines were logged faster than they were written")
+                else:
+                    self._lines.append(text)
+                    self._waiting += len(text)
+                    self._change.notify_all()
+            except MemoryError:
+                self._lose("memory ran out")
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: whoever logs does not wait."""
+
+    def lose(self, why: str) -> None:
+        """Count a line that could not even be made."""
+        with self._change:
+            self._lose(why)
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Wait until all is written, but no longer than some seconds."""
+        with self._change:
+            self._is_closed = True
+            self._change.notify_all()
+        self._thread.join(timeout_s)
+
+    def _lose(self, why: str) -> None:
+        self._lost += 1
+        self._why = why
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                while not self._lines and not self._is_closed:
+                    self._change.wait()
+                if not self._lines:
+                    return
+                text = self._lines.popleft()
+                self._waiting -= len(text)
+                lost, why = self._lost, self._why
+            try:
+                if lost:
+                    self._write_all(self._tell_lost(lost, why))
+                    with self._change:
+                        self._lost -= lost
+                self._write_all(text)
+            except Exception as error:
+                self.lose(str(error) or type(error).__name__)
+
+    def _write_all(self, text: str) -> None:
+        data = memoryview(text.encode("utf-8", "backslashreplace"))
+        while data:
+            try:
+                data = data[self._write(self._descriptor, data) :]  # type: ignore[arg-type]
+            except BlockingIOError:  # its other end has made it so
+                select.select([], [self._descriptor], [])
+
+
+def write_last(data: bytes, descriptor: int = 2) -> None:
+    """Write the last words of a process, unless nobody would take them now."""
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        if poll.poll(0):
+            os.write(descriptor, data)
+    except (OSError, MemoryError):
+        return
+
+
+def keep_standard_descriptors() -> None:
+    """See that the descriptors 0 to 2 are taken: the first file of the store that is opened would else be what others
+    read as standard input, or print into."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
