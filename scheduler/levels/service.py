@@ -218,9 +218,10 @@ class LevelQueues:
             level.queue.watch(self._arrived)
         for physical in recovered.origins.withdrawn:
             # Their units' marks may not have been durable, and one that is read now may be in memory only: the process
-            # before may have ended in the middle of a checkpoint.
+            # before may have ended in the middle of a checkpoint. The queue may have been made anew, too: then one that
+            # a cursor has passed has no mark either, and would count as delivered.
             message = self._store.message_at(physical)
-            if message is not None and message.topic == SCHEDULE_TOPIC and self.is_waiting(message) is not False:
+            if message is not None and message.topic == SCHEDULE_TOPIC and not self._has_gone_out(message):
                 self.withdraw(message)
         for level in self.levels.values():
             self.delivery.count_withdrawn(level)
@@ -480,6 +481,14 @@ class LevelQueues:
         if unit[1] == DELIVERED_SIZE or self._batches.delivered(message.physical_offset):
             return False
         return not is_passed(level.appended(), offset)
+
+    def _has_gone_out(self, message: StoredMessage) -> bool:
+        """Whether a stored message of a level was delivered, for all that is known of itself, or has no unit."""
+        level = self.levels.get(message.queue_id + 1)
+        unit = level.queue.unit(message.queue_offset) if level is not None else None
+        if unit is None or unit[0] != message.physical_offset:
+            return True
+        return unit[1] == DELIVERED_SIZE or self._batches.delivered(message.physical_offset)
 
     def withdraw(self, message: StoredMessage) -> None:
         """A message that waits is not to be delivered any more. Raises OSError."""
