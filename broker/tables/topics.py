@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterator
 from copy import copy
 from typing import Any, Final
@@ -23,7 +22,7 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.policy.policies import TimerPolicy, policy_of
 from duemq.storage.clock import Clock
 from duemq.storage.config_file import ConfigFile
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, ConsumeQueue
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, TOPIC_NAME, ConsumeQueue
 from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
@@ -52,7 +51,6 @@ _NOT_FOR_CLIENTS: Final = frozenset(
 )
 _SYSTEM: Final = _NOT_FOR_CLIENTS | {AUTO_CREATE_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 _SYSTEM_PREFIX: Final = "rmq_sys_"
-_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 DELAY_LEVELS: Final = "delay.levels"
@@ -246,7 +244,7 @@ class Topics:
         own.append((config.broker_name, 1, perm))
         if config.trace_topic_enabled:
             own.append((config.trace_topic, 1, 6))
-        return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if _NAME.fullmatch(name)]
+        return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if TOPIC_NAME.fullmatch(name)]
 
     def reconfigure(self, config: BrokerConfig) -> None:
         """Take over settings that changed: brokerPermission, autoCreateTopicEnable, defaultTopicQueueNums."""
@@ -439,7 +437,7 @@ def check_name(name: str) -> None:
     """Raise Refused unless a topic may have this name."""
     if not name.strip():
         raise Refused(ResponseCode.SYSTEM_ERROR, "The specified topic is blank.")
-    if not _NAME.fullmatch(name):
+    if not TOPIC_NAME.fullmatch(name):
         raise Refused(
             ResponseCode.SYSTEM_ERROR,
             "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$",

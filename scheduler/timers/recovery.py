@@ -44,6 +44,8 @@ log = structlog.get_logger(__name__)
 
 _NEAR_SECONDS: Final = 60
 """What was put off by less has its turn soon."""
+_MAX_NAMED: Final = 20
+"""Paths that a warning names."""
 
 
 class Start(NamedTuple):
@@ -142,11 +144,17 @@ class TimerRecovery:
         files, directory = self._store.files, self._log.directory
         try:
             if files.exists(directory):
-                files.make_directories(directory)  # it may be something else
-            self._log.load()
-        except (StoreFormatError, FileExistsError) as error:
+                files.make_directories(directory)
+            others = self._log.load()
+        except FileExistsError as error:  # it is no directory
+            log.error("timer_log_replaced", reason=str(error))
+            files.remove_tree(directory)
+        except StoreFormatError as error:
             log.error("timer_log_replaced", reason=str(error))
             self._log.remove_all()
+        else:
+            if others:
+                log.warning("others_in_timer_log", paths=others[:_MAX_NAMED], help="move them away")
         return self._log.end > self._log.begin
 
     # --- ours

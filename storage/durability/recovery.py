@@ -44,6 +44,7 @@ from duemq.storage.queues.consume_queue import (
     PADDING_SIZE,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    TOPIC_NAME,
     UNIT,
     WITHDRAWN_SIZE,
     ConsumeQueue,
@@ -191,6 +192,8 @@ class Recovery:
         removed = {topic for topic, end in check.removed.items() if end > self._log.begin and check.is_whole}
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
+            if not TOPIC_NAME.fullmatch(topic):
+                continue  # not a broker's: a copy that somebody made, or lost+found
             directory = os.path.join(self._queue_directory, topic)
             names = self._files.list(directory)
             to_go = []

@@ -38,15 +38,17 @@ class Segments:
         self.end = 0
         """Offset after the last byte of the last file; equals `begin` when there is no file."""
 
-    def load(self) -> None:
-        """Find the files; nothing is changed. Raises StoreFormatError for a name that is no offset, StoreFileSize for a
-        wrong size, StoreFileMissing where the sequence has a gap."""
-        names = self._files.list(self.directory)
+    def load(self, *, passes_over_others: bool = False) -> list[str]:
+        """Find the files; nothing is changed. Raises StoreFormatError for a name that is no offset, but for lost+found,
+        which an ext4 has at its root; StoreFileSize for a wrong size, StoreFileMissing where the sequence has a gap.
+
+        `passes_over_others`: a name that is no offset is passed over instead; gives the paths of those."""
+        names = [name for name in self._files.list(self.directory) if name != "lost+found"]
         self.has_names = bool(names)
-        for name in names:
-            if len(name) != NAME_DIGITS or not name.isdecimal():
-                path = os.path.join(self.directory, name)
-                raise StoreFormatError(path, f"is not named by an offset of {NAME_DIGITS} digits; move it away")
+        others = [os.path.join(self.directory, name) for name in names if not _is_offset(name)]
+        if others and not passes_over_others:
+            raise StoreFormatError(others[0], f"is not named by an offset of {NAME_DIGITS} digits; move it away")
+        names = [name for name in names if _is_offset(name)]
         for name in names:
             path = os.path.join(self.directory, name)
             if int(name) % self.segment_size:
@@ -55,7 +57,7 @@ class Segments:
             size, base = file.size(), int(name)
             if size == 0 and name == names[-1]:
                 self._empty = path
-                return
+                return others
             if size != self.segment_size:
                 raise StoreFileSize(path, f"has {size} bytes, but the configured file size is {self.segment_size}")
             if self._segments and base != self.end:
@@ -70,6 +72,7 @@ class Segments:
             self.end = base + self.segment_size
             # Whoever made it may have died before its name was durable.
             self.names_made = 1
+        return others
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -170,6 +173,19 @@ class Segments:
         """Remove the files and the directory. Raises OSError."""
         self._files.remove_tree(self.forget_all())
 
+    def remove_files(self) -> None:
+        """Remove the files, and leave the directory, which may be a link or a file system of its own, and what else
+        somebody has put there. Raises OSError."""
+        self.forget_all()
+        self._empty = None
+        for name in reversed(self._files.list(self.directory)):
+            if _is_offset(name):
+                path = os.path.join(self.directory, name)
+                try:
+                    self._files.remove(path)
+                except IsADirectoryError:
+                    self._files.remove_tree(path)
+
     def remove_from(self, base: int) -> None:
         """Remove the files from one on, given by the offset of its first byte, and forget all; `load` comes next.
         Raises OSError."""
@@ -188,3 +204,7 @@ class Segments:
         file = self._segments.pop(base)
         file.close()
         self._files.remove(file.path)
+
+
+def _is_offset(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isdecimal()

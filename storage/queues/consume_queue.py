@@ -28,6 +28,7 @@ Mirrors apache/rocketmq store/ConsumeQueue.java (4.9.7). The format is theirs an
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Callable
 from typing import Final
@@ -46,6 +47,8 @@ DELIVERED_SIZE: Final = 2
 MARK_SIZES: Final = (WITHDRAWN_SIZE, DELIVERED_SIZE)
 """No record is that small."""
 _SIZE_AT: Final = 8
+TOPIC_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+"""What RocketMQ's TopicValidator takes for the name of a topic; no other has a directory of queues."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 """Where messages with a timer wait, all in queue 0."""

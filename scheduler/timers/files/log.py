@@ -137,10 +137,12 @@ class TimerLog:
         """Where the files are."""
         return self._segments.directory
 
-    def load(self) -> None:
-        """Find the files; `recover` finds the end. Raises StoreFormatError."""
-        self._segments.load()
+    def load(self) -> list[str]:
+        """Find the files; `recover` finds the end. Gives the paths of what is none of them, which is left alone. Raises
+        StoreFormatError."""
+        others = self._segments.load(passes_over_others=True)
         self.end = self._segments.end
+        return others
 
     def recover(self, start: int) -> None:
         """Find the end: behind the last whole unit that follows others without a gap from `start` on, which is where a
@@ -164,8 +166,8 @@ class TimerLog:
         self._last_record = None
 
     def remove_all(self) -> None:
-        """Begin anew."""
-        self._segments.remove_all()
+        """Begin anew. Raises OSError."""
+        self._segments.remove_files()
         self.superseded = Superseded(self._segments)
         self.sums = LogSums(self.segment_size)
         self.end = 0
