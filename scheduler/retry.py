@@ -25,6 +25,8 @@ class Retry:
         """No try before this, ms since the epoch."""
         self.reason: str | None = None
         """Why the last try failed; None after one that did not."""
+        self._since_ms = 0
+        """When the first of the tries failed that have failed since one did not, ms since the epoch."""
 
     def run(self, now_ms: int, work: Callable[[], bool]) -> bool:
         """Do a part of the work, unless that failed just now; whether there was anything to do. An error of the store
@@ -45,8 +47,14 @@ class Retry:
     def failed(self, now_ms: int, error: Exception) -> None:
         """A try failed."""
         self.at_ms = now_ms + RETRY_MS
+        if self.reason is None:
+            self._since_ms = now_ms
         reason = "memory ran out" if isinstance(error, MemoryError) else str(error)
         if self.reason != reason:
             self.reason = reason
             with suppress(MemoryError):
                 log.warning(self._event, reason=reason)
+
+    def has_failed_for(self, ms: int, now_ms: int) -> bool:
+        """Whether no try has done any work for some time, though there was work."""
+        return self.reason is not None and now_ms - self._since_ms >= ms

@@ -588,6 +588,8 @@ def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> Non
         sync(fd)
     except OSError as error:
         raise NotDurable(error.errno, error.strerror, path) from error
+    except KeyboardInterrupt:  # of a command line: it ends the process
+        raise
     except BaseException as error:  # for want of memory, say: what the system said is not known
         raise NotDurable(errno.EIO, f"a sync ended with {error!r}", path) from error
 

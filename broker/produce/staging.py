@@ -97,6 +97,11 @@ class Staging:
                 f"{self._timer_illegal()}. It asks for {delay_ms // 1000} s, and timerMaxDelaySec is "
                 f"{config.max_delay}",
             )
+        if refusal is Refusal.STALLED:
+            return Refused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"service not available now: the timer log cannot be written: {self._timers.enqueue_failure}",
+            )
         return Refused(
             ResponseCode.SYSTEM_ERROR,
             f"timer message is under flow control, max num limit is {config.congest_limit} for each second "

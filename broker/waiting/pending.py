@@ -67,6 +67,7 @@ ACTIONS: Final[dict[str, ChangeOutcome]] = {
 _REFUSALS: Final = {
     Refusal.DISABLED: (ResponseCode.SYSTEM_ERROR, "timerWheelEnable is false"),
     Refusal.TOO_FAR: (ResponseCode.MESSAGE_ILLEGAL, "the time is further ahead than timerMaxDelaySec"),
+    Refusal.STALLED: (ResponseCode.SERVICE_NOT_AVAILABLE, "service not available now: the timer log cannot be written"),
     Refusal.CONGESTED: (ResponseCode.SYSTEM_ERROR, "timerCongestNumEachSlot messages wait for that second"),
 }
 _OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {

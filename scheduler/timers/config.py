@@ -39,6 +39,7 @@ class Refusal(Enum):
     DISABLED = "disabled"
     TOO_FAR = "too far"
     CONGESTED = "congested"
+    STALLED = "the timer log cannot be written"
 
 
 class Cancelled(Enum):

@@ -55,6 +55,9 @@ class Enqueuer:
         """What recovery found does not matter for messages from this queue offset on."""
         self.messages = 0
         """Put into the wheel since start."""
+        self.refused_ms: int | None = None
+        """When the first of those messages is due that the disk did not take at the last try, ms since the epoch; None
+        where it took them."""
 
     def load(self, next_offset: int) -> None:
         """Go on at a queue offset; `slots` are loaded."""
@@ -129,7 +132,12 @@ class Enqueuer:
             met = waits["physical"][done]
             # By the first record's id one has to learn that its message was appended again, and then delivered.
             past, waits, magic = waits[done & waits["again"]], waits[~done], magic[~done]
-        self._slots.put(waits, magic, now_ms, past=past)
+        try:
+            self._slots.put(waits, magic, now_ms, past=past)
+        except OSError:
+            self.refused_ms = int(waits["due"].min()) if len(waits) else None
+            raise
+        self.refused_ms = None
         self.next_offset += count  # from here on they are in the wheel, whatever happens below
         if len(waits):
             is_message = magic == NORMAL

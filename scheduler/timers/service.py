@@ -76,6 +76,8 @@ _BACK_UNITS: Final = 4096
 """Parked messages are brought back while the current second has fewer left."""
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
+_STALLED_MS: Final = 3000
+"""For how long nothing may have got into the wheel until no more is taken: it could not be delivered."""
 _NO_LIMIT: Final = 2**31 - 1
 """timerCongestNumEachSlot, as RocketMQ has it by default."""
 
@@ -199,9 +201,16 @@ class Timers:
             return Refusal.DISABLED
         if deliver_ms - now_ms > config.max_delay * 1000:
             return Refusal.TOO_FAR
+        if self._enqueuing.reason is not None and self._enqueuing.has_failed_for(_STALLED_MS, now_ms):
+            return Refusal.STALLED
         if config.congest_limit < _NO_LIMIT and self._is_congested(deliver_ms, now_ms):
             return Refusal.CONGESTED
         return None
+
+    @property
+    def enqueue_failure(self) -> str | None:
+        """Why messages could not be put into the wheel at the last try; None where they could."""
+        return self._enqueuing.reason
 
     def _is_congested(self, deliver_ms: int, now_ms: int) -> bool:
         """Whether a second has as many messages as it may have, with those that came just now."""
@@ -517,7 +526,8 @@ class Timers:
     def state(self, now_ms: int) -> TimerState:
         """What tools want to know, as of now."""
         head = self._slots.current.head_ms
-        late_ms = max(0, now_ms - head) if head is not None else 0
+        first = min((due for due in (head, self._enqueuer.refused_ms) if due is not None), default=now_ms)
+        late_ms = max(0, now_ms - first)
         pending = self._topics.total
         read_ms, enqueuer = self._slots.second * PRECISION_MS, self._enqueuer
         return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)

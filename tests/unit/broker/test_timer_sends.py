@@ -302,6 +302,11 @@ async def test_a_time_that_is_no_number_is_refused(broker: UnboundBroker, peer: 
             ResponseCode.SYSTEM_ERROR,
             ["timer message is under flow control, max num limit is 2147483647", "timerCongestNumEachSlot"],
         ),
+        (
+            Refusal.STALLED,
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            ["service not available now: the timer log cannot be written"],
+        ),
     ],
 )  # fmt: skip
 async def test_what_the_timers_refuse_is_answered_in_rocketmqs_words(

@@ -1199,3 +1199,25 @@ def test_what_is_appended_once_more_has_the_properties_that_it_had(world: TimerW
     world.pass_time(6000)
     (message,) = world.delivered()
     assert message.properties_text.startswith(f"{text}\x02")
+
+
+def test_a_timer_log_that_takes_nothing(world: TimerWorld) -> None:
+    """What cannot get into the wheel cannot be delivered: that is told as late, and after a while no more is taken."""
+    world.files.fail("write", errno.ENOSPC, "/s/timerlog")
+    world.send(START_MS + 500)
+    world.send(START_MS + 2500)
+    world.run()
+    assert world.state().late_ms == 0
+    world.pass_time(2000)
+    assert world.timers.refusal(world.now_ms + 5000, world.now_ms) is None, "it may pass"
+    assert world.state().late_ms == 1500
+    world.pass_time(1500)
+    assert world.timers.refusal(world.now_ms + 5000, world.now_ms) is Refusal.STALLED
+    assert "No space left" in (world.timers.enqueue_failure or "")
+    assert world.state().late_ms == 3000
+    assert world.bodies() == []
+    world.files.heal()
+    world.pass_time(200)
+    assert sorted(world.bodies()) == [b"m1", b"m2"]
+    assert world.timers.refusal(world.now_ms + 5000, world.now_ms) is None
+    assert world.state().late_ms == 0
