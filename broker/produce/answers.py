@@ -13,7 +13,6 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON
 from duemq.protocol.records import properties
 from duemq.protocol.records.message_id import offset_message_id
-from duemq.protocol.records.timer_properties import out_ms
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageResponse, response
 
@@ -58,19 +57,23 @@ class SendAnswers:
         return self.answer(offset_message_id(self._store_host, physical_offset), queue_id, queue_offset)
 
     def accepted_timer(
-        self, request: Request[SendMessage], queue_id: int, queue_offset: int, physical_offset: int, deliver_ms: int
+        self,
+        request: Request[SendMessage],
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        deliver_ms: int,
+        slot_ms: int,
     ) -> Answer:
         """The answer for a message that is staged and waits for its time. It has a handle to recall the message by, if
-        that has a UNIQ_KEY."""
+        that has a UNIQ_KEY. `slot_ms`: TIMER_OUT_MS."""
         if request.flag & FLAG_ONEWAY:
             return None
         header = request.header
         unique_key = _unique_key(header.properties or "")
         if not unique_key or not self._gives_handles:
             return self.accepted(request, queue_id, queue_offset, physical_offset)
-        handle = recall_handle.encode(
-            header.topic, self._broker_name, out_ms(deliver_ms), unique_key, physical_offset, deliver_ms
-        )
+        handle = recall_handle.encode(header.topic, self._broker_name, slot_ms, unique_key, physical_offset, deliver_ms)
         if request.codec == JSON:
             head = self._timer % (physical_offset, queue_id, queue_offset, handle, request.opaque)
             return FRAME(len(head) + 4, len(head)) + head

@@ -22,6 +22,7 @@ from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
 from duemq.broker.produce.staging import Staging
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.records import properties
+from duemq.protocol.records.timer_properties import out_ms
 from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.index.keys import key_hash
@@ -157,8 +158,9 @@ class Replacements:
             queue_offset = self._staging.stage(staged, now_ms)
             physical_offset = self._appender.last_physical_offset
             if isinstance(staged.due, ByTimer):
+                due_ms = staged.due.deliver_ms
                 answer = self._answers.accepted_timer(
-                    request, queue_id, queue_offset, physical_offset, staged.due.deliver_ms
+                    request, queue_id, queue_offset, physical_offset, due_ms, out_ms(due_ms)
                 )
             else:
                 answer = self._answers.accepted(request, queue_id, queue_offset, physical_offset)

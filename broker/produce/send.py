@@ -41,6 +41,7 @@ from duemq.storage.store import MessageStore
 _SPECIAL_FLAGS: Final = FLAG_TRANSACTION | HOST_FLAGS
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 _DUE: Final = f"{properties.DUE_MS}{properties.NAME_END}"
+_CHECKSUM: Final = checksum.NAME
 _find_level: Final = re.compile("(?:\\A|\x02)DELAY\x01([1-9][0-9]{0,3})(?:\x02|\\Z)").search
 _find_timer: Final = re.compile(
     "TIMER_DEL(?<![^\x02]TIMER_DEL)(IVER_MS|AY_MS|AY_SEC)\x01([0-9]{1,13})(?:\x02|\\Z)"
@@ -104,7 +105,7 @@ class SendHandlers:
             or header.batch
             or header.sys_flag & _SPECIAL_FLAGS
             or "TRAN_MSG" in text
-            or checksum.NAME in text
+            or _CHECKSUM in text
             or "\0" in text
             or self._held.is_full
         ):
@@ -159,11 +160,11 @@ class SendHandlers:
         if refusal is not None:
             raise self._staging.refused(refusal, deliver_ms - now_ms)
         header, body = request.header, request.body
-        queue_id = header.queue_id
+        queue_id, slot_ms = header.queue_id, out_ms(deliver_ms)
         # What a delay comes to is told to consumers, as that of a message with a time is.
         told = f"\x02TIMER_DELIVER_MS\x01{deliver_ms}" if kind != "IVER_MS" else ""
         property_bytes = (
-            f"{as_stored(text, self._cluster)}{told}\x02TIMER_OUT_MS\x01{out_ms(deliver_ms)}"
+            f"{as_stored(text, self._cluster)}{told}\x02TIMER_OUT_MS\x01{slot_ms}"
             f"\x02REAL_TOPIC\x01{header.topic}\x02REAL_QID\x01{queue_id}"
         ).encode()
         if (
@@ -185,7 +186,8 @@ class SendHandlers:
             deliver_ms,
         )
         timers.staged(offset, header.topic)
-        return self._answers.accepted_timer(request, queue_id, offset, appender.last_physical_offset, deliver_ms)
+        physical_offset = appender.last_physical_offset
+        return self._answers.accepted_timer(request, queue_id, offset, physical_offset, deliver_ms, slot_ms)
 
     def _send_level(self, connection: Connection, request: Request[SendMessage], topic: Topic, text: str) -> Answer:
         """Take one message with a delay level, for a known topic that takes messages."""
@@ -254,7 +256,9 @@ class SendHandlers:
         queue_id, physical_offset = message.queue.queue_id, self._appender.last_physical_offset
         if isinstance(message.due, ByTimer):
             deliver_ms = message.due.deliver_ms
-            return self._answers.accepted_timer(request, queue_id, queue_offset, physical_offset, deliver_ms)
+            return self._answers.accepted_timer(
+                request, queue_id, queue_offset, physical_offset, deliver_ms, out_ms(deliver_ms)
+            )
         return self._answers.accepted(request, queue_id, queue_offset, physical_offset)
 
     def _understood(
