@@ -12,11 +12,11 @@ import structlog
 import uvloop
 
 from duemq.broker import logs
-from duemq.broker.consume.notify import notify
 from duemq.broker.daemon import Broker
 from duemq.broker.errors import ConfigError
 from duemq.broker.log_output import keep_standard_descriptors, write_last
 from duemq.broker.settings.config import BrokerConfig, Origin, load
+from duemq.broker.systemd import notify
 from duemq.storage.errors import StoreError
 
 EXIT_CONFIG = 2

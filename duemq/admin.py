@@ -12,7 +12,7 @@ from duemq._net.client import Client, typed_body
 from duemq._net.connection import Codec
 from duemq._net.id_brokers import is_of_none
 from duemq._values import checks
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq._values.times import Span, Time, span_ms, time_ms
 from duemq.errors import ArgumentError, ClosedError, NotSupportedError, PeerError
 from duemq.messages import ChangedMessage, ChangeResult, Changes, DueCurve, PendingMessage
@@ -56,10 +56,10 @@ class Admin:
         *,
         codec: Codec = "auto",
         timeout: float = 30.0,
-        _rhythm: Rhythm | None = None,
+        _intervals: Intervals | None = None,
     ) -> None:
         self._timeout = timeout
-        self._client = Client(nameserver, codec=codec, heartbeat=_heartbeat, rhythm=_rhythm)
+        self._client = Client(nameserver, codec=codec, heartbeat=_heartbeat, intervals=_intervals)
         self._is_open = False
 
     async def __aenter__(self) -> Self:

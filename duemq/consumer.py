@@ -28,7 +28,7 @@ from duemq._consuming.reader import FIRST, LAST, Start
 from duemq._consuming.subscription import ALL_TAGS
 from duemq._net.connection import Codec
 from duemq._values import checks
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, Time, now_ms, time_ms
 from duemq.errors import ArgumentError, ClosedError
 from duemq.messages import MessageQueue, ReceivedMessage
@@ -98,7 +98,7 @@ class PushConsumer:
         offset_file: Path | str | None = None,
         close_timeout: float = 30.0,
         codec: Codec = "auto",
-        _rhythm: Rhythm | None = None,
+        _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
         _monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -118,7 +118,7 @@ class PushConsumer:
             max_reconsume_times=max_reconsume_times,
             max_ahead=max_ahead,
             local_offsets=LocalOffsets(Path(offset_file) if offset_file else None) if model == "broadcasting" else None,
-            rhythm=_rhythm or Rhythm(),
+            intervals=_intervals or Intervals(),
             clock=_clock,
             monotonic=_monotonic,
         )

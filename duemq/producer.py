@@ -17,12 +17,12 @@ from duemq._net.client import Client, typed_body, typed_header
 from duemq._net.connection import Codec
 from duemq._net.id_brokers import is_of_none
 from duemq._net.routes import AUTO_CREATE_QUEUES, AUTO_CREATE_TOPIC, RoundRobin, Route
-from duemq._producing.delay import Plan, Wish, make_plan, read_wish
+from duemq._producing.delay import DelaySpec, Plan, make_plan, read_delay_spec
 from duemq._producing.delay_tables import DelayTables
 from duemq._producing.outgoing import Outgoing, compressed, one_key, prepare
 from duemq._producing.unique_keys import UniqueKeys
 from duemq._values import checks
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, Span, Time, now_ms
 from duemq.errors import (
     ArgumentError,
@@ -95,7 +95,7 @@ class Producer:
         retries: int = 2,
         compress_from_bytes: int | None = 4096,
         max_body_bytes: int = checks.MAX_BODY_BYTES,
-        _rhythm: Rhythm | None = None,
+        _intervals: Intervals | None = None,
         _clock: Clock = now_ms,
     ) -> None:
         checks.check_group(group)
@@ -105,7 +105,7 @@ class Producer:
         self._compress_from_bytes = compress_from_bytes
         self._max_body_bytes = max_body_bytes
         self._clock = _clock
-        self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, rhythm=_rhythm)
+        self._client = Client(nameserver, codec=codec, heartbeat=self._heartbeat, intervals=_intervals)
         self._round_robin: dict[str, RoundRobin] = {}
         self._delay_tables = DelayTables(self._client)
         self._keys: UniqueKeys | None = None
@@ -190,14 +190,14 @@ class Producer:
         RequestTimeoutError.
         """
         begun = asyncio.get_running_loop().time()
-        wish = read_wish(level, delay, deliver_at, replaces=replace)
+        spec = read_delay_spec(level, delay, deliver_at, replaces=replace)
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
         limit = timeout or self._timeout
 
         async def attempt(route: Route, chosen: MessageQueue) -> SendResult:
-            address, plan = await self._plan(route, chosen, wish, begun)
+            address, plan = await self._plan(route, chosen, spec, begun)
             answer = await self._client.call(
                 address,
                 RequestCode.SEND_MESSAGE_V2,
@@ -231,14 +231,14 @@ class Producer:
         Arguments and errors as of `send`; there is one try only.
         """
         begun = asyncio.get_running_loop().time()
-        wish = read_wish(level, delay, deliver_at, replaces=replace)
+        spec = read_delay_spec(level, delay, deliver_at, replaces=replace)
         keys = keys if isinstance(keys, str) else tuple(keys)
         choose = self._chooser(topic, sharding_key, queue, one_key(keys) if replace else None)
         message = await self._prepare(topic, body, tags, keys, properties, sharding_key)
         limit = timeout or self._timeout
 
         async def attempt(route: Route, chosen: MessageQueue) -> str:
-            address, plan = await self._plan(route, chosen, wish, begun)
+            address, plan = await self._plan(route, chosen, spec, begun)
             connection = await self._client.broker(address)
             header = self._header(message, chosen, plan)
             await connection.send_oneway(RequestCode.SEND_MESSAGE_V2, header, message.body, timeout=limit)
@@ -425,14 +425,14 @@ class Producer:
         turn = self._round_robin.setdefault(topic, RoundRobin())
         return lambda route, failed: turn.choose(route.write_queues, failed)
 
-    async def _plan(self, route: Route, queue: MessageQueue, wish: Wish, begun: float) -> tuple[str, Plan]:
+    async def _plan(self, route: Route, queue: MessageQueue, spec: DelaySpec, begun: float) -> tuple[str, Plan]:
         """`begun`: when the send was called, by the loop's clock."""
         address = _primary(route, queue)
-        if wish.is_plain:
+        if spec.is_plain:
             return address, Plan({})
-        delays = await self._delay_tables.find(address, queue.topic, wish)
+        delays = await self._delay_tables.find(address, queue.topic, spec)
         elapsed_ms = int((asyncio.get_running_loop().time() - begun) * 1000)
-        return address, make_plan(wish, delays, self._clock(), address, elapsed_ms)
+        return address, make_plan(spec, delays, self._clock(), address, elapsed_ms)
 
     def _header(self, message: Outgoing, queue: MessageQueue, plan: Plan, *, batch: bool = False) -> SendMessageV2:
         return SendMessageV2(

@@ -412,20 +412,20 @@ class MessageStore:
         for queue in self.queues.get(topic, {}).values():
             queue.is_held = False
 
-    def tags_code(self, topic: str, text: str, store_timestamp: int, promise: int = 0) -> int:
+    def tags_code(self, topic: str, text: str, store_timestamp: int, prepared: int = 0) -> int:
         """What a consume queue keeps of a record: its deliver time in the schedule topic and the timer topic, else the
         tags' hash.
 
-        `promise` is the prepared-transaction offset of the record. RocketMQ does not use it in records of the schedule
+        `prepared` is the prepared-transaction offset of the record. RocketMQ does not use it in records of the schedule
         topic; ours have the deliver time there, so that a message keeps it whatever becomes of the table of levels.
         """
         if topic == TIMER_TOPIC:
-            due = timer_properties.queue_code(text, store_timestamp, promise)
+            due = timer_properties.queue_code(text, store_timestamp, prepared)
             if due is not None:
                 return due
         if topic == SCHEDULE_TOPIC:
-            if store_timestamp <= promise <= store_timestamp + timer_properties.MAX_PROMISE_MS:
-                return promise
+            if store_timestamp <= prepared <= store_timestamp + timer_properties.MAX_AHEAD_MS:
+                return prepared
             level = properties.get(text, properties.DELAY)
             if level is not None and level.isdecimal() and int(level) > 0:
                 return self._deliver_time(int(level), store_timestamp)

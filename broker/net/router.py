@@ -56,7 +56,7 @@ _APPENDS_COMPLAINT_SECONDS: Final = 60.0
 _MAX_LOGGED_A_SECOND: Final = 50
 _MAX_ENDS_LOGGED_A_SECOND: Final = 1000
 """Of connections that end, which has cost the client more than the line costs us."""
-_LATE: Final = "the disk did not confirm the message in time"
+_FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
 """Sends are short: the time is looked at once for so many."""
 
@@ -199,7 +199,7 @@ class Router:
                         route = None
             if route is None:
                 try:
-                    route, request, answer = self._slowly(connection, frames[number], now_ms)
+                    route, request, answer = self._decode_any(connection, frames[number], now_ms)
                 except FrameError as error:
                     end, fault = number, error
                     break
@@ -279,7 +279,7 @@ class Router:
         finally:
             self._is_under_way = False
 
-    def _slowly(
+    def _decode_any(
         self, connection: Connection, frame: Frame, now_ms: int
     ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
         """Decode what the quick way does not: other codecs, responses, unknown codes, wrong fields. Gives the route
@@ -329,7 +329,9 @@ class Router:
             return answer  # where nothing was appended no flush would come
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
-            late = partial(_instead, data, ResponseCode.FLUSH_DISK_TIMEOUT, _LATE, keep_fields=True, of_all=True)
+            late = partial(
+                _replaced, data, ResponseCode.FLUSH_DISK_TIMEOUT, _FLUSH_TIMEOUT, keep_fields=True, of_all=True
+            )
             self._held.hold(self._log.end, connection, [data], 1, lambda: [late()])
         return None
 
@@ -380,14 +382,14 @@ class Router:
             self._stats.put_failed += sends
             self._complain_of_appends(str(error), sends)
             code, remark = outcome_of(error)
-            answers[start:] = [_instead(answer, code, remark) for answer in answers[start:]]
+            answers[start:] = [_replaced(answer, code, remark) for answer in answers[start:]]
             return
         self._stats.wrote(time.perf_counter() - before)
         appended = self._appender.appended - appended
         if self._sync_flush and appended and len(answers) > start:
             held = answers[start:]
             del answers[start:]
-            self._held.hold(self._log.end, connection, held, appended, lambda: _late(held))
+            self._held.hold(self._log.end, connection, held, appended, lambda: _timed_out(held))
 
     def _complain_of_appends(self, reason: str, sends: int) -> None:
         """Log that sends were refused, by a full disk for example: at once, and then once a minute as long as it
@@ -446,13 +448,13 @@ class Router:
             await asyncio.wait(self._tasks, timeout=timeout)
 
 
-def _late(answers: list[bytes]) -> list[bytes]:
+def _timed_out(answers: list[bytes]) -> list[bytes]:
     """The answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read where the
     message is from these too."""
-    return [_instead(answer, ResponseCode.FLUSH_DISK_TIMEOUT, _LATE, keep_fields=True) for answer in answers]
+    return [_replaced(answer, ResponseCode.FLUSH_DISK_TIMEOUT, _FLUSH_TIMEOUT, keep_fields=True) for answer in answers]
 
 
-def _instead(answer: bytes, code: int, remark: str, *, keep_fields: bool = False, of_all: bool = False) -> bytes:
+def _replaced(answer: bytes, code: int, remark: str, *, keep_fields: bool = False, of_all: bool = False) -> bytes:
     """An answer that is not to be given: with this code if it is a success; who was refused is refused, unless it is
     `of_all`."""
     (frame,) = FrameReader().receive_data(answer)

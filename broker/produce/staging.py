@@ -122,14 +122,14 @@ class Staging:
         appender = self._appender
         if checksum.NAME in text:
             text = properties.without(text, checksum.NAME)
-        promise, room = 0, 0
+        prepared, room = 0, 0
         store_timestamp = appender.begin(now_ms)
         if due is None:
             code = properties.tags_code_of(text)
         else:
             if isinstance(due, ByLevel):
-                code = promise = self._levels.table.deliver_time(due.level, store_timestamp)
-                text = _level_text(due, text, promise)
+                code = prepared = self._levels.table.deliver_time(due.level, store_timestamp)
+                text = _level_text(due, text, prepared)
                 waits_in = self._store.ensure_queue(SCHEDULE_TOPIC, queue_id_of(due.level))
             else:
                 text = properties.with_property(text, properties.TIMER_OUT_MS, str(out_ms(due.deliver_ms)))
@@ -137,9 +137,9 @@ class Staging:
                     text = properties.with_property(text, properties.TIMER_ROLL_TIMES, "1")
                 if due.deletes:
                     # It is to be looked at, by its unique key: it has no time, and names no record but one it replaces.
-                    code, promise = properties.tags_code_of(text), due.origin
+                    code, prepared = properties.tags_code_of(text), due.origin
                 else:
-                    code, promise = due.deliver_ms, due.origin or due.deliver_ms
+                    code, prepared = due.deliver_ms, due.origin or due.deliver_ms
                 waits_in = self._timers.queue
             text = _with_real_queue(text, queue.topic, queue.queue_id)
             # A retry takes what room there is. It has properties of brokers', which it goes without if need be.
@@ -157,7 +157,7 @@ class Staging:
             message.flag,
             message.sys_flag & ~HOST_FLAGS,
             message.reconsume_times,
-            promise,  # see MessageStore.tags_code
+            prepared,  # see MessageStore.tags_code
         )
         if isinstance(due, ByTimer):
             self._timers.staged(offset, message.queue.topic, due.key)

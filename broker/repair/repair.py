@@ -549,7 +549,7 @@ class _Repair:
             served_to,
             lambda position: self._progress(position - begin, total),
         )
-        deliveries.settle()
+        deliveries.finish()
         report.commitlog_begin, report.commitlog_end = begin, recovered.end
         report.records, report.damages = recovered.records, recovered.damages
         report.torn, report.behind = recovered.torn, recovered.behind

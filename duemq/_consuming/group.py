@@ -81,7 +81,7 @@ class GroupApi:
 
     async def pull(self, queue: MessageQueue, offset: int, subscription: Subscription, *, hold: bool) -> Pulled:
         """Messages from an offset on. `hold`: where there is none yet, let the broker answer when one comes."""
-        rhythm = self._client.rhythm
+        intervals = self._client.intervals
         address = await self._address(queue, self._pull_from.get(queue, PRIMARY))
         header = PullMessage(
             consumer_group=self._group,
@@ -91,13 +91,13 @@ class GroupApi:
             max_msg_nums=PULL_MESSAGES,
             sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if hold else 0),
             commit_offset=0,
-            suspend_timeout_millis=round(rhythm.suspend * 1000),
+            suspend_timeout_millis=round(intervals.suspend * 1000),
             sub_version=subscription.version,
             subscription=subscription.text,
             expression_type="TAG",
         )
         answer = await self._client.call(
-            address, RequestCode.PULL_MESSAGE, header, timeout=rhythm.pull_timeout, expected=_PULL_ANSWERS
+            address, RequestCode.PULL_MESSAGE, header, timeout=intervals.pull_timeout, expected=_PULL_ANSWERS
         )
         fields = typed_header(answer, PullMessageResponse, address)
         self._pull_from[queue] = fields.suggest_which_broker_id

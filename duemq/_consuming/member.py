@@ -25,7 +25,7 @@ from duemq._net.client import Client, Tasks
 from duemq._net.complaints import Complaints
 from duemq._net.connection import Codec
 from duemq._net.routes import Route
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq._values.times import Clock, now_ms
 from duemq.errors import ClosedError, DueMQError, NoRouteError
 from duemq.messages import RETRY_PREFIX, MessageQueue
@@ -54,7 +54,7 @@ class MemberConfig:
     max_ahead: int
     local_offsets: OffsetStore | None
     """Where a broadcasting member keeps its offsets; None for a clustering one."""
-    rhythm: Rhythm = field(default_factory=Rhythm)
+    intervals: Intervals = field(default_factory=Intervals)
     clock: Clock = now_ms
     monotonic: Callable[[], float] = time.monotonic
     """Seconds, by a clock that nobody sets."""
@@ -76,7 +76,7 @@ class Member:
             codec=config.codec,
             heartbeat=self._heartbeat,
             on_request=self._request_received,
-            rhythm=config.rhythm,
+            intervals=config.intervals,
         )
         self._api = GroupApi(self._client, config.group, config.max_reconsume_times)
         self._offsets: OffsetStore = config.local_offsets or BrokerOffsets(self._api)
@@ -167,7 +167,7 @@ class Member:
             except Exception:
                 # Whatever it is, the member goes on with the queues it has and looks again.
                 log.exception("cannot rebalance %s", self._config.group)
-            pause = self._config.rhythm.rebalance if complete else self._config.rhythm.missing_topic
+            pause = self._config.intervals.rebalance if complete else self._config.intervals.missing_topic
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._change.wait()
@@ -193,7 +193,7 @@ class Member:
             else:
                 await self._update(topic, mine)
                 self._allocated.add(topic)
-                self._complaints.settle(f"waiting for {topic}")
+                self._complaints.resolve(f"waiting for {topic}")
         self._progress.set()
         return complete
 
@@ -229,7 +229,7 @@ class Member:
             subscription=lambda: self._subscriptions[queue.topic],
             start=FIRST if late else self._config.start,
             broadcasting=self._config.broadcasting,
-            rhythm=self._config.rhythm,
+            intervals=self._config.intervals,
             clock=self._config.clock,
             monotonic=self._config.monotonic,
             progressed=self._progress.set,
@@ -259,7 +259,7 @@ class Member:
         except (DueMQError, OSError) as error:
             self._complaints.raise_(who, str(error))
         else:
-            self._complaints.settle(who)
+            self._complaints.resolve(who)
         for reader in readers:
             if reader.dropped:
                 self._begin_anew(reader)
@@ -283,7 +283,7 @@ class Member:
             "group's offset",
             self._config.group,
             queue,
-            self._config.rhythm.expiry,
+            self._config.intervals.expiry,
         )
         _, task = self._readers.pop(queue)
         task.cancel()
@@ -306,11 +306,11 @@ class Member:
     # --- offsets --------------------------------------------------------------------------------------------------
 
     async def _commit_forever(self) -> None:
-        rhythm, number = self._config.rhythm, 0
+        intervals, number = self._config.intervals, 0
         while True:
-            await asyncio.sleep(rhythm.commit)
+            await asyncio.sleep(intervals.commit)
             number += 1
-            await self.commit(even_unchanged=number % rhythm.commit_all_every == 0)
+            await self.commit(even_unchanged=number % intervals.commit_all_every == 0)
 
     async def _save(self, offsets: dict[MessageQueue, int]) -> None:
         if not offsets:
@@ -320,7 +320,7 @@ class Member:
         except (DueMQError, OSError) as error:
             self._complaints.raise_("storing offsets", str(error))
             return
-        self._complaints.settle("storing offsets")
+        self._complaints.resolve("storing offsets")
         for queue, offset in offsets.items():
             if queue in self._readers:
                 self._readers[queue][0].committed(offset)

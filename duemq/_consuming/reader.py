@@ -12,7 +12,7 @@ from duemq._consuming.inbox import Inbox
 from duemq._consuming.offsets import OffsetStore, OffsetTracker
 from duemq._consuming.subscription import Subscription
 from duemq._net.complaints import Complaints
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq._values.times import Clock
 from duemq.errors import DueMQError
 from duemq.messages import RETRY_PREFIX, MessageQueue, ReceivedMessage
@@ -48,7 +48,7 @@ class QueueReader:
         subscription: Callable[[], Subscription],
         start: Start,
         broadcasting: bool,
-        rhythm: Rhythm,
+        intervals: Intervals,
         clock: Clock,
         monotonic: Callable[[], float],
         progressed: Callable[[], None],
@@ -68,7 +68,7 @@ class QueueReader:
         self._subscription = subscription
         self._start = start
         self._broadcasting = broadcasting
-        self._rhythm = rhythm
+        self._intervals = intervals
         self._clock = clock
         self._monotonic = monotonic
         self._progressed = progressed
@@ -89,7 +89,7 @@ class QueueReader:
     @property
     def is_silent(self) -> bool:
         """Whether nothing was heard of the queue for so long that others may have it."""
-        return self._monotonic() - self._heard > self._rhythm.expiry
+        return self._monotonic() - self._heard > self._intervals.expiry
 
     @property
     def has_to_check(self) -> bool:
@@ -136,7 +136,7 @@ class QueueReader:
             try:
                 await self._api.send_back(message, level)
             except DueMQError as error:
-                pause = self._rhythm.retry_here
+                pause = self._intervals.retry_here
                 log.warning("cannot send %r back, handling it again in %g s: %s", message, pause, error)
                 message.settled = False
                 asyncio.get_running_loop().call_later(pause, self._inbox.put_again, message)
@@ -167,7 +167,7 @@ class QueueReader:
                 # Whatever it is, the other queues go on, and this one tries again.
                 log.exception("cannot read %s", self.queue)
             else:
-                self._complaints.settle(who)
+                self._complaints.resolve(who)
                 if self.dropped:
                     self._overtaken(self)
                     return
@@ -175,7 +175,7 @@ class QueueReader:
                 continue
             failures += 1
             self._hold = False
-            await asyncio.sleep(self._rhythm.pause(failures))
+            await asyncio.sleep(self._intervals.pause(failures))
 
     async def _step(self) -> None:
         if self._tracker is None:
@@ -198,7 +198,7 @@ class QueueReader:
             )
             self._not_too_far_ahead.clear()
             await self._not_too_far_ahead.wait()
-        self._complaints.settle(who)
+        self._complaints.resolve(who)
 
     async def _pull(self, tracker: OffsetTracker) -> None:
         loop = asyncio.get_running_loop()
@@ -222,7 +222,7 @@ class QueueReader:
         self._progressed()
         if hold and tracker.next_offset == asked:
             # A broker that does not hold a pull must not be asked in a tight loop.
-            await asyncio.sleep(max(0.0, self._rhythm.first_pause - (loop.time() - begin)))
+            await asyncio.sleep(max(0.0, self._intervals.first_pause - (loop.time() - begin)))
 
     def _take(self, tracker: OffsetTracker, pulled: Pulled) -> None:
         """Note what was read and hand it over; without an await between, so that no commit sees one half of it."""

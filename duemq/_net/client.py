@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from duemq._net.connection import Codec, Connection, OnRequest, check_codec, connect
 from duemq._net.pool import Pool
 from duemq._net.routes import NameServers, Routes
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq.errors import DueMQError, PeerError, RequestTimeoutError, error_of
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.errors import BodyError, FieldError
@@ -49,24 +49,24 @@ class Client:
         codec: Codec,
         heartbeat: Callable[[str], HeartbeatData],
         on_request: OnRequest = lambda command: None,
-        rhythm: Rhythm | None = None,
+        intervals: Intervals | None = None,
     ) -> None:
         check_codec(codec)
         self.client_id = f"{socket.gethostname()}@{os.getpid()}#{secrets.token_hex(5)}"
         """Tells this client from all others, among the members of a group above all."""
-        self.rhythm = rhythm or Rhythm()
+        self.intervals = intervals or Intervals()
         self._codec = codec
         self._heartbeat = heartbeat
         self._on_request = on_request
         self._nameserver_pool = Pool(self._connect)
         self._brokers = Pool(self._open_broker)
         self._nameservers = NameServers(nameserver, self._nameserver_pool)
-        self.routes = Routes(self._nameservers, self.rhythm.request_timeout)
+        self.routes = Routes(self._nameservers, self.intervals.request_timeout)
         self.tasks = Tasks()
 
     async def start(self) -> None:
         """Make sure that a name server answers, and begin to send heartbeats. Raises what `NameServers.ask` does."""
-        await self._nameservers.check(timeout=self.rhythm.connect_timeout)
+        await self._nameservers.check(timeout=self.intervals.connect_timeout)
         self.tasks.start(self._keep_up(), "duemq heartbeats")
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ class Client:
 
     async def all_brokers(self) -> list[str]:
         """The addresses of all brokers that the name servers know. Raises what `NameServers.brokers` does."""
-        return await self._nameservers.brokers(timeout=self.rhythm.request_timeout)
+        return await self._nameservers.brokers(timeout=self.intervals.request_timeout)
 
     @property
     def broker_addresses(self) -> list[str]:
@@ -103,7 +103,7 @@ class Client:
         Raises a BrokerError for any other code, and what `broker` and `Connection.request` raise.
         """
         connection = await self._brokers.get(address)
-        answer = await connection.request(code, header, body, timeout=timeout or self.rhythm.request_timeout)
+        answer = await connection.request(code, header, body, timeout=timeout or self.intervals.request_timeout)
         if answer.code not in expected:
             raise error_of(answer, address)
         return answer
@@ -126,19 +126,19 @@ class Client:
 
     async def _send_heartbeat(self, connection: Connection) -> None:
         body = fastjson.dumps(self._heartbeat(self.client_id))
-        answer = await connection.request(RequestCode.HEART_BEAT, None, body, timeout=self.rhythm.request_timeout)
+        answer = await connection.request(RequestCode.HEART_BEAT, None, body, timeout=self.intervals.request_timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise error_of(answer, connection.address)
 
     async def _keep_up(self) -> None:
         while True:
-            await asyncio.sleep(self.rhythm.heartbeat)
+            await asyncio.sleep(self.intervals.heartbeat)
             await self.routes.refresh()
             await self.beat(self._brokers.addresses)
 
     async def _connect(self, address: str) -> Connection:
         return await connect(
-            address, codec=self._codec, on_request=self._on_request, timeout=self.rhythm.connect_timeout
+            address, codec=self._codec, on_request=self._on_request, timeout=self.intervals.connect_timeout
         )
 
     async def _open_broker(self, address: str) -> Connection:

@@ -21,7 +21,7 @@ class Complaints:
             self._log.warning("%s: %s", who, reason)
         self._reasons[who] = reason
 
-    def settle(self, who: str) -> None:
+    def resolve(self, who: str) -> None:
         """`who` can go on. Logged if now everybody can."""
         if self._reasons.pop(who, None) is not None and not self._reasons:
             self._log.warning("%s: going on", who)

@@ -104,7 +104,7 @@ def _read_levels(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DelaySpec:
     """When a caller wants a message delivered. Exactly one of the first three is set, or none: at once."""
 
     level: int | None = None
@@ -131,7 +131,9 @@ class Wish:
         return self.time_ms is not None
 
 
-def read_wish(level: int | None, delay: Span | None, deliver_at: Time | None, *, replaces: bool = False) -> Wish:
+def read_delay_spec(
+    level: int | None, delay: Span | None, deliver_at: Time | None, *, replaces: bool = False
+) -> DelaySpec:
     """Check the arguments of a send. Raises ArgumentError."""
     arguments = {"level": level, "delay": delay, "deliver_at": deliver_at}
     given = [name for name, value in arguments.items() if value is not None]
@@ -140,8 +142,8 @@ def read_wish(level: int | None, delay: Span | None, deliver_at: Time | None, *,
     if level is not None and (not isinstance(level, int) or isinstance(level, bool) or level < 1):
         raise ArgumentError(f"the delay level {level!r}; the first level is 1")
     if delay is not None:
-        return Wish(delay_ms=span_ms(delay) or None, replaces=replaces)
-    return Wish(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
+        return DelaySpec(delay_ms=span_ms(delay) or None, replaces=replaces)
+    return DelaySpec(level=level, time_ms=None if deliver_at is None else time_ms(deliver_at), replaces=replaces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,36 +155,36 @@ class Plan:
     due_time_ms: int | None = None
 
 
-def make_plan(wish: Wish, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> Plan:
-    """How to fulfil a wish at the broker at `address`, so long after the call. Raises DelayError where it cannot,
+def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> Plan:
+    """How to fulfil a spec at the broker at `address`, so long after the call. Raises DelayError where it cannot,
     NotSupportedError where it would not replace anything."""
-    if wish.replaces:
+    if spec.replaces:
         if not delays.replaces:
             raise NotSupportedError(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
                 "only a duemq broker replaces a message that waits; this one would deliver both",
                 address,
             )
-        plan = make_plan(replace(wish, replaces=False), delays, now_ms, address, elapsed_ms)
+        plan = make_plan(replace(spec, replaces=False), delays, now_ms, address, elapsed_ms)
         return Plan({**plan.properties, properties.TIMER_REPLACE: "true"}, plan.due_time_ms)
-    if wish.at_once:
+    if spec.at_once:
         return Plan({})
-    if wish.level is not None:
-        return _plan_level(wish.level, delays, now_ms, address)
+    if spec.level is not None:
+        return _plan_level(spec.level, delays, now_ms, address)
     levels = delays.valid_levels_ms
-    if wish.delay_ms is not None:
-        if wish.delay_ms in levels:
-            return _plan_level(levels.index(wish.delay_ms) + 1, delays, now_ms, address)
+    if spec.delay_ms is not None:
+        if spec.delay_ms in levels:
+            return _plan_level(levels.index(spec.delay_ms) + 1, delays, now_ms, address)
         if delays.timers:
             # A message that was to wait does so for a moment at least: the broker says then when it was due.
-            rest = max(1, wish.delay_ms - elapsed_ms)
+            rest = max(1, spec.delay_ms - elapsed_ms)
             return Plan({properties.TIMER_DELAY_MS: str(rest)}, now_ms + rest)
-    elif wish.time_ms is not None:
+    elif spec.time_ms is not None:
         if delays.timers:
-            return Plan({properties.TIMER_DELIVER_MS: str(wish.time_ms)}, wish.time_ms)
-        if wish.time_ms <= now_ms:
-            return Plan({properties.DUE_MS: str(wish.time_ms)}, wish.time_ms)
-    what = "a time of delivery" if wish.delay_ms is None else f"a delay of {format_duration(wish.delay_ms)}"
+            return Plan({properties.TIMER_DELIVER_MS: str(spec.time_ms)}, spec.time_ms)
+        if spec.time_ms <= now_ms:
+            return Plan({properties.DUE_MS: str(spec.time_ms)}, spec.time_ms)
+    what = "a time of delivery" if spec.delay_ms is None else f"a delay of {format_duration(spec.delay_ms)}"
     has = f"the delay levels {delays}"
     if delays.own is not None:
         has = (

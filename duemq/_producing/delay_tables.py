@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from duemq._net.client import Client, typed_body
 from duemq._net.connection import Connection
-from duemq._producing.delay import Delays, TopicLevels, Wish, read_delays, read_topic_levels
+from duemq._producing.delay import Delays, DelaySpec, TopicLevels, read_delays, read_topic_levels
 from duemq.errors import BrokerError, NotSupportedError, TopicNotFoundError
 from duemq.protocol.codes import RequestCode
 from duemq.protocol.requests.bodies import TopicConfig
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class DelayTables:
-    """The delays of brokers and topics, as a producer needs them. Each is believed for `Rhythm.delays` seconds."""
+    """The delays of brokers and topics, as a producer needs them. Each is believed for `Intervals.delays` seconds."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._brokers = Answers[Delays](client.rhythm.delays)
-        self._topics = Answers[TopicLevels | None](client.rhythm.delays)
+        self._brokers = Answers[Delays](client.intervals.delays)
+        self._topics = Answers[TopicLevels | None](client.intervals.delays)
 
-    async def find(self, address: str, topic: str, wish: Wish) -> Delays:
+    async def find(self, address: str, topic: str, spec: DelaySpec) -> Delays:
         """The delays that the broker at `address` has for a message to `topic`. A broker that does not tell has none;
         where only a level is wished for, that is no error, since it goes unchecked then.
 
@@ -40,14 +40,14 @@ class DelayTables:
         try:
             delays = await self._brokers.get(connection, "", lambda: self._ask_broker(address))
         except BrokerError as error:
-            _raise_unless_a_level(wish, error)
+            _raise_unless_a_level(spec, error)
             delays = self._brokers.keep(connection, "", Delays())
-        if not delays.topics_have_levels or (delays.timers and wish.needs_timer):
+        if not delays.topics_have_levels or (delays.timers and spec.needs_timer):
             return delays
         try:
             own = await self._own(connection, address, topic)
         except BrokerError as error:
-            _raise_unless_a_level(wish, error)
+            _raise_unless_a_level(spec, error)
             # Not kept: the broker's own table must not be taken for the topic's.
             return Delays()
         return delays if own is None else replace(delays, own=own)
@@ -70,8 +70,8 @@ class DelayTables:
         return read_topic_levels(topic, typed_body(answer, TopicConfig, address))
 
 
-def _raise_unless_a_level(wish: Wish, error: BrokerError) -> None:
-    if wish.level is None:
+def _raise_unless_a_level(spec: DelaySpec, error: BrokerError) -> None:
+    if spec.level is None:
         error.add_note("a delay or time of delivery needs to know which delays the broker has")
         raise error
 

@@ -122,7 +122,7 @@ class Deliveries(Origins):
         head = layout.unpack(self._log.read_raw(record.physical_offset, layout.size))
         return head[2], head[14], head[4]
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Match what is left, and apply RocketMQ's cancellations. May wait for the disk."""
         self._match()
         self._cancel()

@@ -160,7 +160,7 @@ class LevelDelivery:
             run.cursor = put.end
         run.due_ms = self._times.head(level, run, now_ms)
         if len(level.runs) > 1:
-            level.settle()
+            level.drop_finished()
 
     def _note(self, level: Level, put: Put, outcome: Outcome, now_ms: int) -> None:
         if outcome.kind is Kind.GONE:
@@ -275,7 +275,7 @@ class LevelDelivery:
         else:
             with self._store.health.noting():
                 self._resent(level, put, outcome)
-        level.settle()
+        level.drop_finished()
 
     def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:
         """A put went through, or the first part of it did."""
@@ -296,7 +296,7 @@ class LevelDelivery:
         for put in level.puts:
             if put.status is Status.RUNNING and put.position <= position:
                 put.status = Status.SUCCESS
-        level.settle()
+        level.drop_finished()
         if not level.puts:
             level.trouble = None
         return True

@@ -217,9 +217,9 @@ class Level:
         for put in [put for put in self.failed if put.start < low]:
             self.take_part(put, min(put.end, low) - put.start).status = Status.SKIP
         self.low = low
-        self.settle()
+        self.drop_finished()
 
-    def settle(self) -> None:
+    def drop_finished(self) -> None:
         """Take what is finished from the head of the puts, never past one that is not, and runs that are done."""
         puts = self.puts
         while puts and puts[0].status in (Status.SUCCESS, Status.SKIP):

@@ -209,7 +209,7 @@ class LevelQueues:
                     run.delay_limit_ms = min(limit, run.delay_limit_ms or limit)
             if is_new_table or level.runs[-1].shift_ms:
                 level.split(level.queue.next_offset)
-            level.settle()
+            level.drop_finished()
             self._times.look(level, now.wall_ms)
             if note is not None and saved.get(level.number, level.offset) > level.offset:
                 log.warning(
@@ -417,7 +417,7 @@ class LevelQueues:
         for level, boundary in boundaries:
             self._shift(level, boundary, jump)
             level.trouble = "the clock was set"
-            level.settle()
+            level.drop_finished()
             self._times.forget(level, now.wall_ms)
         self._wants_checkpoint = True
 

@@ -181,7 +181,7 @@ class TimerChanges:
         is_mark = properties.get(message.properties_text, properties.TIMER_DEL_UNIQKEY) is not None
         if due_ms is None or is_mark:
             return Cancelled.UNKNOWN
-        self._enqueuer.through(message.queue_offset, now_ms)
+        self._enqueuer.enqueue_through(message.queue_offset, now_ms)
         found = self._slots.places.find(physical_offset)
         if found is None:
             is_done = self._slots.start.is_done(physical_offset)
@@ -238,7 +238,7 @@ class TimerChanges:
 
     def _with_key(self, topic: str, key: str, now_ms: int) -> list[int]:
         """The positions of their units."""
-        self._enqueuer.all(now_ms)
+        self._enqueuer.enqueue_all(now_ms)
         return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
 
     def to_replace(self, topic: str, key: str, now_ms: int) -> list[_Place]:

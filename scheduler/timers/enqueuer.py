@@ -85,17 +85,17 @@ class Enqueuer:
         units = self._batches.read(self._queue, self.next_offset, self.behind)
         return int((slot_second_of(units["tags_code"].astype(np.int64)) == second).sum())
 
-    def through(self, queue_offset: int, now_ms: int) -> None:
+    def enqueue_through(self, queue_offset: int, now_ms: int) -> None:
         """Put all messages up to one, and it too, into the wheel. Raises OSError."""
-        while self.next_offset <= queue_offset and self.some(now_ms):
+        while self.next_offset <= queue_offset and self.enqueue_some(now_ms):
             pass
 
-    def all(self, now_ms: int) -> None:
+    def enqueue_all(self, now_ms: int) -> None:
         """Put all messages into the wheel. Raises OSError."""
-        while self.some(now_ms):
+        while self.enqueue_some(now_ms):
             pass
 
-    def some(self, now_ms: int) -> bool:
+    def enqueue_some(self, now_ms: int) -> bool:
         """Put the next messages into the wheel; whether there were any. Raises OSError."""
         queue = self._queue
         if self.next_offset < queue.min_offset:

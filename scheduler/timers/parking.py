@@ -134,7 +134,7 @@ class Parking:
             places += self._asked
         return min(places, default=None)
 
-    def some(self, limit: int, is_paused: IsPaused) -> Waits | None:
+    def next_messages(self, limit: int, is_paused: IsPaused) -> Waits | None:
         """Some of the messages that are to go on, the first ones, at most `limit`; none where it had to look for more,
         None where there are no more. It gives the same again until `took`. Raises OSError; then it is where it was."""
         place = self._next(is_paused)

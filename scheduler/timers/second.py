@@ -125,7 +125,7 @@ class _Run:
             passed += 1
         del self._taken[:passed]
 
-    def some(self) -> Waits:
+    def unordered(self) -> Waits:
         """All messages in no order, with some that are done."""
         return self._waits
 
@@ -287,7 +287,7 @@ class Second:
         if not self._is_read_again and sum(map(len, self._runs)) > given:
             self._is_read_again = True
             for run in self._runs:
-                self._read_ahead(run.some())
+                self._read_ahead(run.unordered())
 
     def remaining(self) -> Waits:
         """All messages, by deliver time. That costs as much as there are."""

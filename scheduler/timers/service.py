@@ -184,7 +184,7 @@ class Timers:
         slots.open(slots.second)
         self.changes.withdraw_again(recovered.origins.withdrawn)
         if len(start.enqueued):  # no checkpoint's note could tell of them
-            enqueuer.through(start.enqueued_to - 1, now_ms)
+            enqueuer.enqueue_through(start.enqueued_to - 1, now_ms)
         self._checkpoint.begin()
         self.queue.watch(self._arrived)
 
@@ -225,7 +225,7 @@ class Timers:
         reads what is not in memory: whoever asks finds what is left in `queue`, from `queue_offset` on."""
         if not self.config.stop_enqueue:
             with contextlib.suppress(OSError, NotInMemory):
-                self._enqueuer.some(now_ms)
+                self._enqueuer.enqueue_some(now_ms)
 
     def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
         """A message for a topic was staged at a queue offset of `queue`. To be called right after the staging; `key` is
@@ -267,7 +267,9 @@ class Timers:
         if not self.config.stop_dequeue:
             self._search_overdue(now_ms)
         while True:
-            worked = not self.config.stop_enqueue and self._enqueuing.run(now_ms, lambda: self._enqueuer.some(now_ms))
+            worked = not self.config.stop_enqueue and self._enqueuing.run(
+                now_ms, lambda: self._enqueuer.enqueue_some(now_ms)
+            )
             if not self.config.stop_dequeue:
                 worked |= self._dequeue(now_ms)
             if not worked and not (is_counting and self._counting.run(now_ms, take_census)):
@@ -357,7 +359,7 @@ class Timers:
         """Bring some parked messages back whose topics go on, by what their policies say now, unless the current second
         has enough to do; whether there was anything to do. Raises StoreError, OSError."""
         parking = self._slots.parking
-        waits = parking.some(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BACK_UNITS else None
+        waits = parking.next_messages(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BACK_UNITS else None
         if waits is None or not len(waits):
             return waits is not None
         if self._is_cold(waits[self.policies.concerns(waits)]):
@@ -585,7 +587,7 @@ class Timers:
         the next. Raises OSError: then the next start of ours knows all the same."""
         slots = self._slots
         # Of what was delivered or withdrawn before a crash it would not know either, and put it into the wheel itself.
-        if not slots.is_replayed and self._enqueuer.some(now_ms):
+        if not slots.is_replayed and self._enqueuer.enqueue_some(now_ms):
             return True
         # What is not due yet, where the clock was set back, would come late there.
         beyond = min(slots.start.recovered_to, slot_second(now_ms) + 1)

@@ -577,5 +577,5 @@ class Slots:
 
 def due_of(message: StoredMessage) -> int | None:
     """When a stored message of the timer topic is due; None for what is none."""
-    text, promise = message.properties_text, message.prepared_transaction_offset
-    return timer_properties.due_of(text, message.store_timestamp, promise)
+    text, prepared = message.properties_text, message.prepared_transaction_offset
+    return timer_properties.due_of(text, message.store_timestamp, prepared)

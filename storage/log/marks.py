@@ -26,7 +26,7 @@ class Marks:
         self._segments = segments
         self._blocks: dict[int, dict[int, bytes]] = {}
         """By number of a block of positions, and position."""
-        self._late: set[int] = set()
+        self._for_the_next: set[int] = set()
         """Positions of marks that are not for the checkpoint that is being made."""
         self._planned: _Planned | None = None
 
@@ -34,12 +34,12 @@ class Marks:
         """Let the bytes at a position be these, soon; a unit has them wholly or not at all."""
         block = self._blocks.setdefault(position // _BLOCK, {})
         if position not in block:
-            self._late.add(position)
+            self._for_the_next.add(position)
         block[position] = mark
 
     def begin(self) -> None:
         """Another checkpoint begins, of which the records are that there are now: so are the marks."""
-        self._late.clear()
+        self._for_the_next.clear()
 
     def over(self, start: int, data: bytes) -> bytes:
         """Whole units that were read at a position, with their marks."""
@@ -72,7 +72,7 @@ class Marks:
         planned = self._planned = _Planned()
         for block in self._blocks.values():
             for position, mark in block.items():
-                if position < end and position not in self._late:
+                if position < end and position not in self._for_the_next:
                     planned.marks[position] = mark
                     at = position - self._segments.base_of(position)
                     for file in self._segments.files_between(position, position + 1):

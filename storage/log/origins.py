@@ -26,13 +26,13 @@ _DELETES: Final = f"{TIMER_DEL_UNIQKEY}{NAME_END}".encode()
 
 
 def origins_of(
-    promises: NDArray[np.int64], sys_flags: NDArray[np.integer], physical_offsets: NDArray[np.int64]
+    prepared: NDArray[np.int64], sys_flags: NDArray[np.integer], physical_offsets: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The origins that records would name by their prepared-transaction offsets, NO_ORIGIN where they name none: a
     transaction's record names its half message, and what is not before the record is a deliver time. Whether a record
     is one that names an origin its topic and properties say, see `Origins.look`."""
-    origins = np.where(promises == ORIGIN_ZERO, 0, promises)
-    named = (promises != 0) & (origins >= 0) & (origins < physical_offsets) & (sys_flags & FLAG_TRANSACTION == 0)
+    origins = np.where(prepared == ORIGIN_ZERO, 0, prepared)
+    named = (prepared != 0) & (origins >= 0) & (origins < physical_offsets) & (sys_flags & FLAG_TRANSACTION == 0)
     return np.where(named, origins, NO_ORIGIN)
 
 
@@ -52,10 +52,10 @@ class Origins:
     def look(self, record: ScannedRecord) -> None:
         """Take the origin that a record names, if it names one. Records that are scheduled have their deliver time
         in that field, unless they are of the timer topic and say that they delete or repeat another."""
-        promise = record.prepared_transaction_offset
-        if not promise or record.topic == _SCHEDULE_TOPIC:
+        prepared = record.prepared_transaction_offset
+        if not prepared or record.topic == _SCHEDULE_TOPIC:
             return
-        origin = origin_of(promise)
+        origin = origin_of(prepared)
         if origin is None or not 0 <= origin < record.physical_offset or record.sys_flag & FLAG_TRANSACTION:
             return  # as `origins_of` has it
         if record.topic != _TIMER_TOPIC:

@@ -91,7 +91,7 @@ class Scanner:
             if position >= self._log.allocated_end:
                 return
             room = self._log.segment_end(position) - position
-            data, base = self._have(data, base, position, min(MIN_SIZE, room))
+            data, base = self._bytes_at(data, base, position, min(MIN_SIZE, room))
             size, magic = _SIZE_MAGIC.unpack_from(data, position - base)
             if magic == MAGIC_END:
                 position = self._log.segment_end(position)
@@ -101,7 +101,7 @@ class Scanner:
                 why = f"magic {magic:#010x}, size {size}" if size or magic else None
                 self.end = ScanEnd(position, why)
                 return
-            data, base = self._have(data, base, position, size)
+            data, base = self._bytes_at(data, base, position, size)
             record = _take(data, position - base, position, check_crc=True)
             if self._zeros_are_torn and isinstance(record, ScannedRecord) and _has_empty_sector(record):
                 record = "properties with a sector that was not written"
@@ -148,7 +148,7 @@ class Scanner:
         finally:
             self.end = ScanEnd(base + at, None)
 
-    def _have(self, data: bytes, base: int, position: int, size: int) -> tuple[bytes, int]:
+    def _bytes_at(self, data: bytes, base: int, position: int, size: int) -> tuple[bytes, int]:
         """Bytes that hold `size` bytes at `position`, and the offset at which they start."""
         if position + size <= base + len(data):
             return data, base

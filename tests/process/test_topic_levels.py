@@ -13,7 +13,7 @@ import pytest
 
 from duemq import DelayError, Producer, PushConsumer, ReceivedMessage
 from duemq._net.connection import connect
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.requests.headers import CreateTopic
 from duemq.testing import TestClock
@@ -55,7 +55,7 @@ async def test_a_delay_is_kept_whatever_the_topics_table_is(broker: DuemqBroker)
         return message
 
     await set_attributes(broker, "+delay.levels=1s 3h 2h")
-    async with Producer(broker.nameserver, _rhythm=Rhythm(delays=0.0)) as producer, consumer:
+    async with Producer(broker.nameserver, _intervals=Intervals(delays=0.0)) as producer, consumer:
         # The table as it was made, changed, and taken away: by each of them 2h is another level.
         for change in ("+delay.levels=1s 3h 2h", "+delay.levels=2h 1s", "-delay.levels"):
             await set_attributes(broker, change)

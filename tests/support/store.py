@@ -57,7 +57,7 @@ class HeldWorkers:
 
 
 class Urgent:
-    """Implements storage.durability.owner.Part: has nothing but the wish for a checkpoint, if the test has it."""
+    """Implements storage.durability.owner.Part: has nothing but the spec for a checkpoint, if the test has it."""
 
     def __init__(self) -> None:
         self.wants_checkpoint = False

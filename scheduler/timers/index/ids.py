@@ -93,7 +93,7 @@ class TimerIds:
         to wait for the disk. Raises OSError: the next call tries the same again."""
         if self._reached == _NOT_BEGUN:
             self._reached = 0
-        if self._enqueuer.behind and self._enqueuer.some(now_ms):
+        if self._enqueuer.behind and self._enqueuer.enqueue_some(now_ms):
             return None
         start = max(self._reached, self._log.begin)
         for position, units in self._log.scan(start, min(self._log.end, start + _SCAN_UNITS * UNIT_SIZE)):

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from tests.unit.duemq.fake import FakeBroker
 
 # Nothing in these tests waits for time to pass: what happens now and then in the client either happens at once here,
 # or not within a test.
-RHYTHM = Rhythm(
+RHYTHM = Intervals(
     request_timeout=5.0,
     missing_topic=0.01,
     commit=0.01,

@@ -37,7 +37,7 @@ Pair = tuple[FakeBroker, FakeBroker, Admin]
 
 
 def make_admin(broker: FakeBroker, **options: Any) -> Admin:
-    return Admin(broker.address, _rhythm=RHYTHM, **options)
+    return Admin(broker.address, _intervals=RHYTHM, **options)
 
 
 @pytest.fixture
@@ -343,5 +343,5 @@ async def test_no_name_server() -> None:
     async with FakeBroker() as broker:
         gone = broker.address
     with pytest.raises(ConnectError):
-        async with Admin(gone, _rhythm=RHYTHM):
+        async with Admin(gone, _intervals=RHYTHM):
             pass

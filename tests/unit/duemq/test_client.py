@@ -11,7 +11,7 @@ import pytest
 from duemq import BrokerError, ClosedError, PeerError
 from duemq._net.client import Client, Tasks, typed_body, typed_header
 from duemq._net.pool import Pool
-from duemq._values.settings import Rhythm
+from duemq._values.intervals import Intervals
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.bodies import HeartbeatData, TopicRoute
@@ -31,8 +31,8 @@ async def open_(broker: FakeBroker) -> AsyncIterator[Open]:
     """Starts clients, and closes them in the end."""
     clients: list[Client] = []
 
-    async def open_one(rhythm: Rhythm = RHYTHM) -> Client:
-        client = Client(broker.address, codec="auto", heartbeat=HeartbeatData, rhythm=rhythm)
+    async def open_one(intervals: Intervals = RHYTHM) -> Client:
+        client = Client(broker.address, codec="auto", heartbeat=HeartbeatData, intervals=intervals)
         clients.append(client)
         await client.start()
         return client

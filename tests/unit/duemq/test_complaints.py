@@ -14,8 +14,8 @@ def test_what_hinders_many_is_said_once_and_so_is_its_end(caplog: pytest.LogCapt
     complaints.raise_("reading b", "disk full")
     complaints.raise_("reading c", "broker gone")
     complaints.forget("reading c")
-    complaints.settle("reading d")
-    complaints.settle("reading a")
-    complaints.settle("reading b")
-    complaints.settle("reading b")
+    complaints.resolve("reading d")
+    complaints.resolve("reading a")
+    complaints.resolve("reading b")
+    complaints.resolve("reading b")
     assert caplog.messages == ["reading a: broker gone", "reading b: disk full", "reading b: going on"]

@@ -1,4 +1,4 @@
-"""Never early: whatever a broker has, a wish is kept to the millisecond or refused."""
+"""Never early: whatever a broker has, a spec is kept to the millisecond or refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq import ArgumentError, DelayError
-from duemq._producing.delay import Delays, TopicLevels, Wish, make_plan, read_delays, read_topic_levels, read_wish
+from duemq._producing.delay import (
+    Delays,
+    DelaySpec,
+    TopicLevels,
+    make_plan,
+    read_delay_spec,
+    read_delays,
+    read_topic_levels,
+)
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.bodies import TopicConfig
 from duemq.scheduler.levels.table import DelayLevels
@@ -71,39 +79,39 @@ def test_most_topics_have_no_table(attributes: dict[str, str] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wish"),
+    ("arguments", "spec"),
     [
-        ((None, None, None), Wish()),
-        ((3, None, None), Wish(level=3)),
-        ((None, 5, None), Wish(delay_ms=5_000)),
-        ((None, "1m", None), Wish(delay_ms=60_000)),
-        ((None, 0, None), Wish()),
-        ((None, None, 5.0), Wish(time_ms=5_000)),
+        ((None, None, None), DelaySpec()),
+        ((3, None, None), DelaySpec(level=3)),
+        ((None, 5, None), DelaySpec(delay_ms=5_000)),
+        ((None, "1m", None), DelaySpec(delay_ms=60_000)),
+        ((None, 0, None), DelaySpec()),
+        ((None, None, 5.0), DelaySpec(time_ms=5_000)),
     ],
 )
-def test_a_wish_is_read(arguments: tuple[Any, Any, Any], wish: Wish) -> None:
-    assert read_wish(*arguments) == wish
+def test_a_wish_is_read(arguments: tuple[Any, Any, Any], spec: DelaySpec) -> None:
+    assert read_delay_spec(*arguments) == spec
 
 
 @pytest.mark.parametrize("arguments", [(0, None, None), (-1, None, None), (True, None, None), ("3", None, None),
                                        (3, 5, None), (None, 5, 5.0), (3, None, 5.0), (None, -5, None)])  # fmt: skip
 def test_a_wish_that_makes_no_sense_is_refused(arguments: tuple[Any, Any, Any]) -> None:
     with pytest.raises(ArgumentError):
-        read_wish(*arguments)
+        read_delay_spec(*arguments)
 
 
-def planned(wish: Wish, delays: Delays, elapsed_ms: int = 0) -> tuple[dict[str, str], int | None]:
+def planned(spec: DelaySpec, delays: Delays, elapsed_ms: int = 0) -> tuple[dict[str, str], int | None]:
     """`elapsed_ms`: since the call."""
-    plan = make_plan(wish, delays, NOW + elapsed_ms, "h:1", elapsed_ms)
+    plan = make_plan(spec, delays, NOW + elapsed_ms, "h:1", elapsed_ms)
     return plan.properties, plan.due_time_ms
 
 
-def delay(milliseconds: int) -> Wish:
-    return Wish(delay_ms=milliseconds)
+def delay(milliseconds: int) -> DelaySpec:
+    return DelaySpec(delay_ms=milliseconds)
 
 
 def test_at_once_needs_nothing() -> None:
-    assert planned(Wish(), Delays()) == ({}, None)
+    assert planned(DelaySpec(), Delays()) == ({}, None)
 
 
 @pytest.mark.parametrize("delays", [OLD, TIMERS])
@@ -114,7 +122,7 @@ def test_a_delay_that_equals_a_level_is_sent_as_that_level(delays: Delays) -> No
 def test_any_other_delay_is_sent_as_a_delay_and_a_time_as_a_time() -> None:
     """So the broker's clock counts for a delay: the sender's may be slow or fast."""
     assert planned(delay(5_001), TIMERS) == ({"TIMER_DELAY_MS": "5001"}, NOW + 5_001)
-    assert planned(Wish(time_ms=NOW + 5_000), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW + 5_000)}, NOW + 5_000)
+    assert planned(DelaySpec(time_ms=NOW + 5_000), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW + 5_000)}, NOW + 5_000)
 
 
 def test_a_retried_send_keeps_its_first_due_time() -> None:
@@ -130,7 +138,7 @@ def test_without_timers_the_error_names_the_levels() -> None:
         planned(delay(7_000), OLD)
     assert caught.value.levels_ms == OLD.levels_ms
     with pytest.raises(DelayError, match="cannot keep a time of delivery"):
-        planned(Wish(time_ms=NOW + 5_000), OLD)
+        planned(DelaySpec(time_ms=NOW + 5_000), OLD)
     with pytest.raises(DelayError, match="delay levels none"):
         planned(delay(5_000), Delays())
 
@@ -138,9 +146,9 @@ def test_without_timers_the_error_names_the_levels() -> None:
 @pytest.mark.parametrize("delays", [WITH_OWN, replace(TIMERS, own=OWN)])
 def test_a_topics_own_table_is_the_one_that_counts(delays: Delays) -> None:
     assert planned(delay(60_000), delays)[0]["DELAY"] == "1"
-    assert planned(Wish(level=1), delays) == ({"DELAY": "1", "DUE_MS": str(NOW + 60_000)}, NOW + 60_000)
+    assert planned(DelaySpec(level=1), delays) == ({"DELAY": "1", "DUE_MS": str(NOW + 60_000)}, NOW + 60_000)
     with pytest.raises(DelayError, match=r"has no delay level 3 for the topic T, only 2: 1m 1s$") as caught:
-        planned(Wish(level=3), delays)
+        planned(DelaySpec(level=3), delays)
     assert caught.value.levels_ms == OWN.levels_ms
 
 
@@ -153,24 +161,24 @@ def test_what_is_not_in_the_topics_table_needs_timers() -> None:
         assert caught.value.levels_ms == OWN.levels_ms
         assert "TIMER_DELAY_MS" in planned(delay(milliseconds), replace(TIMERS, own=OWN))[0]
     with pytest.raises(DelayError, match="keep a time of delivery"):
-        planned(Wish(time_ms=NOW + 60_000), WITH_OWN)
+        planned(DelaySpec(time_ms=NOW + 60_000), WITH_OWN)
 
 
 def test_a_time_that_has_passed_is_at_once_at_any_broker() -> None:
     """Where the broker has timers, it says itself whether it has: the sender's clock may be fast."""
     for delays in (OLD, Delays()):
-        assert planned(Wish(time_ms=NOW), delays) == ({"DUE_MS": str(NOW)}, NOW)
-    assert planned(Wish(time_ms=NOW), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW)}, NOW)
+        assert planned(DelaySpec(time_ms=NOW), delays) == ({"DUE_MS": str(NOW)}, NOW)
+    assert planned(DelaySpec(time_ms=NOW), TIMERS) == ({"TIMER_DELIVER_MS": str(NOW)}, NOW)
 
 
 def test_a_level_is_checked_against_the_table_since_brokers_take_the_last_one_instead() -> None:
-    assert planned(Wish(level=3), OLD) == ({"DELAY": "3", "DUE_MS": str(NOW + 60_000)}, NOW + 60_000)
+    assert planned(DelaySpec(level=3), OLD) == ({"DELAY": "3", "DUE_MS": str(NOW + 60_000)}, NOW + 60_000)
     with pytest.raises(DelayError, match="has no delay level 4, only 3: 1s 5s 1m"):
-        planned(Wish(level=4), OLD)
+        planned(DelaySpec(level=4), OLD)
 
 
 def test_a_level_is_trusted_where_the_broker_does_not_tell_its_table() -> None:
-    assert planned(Wish(level=4), Delays()) == ({"DELAY": "4"}, None)
+    assert planned(DelaySpec(level=4), Delays()) == ({"DELAY": "4"}, None)
 
 
 TABLES = st.lists(st.integers(1, 20) | st.integers(1, 10**7), unique=True, max_size=18)

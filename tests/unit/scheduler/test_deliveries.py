@@ -71,7 +71,7 @@ class Log:
         found = Deliveries(self.store.log)
         for record in Scanner(self.store.log, 0):
             found.look(record)
-        found.settle()
+        found.finish()
         assert len(found.delivered) == len(set(found.delivered)), "told twice"
         return {*found.delivered, *found.withdrawn}
 

@@ -93,7 +93,7 @@ def test_progress_never_passes_an_unfinished_put() -> None:
     level.fail(level.puts[0], world.clock.now_ms(), origin_is_gone=True)
     level.puts[0].status = Status.SKIP
     level.failed.pop(level.puts[0])
-    level.settle()
+    level.drop_finished()
     assert (level.offset, len(level.puts)) == (2, 2)
 
 

@@ -1,4 +1,4 @@
-"""The client's own rhythm. RocketMQ's numbers, where it has them; tests use shorter ones."""
+"""The client's own intervals. RocketMQ's numbers, where it has them; tests use shorter ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rhythm:
+class Intervals:
     """How often and how long, in seconds."""
 
     connect_timeout: float = 3.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duemq.broker.consume.notify import notify
+from duemq.broker.systemd import notify
 
 
 @pytest.mark.parametrize("is_abstract", [False, True])
