@@ -52,6 +52,7 @@ from duemq.scheduler.timers.slots import Slots, due_of
 from duemq.scheduler.timers.topics import TimerTopics
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
+from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.errors import NotInMemory
 from duemq.storage.log.copies import UNITS
@@ -320,6 +321,9 @@ class Timers:
         waits = second.due(now_ms, _DELIVER_UNITS)
         if not len(waits):
             return False
+        if self._store.health.verdict is not Verdict.HEALTHY:
+            # Nothing can be appended: the records that tell topics would be read in vain, at each try.
+            raise self._store.health.error()
         queued = self._slots.parking.going_on(self.policies.is_paused)
         if self.policies or queued:
             if self._is_cold(waits[self.policies.concerns(waits)]):

@@ -401,3 +401,25 @@ def test_a_level_that_is_given_a_time_is_a_timer() -> None:
     assert world.reschedule(place, START_MS + 2000)[0] is Cancelled.CANCELLED
     world.pass_time(40_000)
     assert times(world) == []
+
+
+def test_a_store_without_room_has_no_record_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of two topics with one hash has the policy only the records tell; each try to deliver asked them."""
+    world = twins(10, START_MS + 1000)
+    world.timers.set_policy(TWINS[0], TimerPolicy(rate=1000))
+    world.store.health.fill("the disk is full")
+    reads = 0
+    read = world.store.log.read
+
+    def counted(offset: int, size: int) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        return read(offset, size)
+
+    monkeypatch.setattr(world.store.log, "read", counted)
+    world.pass_time(5000)
+    assert reads == 0
+    assert world.state().late_ms == 4000
+    world.store.health.has_room()
+    world.pass_time(1000)
+    assert (len(world.bodies(TWINS[0])), len(world.bodies(TWINS[1]))) == (10, 10)
