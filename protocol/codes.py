@@ -155,4 +155,4 @@ LANGUAGES: Final = (
 """Names of the client languages; the index is the number that the binary header carries."""
 
 LANGUAGE: Final = "PYTHON"
-"""What we say of ourselves."""
+"""What duemq's own frames say of their sender."""

@@ -1,13 +1,13 @@
-"""What can be wrong with bytes or with a call of ours.
+"""Errors of the protocol: wrong bytes, or a call that the protocol cannot carry.
 
 ProtocolError
-├── LocalProtocolError        we tried to encode what the protocol cannot carry: a bug of ours or of the caller
+├── LocalProtocolError        the value cannot be encoded: a bug in duemq or in its caller
 └── RemoteProtocolError       the peer's bytes are wrong
     ├── FrameError            the stream can no longer be cut into frames: close this connection
     ├── FieldError            a header field is missing or absurd: answer with an error, the connection lives
     ├── BodyError             a body does not parse: answer with an error, the connection lives
     ├── RecordError           a stored message does not parse
-    └── TimerIllegal          a message's properties ask for no time that there is: refuse the message
+    └── TimerIllegal          a message's properties ask for an impossible time: refuse the message
 """
 
 from __future__ import annotations

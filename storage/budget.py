@@ -1,5 +1,5 @@
-"""How much work one step may do: whoever calls a step hands its budget in, so that no module below the broker reads a
-clock, and a test can give a step exactly as much as it wants to see done."""
+"""The amount of work that one step may do. The caller of a step hands the budget in: no module below the broker reads a
+clock, and a test decides exactly how much work a step does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 
 
 class Budget(Protocol):
-    """What is left of one step."""
+    """The rest of one step's budget."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether the step has to end now. To be asked after each piece of work; a step does at least one piece."""
+        """Whether the step must end now. A step asks after each piece of work, and does at least one piece."""
 
 
 class Unlimited:
@@ -33,7 +33,7 @@ class Spent:
 
 
 class Pieces:
-    """A budget of so many pieces of work."""
+    """A budget of a number of pieces of work."""
 
     def __init__(self, count: int) -> None:
         self._left = count

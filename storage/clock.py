@@ -25,7 +25,7 @@ class Moment(NamedTuple):
     """What `monotonic` counts from, see `Clock.boot_id`."""
 
     def later(self, ms: int) -> Moment:
-        """The moment so many ms later, by both clocks."""
+        """The moment a number of ms later, by both clocks."""
         return self._replace(wall_ms=self.wall_ms + ms, monotonic=self.monotonic + ms / 1000)
 
 
@@ -45,7 +45,7 @@ class Clock(Protocol):
 
 
 def look(clock: Clock) -> Moment:
-    """What a clock says now. Both readings are of one moment: this process may be held up between them."""
+    """Read a clock. Both readings are of one moment, although the process may be held up between them."""
     for _ in range(_TRIES):
         before = clock.monotonic()
         wall_ms = clock.now_ms()
@@ -84,8 +84,8 @@ def _boot_id() -> bytes:
 
 
 class MovableClock:
-    """A clock that goes on by itself and can be moved ahead, for users' tests: two hours' delay need not take two
-    hours. Wall and monotonic time move together, so that nobody takes it for somebody setting the wall clock."""
+    """A clock that runs and can be moved ahead, for users' tests: a delay of two hours need not take two hours. Wall
+    and monotonic time move together, so that a move is not taken for a wall clock that was set."""
 
     def __init__(self, base: Clock | None = None) -> None:
         """`base`: the clock that makes it go on; the machine's by default."""

@@ -51,7 +51,8 @@ _ZEROS: Final = bytes(1 << 20)
 _RECORD_END: Final = 16
 """The last bytes of a record that are not all zeros: of its topic or its properties."""
 REPAIR_DIRECTORY: Final = "repair.partial"
-"""In the store: where `duemq store repair` works. What it replaces goes into old/ there until all is in its place."""
+"""Directory in the store in which `duemq store repair` works. Replaced files stay in old/ there until all new ones are
+in place."""
 
 DeliverTime = Callable[[int, int], int]
 """Of delay level and store time, ms since the epoch: when a message of the level is due."""
@@ -59,7 +60,7 @@ DeliverTime = Callable[[int, int], int]
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Where the store is and what its files are like. Sizes in bytes."""
+    """Path of the store and sizes of its files, in bytes."""
 
     root: str
     commitlog_directory: str = ""
@@ -73,17 +74,17 @@ class StoreConfig:
     with_checksums: bool = False
     """Whether each record that is written ends with its checksum."""
     cached_size: int = 1 << 30
-    """How much of the newest messages is taken to be in the page cache, until that turns out to be wrong."""
+    """Bytes of the newest records that are assumed to be in the page cache, until a read shows otherwise."""
 
 
 def queue_file_size(setting: int) -> int:
-    """Bytes of a consume queue's file where so many are asked for: whole units, rounded up as RocketMQ does."""
+    """Bytes of a consume queue's file for a configured size: whole units, rounded up as RocketMQ does."""
     return -(-setting // UNIT_SIZE) * UNIT_SIZE
 
 
 class MessageStore:
-    """Opens, finds, and has what appends (`appender`). Offsets are physical or queue offsets as named; times ms since
-    the epoch. What is to be made durable, and when, is for `durability.Durability`."""
+    """Opens the store, finds messages, and owns the `appender`. Offsets are physical or queue offsets as named; times
+    are ms since the epoch. What is made durable, and when, is decided by `durability.owner.Durability`."""
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class MessageStore:
         deliver_time: DeliverTime,
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_work` is called when the store's verdict changed, or much was written: then there is something to do for
-        whoever makes it durable."""
+        """`on_work` is called when the store's verdict changed, or much was written: then the owner of durability has
+        work to do."""
         self.config = config
         self.files = files
         self._deliver_time = deliver_time
@@ -126,9 +127,9 @@ class MessageStore:
         self._being_removed: Counter[str] = Counter()
         """Topics whose former queues' files are being removed, and how many times."""
         self.removals = 0
-        """How often queues were removed, or limited: whoever keeps some has to look again."""
+        """Generation counter: a cached ConsumeQueue is stale once it changes, as queues were removed or limited."""
         self.queue_limits: dict[str, int] = {}
-        """How many queues of a topic consumers read."""
+        """Number of queues that consumers read, by topic."""
         self.dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those start."""
         self.look_at = 0
@@ -145,7 +146,7 @@ class MessageStore:
         self.queue_check = QueueCheck(
             files, os.path.join(root, check.FILE_NAME), self.queue_directory, self._queue_file_size
         )
-        """What is noted of consume queues and removed topics."""
+        """The checksums of consume queues and the removed topics."""
 
     # --- opening and closing
 
@@ -229,7 +230,7 @@ class MessageStore:
         log, at = self.log, position
         while at < self._read_through:
             data = log.read_raw(at, min(len(_ZEROS), log.segment_end(at) - at))
-            # Zeros of such a size are what comes behind the last record of a file.
+            # Zeros of that size follow the last record of a file.
             at = log.segment_end(at) if data in (_ZEROS, b"") else at + len(data)
         self._read_through = min(position, self._read_through)
 
@@ -380,7 +381,7 @@ class MessageStore:
         self.dirty[queue] = min(self.dirty.get(queue, offset), offset)
 
     def limit_queues(self, topic: str, count: int | None) -> None:
-        """Consumers read so many queues of a topic; None where the topic is not known."""
+        """Set the number of queues of a topic that consumers read; None where the topic is not known."""
         if self.queue_limits.get(topic) == count:
             return
         if count is None:
@@ -413,8 +414,8 @@ class MessageStore:
             queue.is_held = False
 
     def tags_code(self, topic: str, text: str, store_timestamp: int, prepared: int = 0) -> int:
-        """What a consume queue keeps of a record: its deliver time in the schedule topic and the timer topic, else the
-        tags' hash.
+        """The tags code of a record in its consume queue: its deliver time in the schedule topic and the timer topic,
+        else the hash of its tags.
 
         `prepared` is the prepared-transaction offset of the record. RocketMQ does not use it in records of the schedule
         topic; ours have the deliver time there, so that a message keeps it whatever becomes of the table of levels.

@@ -31,8 +31,8 @@ _BLOCK_BYTES: Final = 64 * 1024
 object each, and what many clients begin and give up must leave no holes in memory that nothing fits into."""
 
 Frame = tuple[int, bytes, memoryview]
-"""Codec of the header, header, body. The body is a view of the bytes that were received: it stays valid as long as it
-is held, and holds all that was received with it."""
+"""Codec of the header, header, body. The body is a view of the received bytes: it stays valid while it is referenced,
+and keeps everything received with it in memory."""
 
 
 def join_frame(codec: int, header: bytes, body: bytes | bytearray | memoryview = b"") -> bytes:
@@ -54,7 +54,7 @@ class FrameReader:
         self._max_length = max_frame_bytes - 4
         self._blocks: list[bytes] = []
         self._rest: bytes | bytearray = b""
-        """What is behind the blocks."""
+        """The bytes behind the last whole block."""
         self._need = 0
         self.buffered = 0
         """Bytes held of a frame that is not whole yet."""
@@ -125,7 +125,7 @@ class FrameReader:
             self.error = FrameError(f"closed in the middle of a frame, {self.buffered} bytes into it")
 
     def close(self) -> None:
-        """Let go of what is held, and ignore what still comes."""
+        """Release the buffered bytes and ignore any that arrive later."""
         self.error = self.error or FrameError("closed")
         self._blocks.clear()
         self._rest, self.buffered = b"", 0

@@ -1,4 +1,4 @@
-"""Integers of the widths that the wire has, as types: msgspec refuses what is out of range."""
+"""Integer types of the widths on the wire: msgspec refuses a value out of range."""
 
 from __future__ import annotations
 

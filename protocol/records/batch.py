@@ -23,7 +23,7 @@ Part = tuple[int, bytes, str]
 
 
 def decode(data: bytes | memoryview, most: int = sys.maxsize) -> list[Part]:
-    """The messages of a batch, the first so many. Raises BodyError naming the part that is broken."""
+    """The first `most` messages of a batch. Raises BodyError naming the broken part."""
     parts: list[Part] = []
     position, end = 0, len(data)
     while position < end and len(parts) < most:

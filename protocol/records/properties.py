@@ -61,7 +61,7 @@ TIMER_STATE: Final = (
     TIMER_ENQUEUE_MS,
     TIMER_DEQUEUE_MS,
 )
-"""What a broker has added to a message that waited for its time."""
+"""Properties that a broker adds to a message while it waits for its time."""
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 
 _UTF16: Final = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
@@ -147,11 +147,11 @@ def tags_code_of(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """What a consume queue keeps of a message's tags: their hash as one text, 0 without tags."""
+    """The tags code in a consume queue: the hash of the tags as one text, 0 without tags."""
     if not tags:
         return 0
     return _known_code(tags) if len(tags) <= _MAX_KNOWN else java_hash(tags)
 
 
 _known_code = lru_cache(maxsize=4096)(java_hash)
-"""For tags of usual length only: what is remembered of tags that clients make up stays small."""
+"""Cached for tags of usual length only, so that tags made up by clients cannot fill memory."""

@@ -56,7 +56,7 @@ HEAD_IPV4: Final = struct.Struct(">iIIiiqqiq8sq8siqi")
 HEAD_SIZE_IPV4: Final = 88
 assert HEAD_IPV4.size == HEAD_SIZE_IPV4
 FIXED_SIZE_IPV4: Final = HEAD_SIZE_IPV4 + 1 + 2
-"""Size of a version 1 record with IPv4 hosts, beside body, topic and properties."""
+"""Bytes of a version 1 record with IPv4 hosts, without body, topic and properties."""
 END_MARKER: Final = struct.Struct(">iI")
 END_MARKER_SIZE: Final = 8
 assert END_MARKER.size == END_MARKER_SIZE

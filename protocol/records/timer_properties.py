@@ -92,7 +92,7 @@ def replace_key(text: str) -> str | None:
 
 
 def stored_key(text: str) -> str | None:
-    """As `replace_key`, of a stored message: what is wrong there, in a store of Apache's broker, asks for nothing."""
+    """As `replace_key`, for a stored message: a wrong property, as a store of Apache's broker may have, gives None."""
     if properties.TIMER_REPLACE not in text:
         return None
     try:
@@ -107,7 +107,7 @@ def slot_second(deliver_ms: int) -> int:
 
 
 def out_ms(deliver_ms: int) -> int:
-    """TIMER_OUT_MS for a deliver time, as RocketMQ has it."""
+    """TIMER_OUT_MS for a deliver time, by RocketMQ's rule."""
     return slot_second(deliver_ms) * PRECISION_MS
 
 
@@ -150,8 +150,8 @@ def first_id_value(first: str, origin: int) -> str:
 
 
 def queue_code(text: str, store_timestamp: int, prepared_transaction_offset: int) -> int | None:
-    """What the consume queue of the timer topic keeps of a record: when it is due; None for one that is no message but
-    deletes another, which has to be looked at."""
+    """The tags code of a record in the timer topic's consume queue: when the message is due, ms since the epoch; None
+    for a record that deletes another message, whose properties have to be read."""
     if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
         return None
     return due_of(text, store_timestamp, prepared_transaction_offset)

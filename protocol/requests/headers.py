@@ -355,7 +355,7 @@ class MoveClock(Header):
 
 
 class MoveClockResponse(Header):
-    """Answer to MOVE_CLOCK: what the clock says now, ms since the epoch."""
+    """Answer to MOVE_CLOCK: the time on the clock now, ms since the epoch."""
 
     now: Int64
 
@@ -447,7 +447,7 @@ class Request(msgspec.Struct, Generic[H], gc=False, kw_only=True):
     body: Any = b""
     """A `Body`; typed loosely because the JSON decoder builds this class. It is always set from the frame."""
     now_ms: int = 0
-    """When it came, ms since the epoch by the messages' clock; set by whoever read it."""
+    """When it came, ms since the epoch by the messages' clock; set by the router."""
 
 
 class RequestDecoder(Generic[H]):
@@ -511,7 +511,7 @@ def _as_java_reads(header_type: type[Header], ext: dict[str, str]) -> dict[str, 
 
 @cache
 def _no_texts(header_type: type[Header]) -> dict[str, bool]:
-    """The fields of a header that are no text, and of each whether it is a number; else it is a boolean."""
+    """The fields of a header that are not text, each with whether it is a number; the others are booleans."""
     kinds = {}
     for field in msgspec.structs.fields(header_type):
         types = (field.type, *get_args(field.type))
@@ -521,7 +521,7 @@ def _no_texts(header_type: type[Header]) -> dict[str, bool]:
 
 
 def response(code: int, remark: str | None = None, header: Header | None = None, body: Body = b"") -> Command:
-    """A response without opaque and flag: whoever sends it fills those in."""
+    """A response without opaque and flag, which the router fills in."""
     return Command(
         code=code,
         remark=remark,

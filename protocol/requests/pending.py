@@ -1,5 +1,5 @@
 """Requests that wait for their response: the correlation by opaque, with deadlines. Part of the sans-IO core: time is
-an argument, and what a request waits with (a future, a callback) is the caller's."""
+an argument, and the object that a request waits with (a future, a callback) belongs to the caller."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class PendingRequests(Generic[T]):
         return opaque
 
     def take(self, opaque: int) -> T | None:
-        """Whoever waits for this opaque, once; None when nobody does (expired, or never asked)."""
+        """Take out the waiter for an opaque; None where there is none (expired, or never asked)."""
         entry = self._waiting.pop(opaque, None)
         return entry[1] if entry is not None else None
 
     def expire(self, now: float) -> list[T]:
-        """Whoever has waited beyond its deadline, and forget them."""
+        """Take out the waiters whose deadline has passed."""
         late = [opaque for opaque, (deadline, _) in self._waiting.items() if deadline <= now]
         return [self._waiting.pop(opaque)[1] for opaque in late]
 

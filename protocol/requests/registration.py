@@ -39,12 +39,12 @@ class _Plain(msgspec.Struct, rename="camel"):
 
 
 def encode_registration(topic_table: Mapping[str, Any]) -> bytes:
-    """The plain body for a table as topics.json has it."""
+    """The uncompressed body for a topic table in the form of topics.json."""
     return fastjson.dumps({"filterServerList": [], "topicConfigSerializeWrapper": topic_table})
 
 
 class Registration(NamedTuple):
-    """What a broker has registered. `version`: the edition of its topic table; `size`: of the plain body in bytes."""
+    """A broker's registration. `version`: the edition of its topic table; `size`: of the plain body in bytes."""
 
     version: DataVersion
     topics: dict[str, TopicConfig]

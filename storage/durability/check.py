@@ -1,6 +1,6 @@
-"""Checking a store that is open and at rest: its consume queues have to say exactly what its commitlog says.
+"""Checking a store that is open and at rest: its consume queues must list exactly the records of its commitlog.
 
-For tests after every crash, and for operators who doubt a disk.
+Used by tests after every crash, and by operators who doubt a disk.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from duemq.storage.store import MessageStore
 
 
 def problems(store: MessageStore, deleted: Container[str] = ()) -> Iterator[str]:
-    """What is wrong, a sentence each. Reads the whole commitlog, and may take long. `deleted`: topics that need not
-    have queues, since they were deleted."""
+    """The faults found, a sentence each. Reads the whole commitlog, which may take long. `deleted`: deleted topics,
+    which need no queues."""
     log = store.log
     if not log.begin <= log.flushed <= log.end <= max(log.allocated_end, log.begin):
         yield f"commitlog positions out of order: {log.begin}, {log.flushed}, {log.end}, {log.allocated_end}"

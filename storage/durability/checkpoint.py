@@ -60,10 +60,10 @@ class Checkpoint(msgspec.Struct):
     recovery_offset: int | None = None
     notes: dict[str, bytes] = {}
     is_foreign: bool = False
-    """Whether somebody else wrote the file last."""
+    """Whether another broker wrote the file last."""
 
     def without_ours(self) -> Checkpoint:
-        """The values without what is ours: somebody else wrote the store since."""
+        """The values without duemq's part, for a store that another broker has written since."""
         return Checkpoint(self.physic_timestamp, self.logic_timestamp, self.index_timestamp, is_foreign=True)
 
 

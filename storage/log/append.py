@@ -2,7 +2,7 @@
 
 The hot path of the broker. A batch is whatever one read of a socket brought in, one slice of a drain, one batch send;
 it costs one write to the commitlog, and each message of it some packing. While a batch is staged nothing else may
-happen to the store: whoever stages runs to `commit` without waiting for anything.
+happen to the store: the code that stages runs to `commit` without waiting for anything.
 
 A batch is written or not written as a whole: when a write fails, nothing of it is in the commitlog or in a queue. That
 holds whatever is raised, also where memory runs out in the middle of the staging: then the batch is torn, and is not
@@ -246,7 +246,7 @@ class Appender:
         self._position = int(ends[-1])
 
     def commit(self) -> None:
-        """Write what is staged. Raises StoreFull or StoreBroken; then nothing of it remains."""
+        """Write the staged batch. Raises StoreFull or StoreBroken; then nothing of it remains."""
         if not self.has_begun:
             return
         self.has_begun = False
@@ -279,7 +279,7 @@ class Appender:
         self._on_append(touched)
 
     def roll_back(self) -> None:
-        """Forget what is staged."""
+        """Drop the staged batch."""
         self.has_begun = self._is_torn = False
         self._parts.clear()
         self._chunks.clear()

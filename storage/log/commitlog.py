@@ -103,13 +103,13 @@ class Commitlog:
         return self._segments.file_at(offset) if offset < self._segments.end else None
 
     def recovered(self, end: int) -> None:
-        """Set the positions after recovery, and clear what a torn write left behind `end`. Raises OSError."""
+        """Set the positions after recovery, and clear the rest of a torn write behind `end`. Raises OSError."""
         self._segments.clear_from(end)
         self.end = end
         self.flushed = self.begin
 
     def read_up_to(self, end: int) -> None:
-        """Set the positions where nothing is to be appended: what is behind `end` stays as it is."""
+        """Set the positions of a log that is only read: the bytes behind `end` stay as they are."""
         self.end = end
         self.flushed = self.begin
 
@@ -119,7 +119,7 @@ class Commitlog:
 
     @property
     def names_made(self) -> int:
-        """How many files were made so far."""
+        """Number of files made so far."""
         return self._segments.names_made
 
     @property
@@ -133,7 +133,7 @@ class Commitlog:
         self._segments.names_synced = max(self._segments.names_synced, names)
 
     def clear_tail(self) -> None:
-        """Zero what a failed write left behind `end`. Raises OSError."""
+        """Zero the bytes that a failed write left behind `end`. Raises OSError."""
         if self.end < self._segments.end:
             self._segments.clear_from(self.end)
 

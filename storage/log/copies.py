@@ -47,7 +47,7 @@ HEAD: Final = np.dtype(
 assert HEAD.itemsize == HEAD_IPV4.size
 UNITS: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ORIGIN_ZERO: Final = -1
-"""What a copy of the record at physical offset 0 has as its prepared-transaction offset: 0 says that there is none."""
+"""The prepared-transaction offset of a copy of the record at physical offset 0, where 0 would mean "no origin"."""
 _HEAD_BYTES: Final = np.arange(HEAD.itemsize)
 
 

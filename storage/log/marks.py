@@ -20,7 +20,7 @@ _BLOCK: Final = 65_536
 
 
 class Marks:
-    """The marks of some files that these do not have yet. One thread owns it."""
+    """Marks that their files do not have yet. Owned by one thread."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
@@ -38,7 +38,7 @@ class Marks:
         block[position] = mark
 
     def begin(self) -> None:
-        """Another checkpoint begins, of which the records are that there are now: so are the marks."""
+        """Begin another checkpoint: it covers the records stored so far, and the marks set so far."""
         self._for_the_next.clear()
 
     def over(self, start: int, data: bytes) -> bytes:

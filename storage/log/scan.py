@@ -29,7 +29,7 @@ _BORN_END: Final = 56
 _SECTOR: Final = 512
 _HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 CHUNK_SIZE: Final = 1 << 20
-"""How much is read at once: so little stays in the processor's cache until it has been looked at."""
+"""Bytes read at once: few enough to stay in the processor's cache until they are decoded."""
 _ZEROS: Final = bytes(CHUNK_SIZE)
 
 _MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
@@ -60,7 +60,7 @@ class ScannedRecord(NamedTuple):
 
 
 class ScanEnd(NamedTuple):
-    """Where a scan stopped, and why: None at the clean end of what was written."""
+    """Where a scan stopped, and why: None at the clean end of the written records."""
 
     physical_offset: int
     why: str | None
@@ -165,7 +165,7 @@ class Behind(NamedTuple):
 
 
 def behind(log: Commitlog, start: int) -> Behind:
-    """How many whole records there are behind a position at which a scan ended (`whole_records`)."""
+    """Count the whole records behind the position at which a scan ended (`whole_records`)."""
     count, end = 0, start
     for record in whole_records(log, start):
         count, end = count + 1, record.physical_offset + record.size

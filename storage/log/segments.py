@@ -30,9 +30,9 @@ class Segments:
         self.has_names = False
         """Whether `load` found a directory with anything in it."""
         self.names_made = 0
-        """How many files were made; see `names_synced`."""
+        """Number of files made; see `names_synced`."""
         self.names_synced = 0
-        """How many of them have a name that survives a power cut."""
+        """Number of those files whose name survives a power cut."""
         self.begin = 0
         """Offset of the first byte there is."""
         self.end = 0
@@ -70,7 +70,7 @@ class Segments:
                 self.begin = base
             self._segments[base] = file
             self.end = base + self.segment_size
-            # Whoever made it may have died before its name was durable.
+            # The process that made it may have died before the name was durable.
             self.names_made = 1
         return others
 
@@ -174,8 +174,8 @@ class Segments:
         self._files.remove_tree(self.forget_all())
 
     def remove_files(self) -> None:
-        """Remove the files, and leave the directory, which may be a link or a file system of its own, and what else
-        somebody has put there. Raises OSError."""
+        """Remove the files, but not the directory, which may be a link or a mount point, nor any other file in it.
+        Raises OSError."""
         self.forget_all()
         self._empty = None
         for name in reversed(self._files.list(self.directory)):

@@ -69,7 +69,7 @@ Key = tuple[str, int]
 
 
 class Segment(NamedTuple):
-    """What is known of one file. See the module."""
+    """The noted facts of one file; see the module."""
 
     units: int
     last: int
@@ -122,7 +122,7 @@ class QueueCheck:
         self.recovery_offset = _NEVER
         """Of the last block that holds."""
         self.damage = ""
-        """What is wrong with the file, if anything."""
+        """Why the file is not usable; None where it is."""
         self._outdated: set[Key] = set()
         """Queues of which nothing that is known holds any more."""
         self.unknown: set[Key] = set()
@@ -136,7 +136,8 @@ class QueueCheck:
     # --- reading
 
     def load(self, recovery_offset: int) -> None:
-        """Read what holds of the file, for a checkpoint that says that there is a block for it. Raises OSError."""
+        """Read the blocks that are valid for a checkpoint whose note says that one was written for it. Raises
+        OSError."""
         data = self._files.read_whole(self._path)
         why = "is missing"
         try:

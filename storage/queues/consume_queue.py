@@ -96,9 +96,9 @@ class ConsumeQueue:
         self.queue_id = queue_id
         encoded = topic.encode()
         self.topic_field = bytes((len(encoded),)) + encoded
-        """The topic with its length, as a record has it."""
+        """The topic with its length, in the layout of a record."""
         self.record_overhead = 0
-        """Size of a record of this queue beside body and properties; set by whoever writes records."""
+        """Bytes of a record of this queue without body and properties; set by the appender (`Appender.prepare`)."""
         self.next_offset = 0
         """Queue offset of the next message."""
         self.min_offset = 0
@@ -235,7 +235,7 @@ class ConsumeQueue:
 
     @property
     def names_made(self) -> int:
-        """How many files were made so far."""
+        """Number of files made so far."""
         return self._segments.names_made
 
     @property
@@ -287,7 +287,8 @@ class ConsumeQueue:
         self._segments.clear_from(offset * UNIT_SIZE)
 
     def advance_min(self, begin: int) -> list[str]:
-        """Set `min_offset` after the commitlog lost what is before `begin`. Gives paths of files to remove."""
+        """Raise `min_offset` after the commitlog dropped the records before `begin`. Gives the paths of files to
+        remove."""
 
         def is_left(physical: int, size: int, code: int) -> bool:
             return place_of(physical, size, code) >= begin and (size != PADDING_SIZE or physical > 0)

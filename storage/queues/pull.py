@@ -26,7 +26,7 @@ MAX_UNITS: Final = 800
 """Units looked at in one pull, at most (as RocketMQ: 16,000 bytes of them)."""
 
 _AHEAD_BYTES: Final = 512 << 20
-"""So much is read ahead at once at most: who has more is late for other reasons."""
+"""Most bytes that one job reads ahead: a queue with more to read is late for other reasons."""
 _AHEAD_GAP: Final = 16 << 10
 """Records that lie closer together are one request to the disk."""
 
@@ -60,7 +60,7 @@ Range = tuple[int, int]
 
 
 class Pulled(msgspec.Struct, gc=False):
-    """What a pull found. Offsets are queue offsets."""
+    """The result of a pull. Offsets are queue offsets."""
 
     status: PullStatus
     next_offset: int
@@ -249,7 +249,7 @@ class ColdRead:
 
 
 class _Missing(ColdRead):
-    """What somebody looked for and was not in memory."""
+    """A read that has to wait for the disk."""
 
     def __init__(self, missing: NotInMemory) -> None:
         self.missing = missing
