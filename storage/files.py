@@ -77,13 +77,13 @@ class File(Protocol):
         """Zero everything from `offset` on; the size stays."""
 
     def sync(self) -> None:
-        """Make what was written durable (fdatasync), from any thread. Raises NotDurable."""
+        """Make the written bytes durable (fdatasync); may be called from any thread. Raises NotDurable."""
 
     def size(self) -> int:
-        """Size in bytes. Raises StoreFormatError for what is no file, OSError."""
+        """Size in bytes. Raises StoreFormatError where it is not a regular file, OSError."""
 
     def close(self) -> None:
-        """Release what the open file holds; it opens again by itself."""
+        """Release the descriptor; the file opens again by itself."""
 
 
 class Files(Protocol):
@@ -119,7 +119,8 @@ class Files(Protocol):
         """Remove a directory and all in it, if it is there. Raises OSError; it may be called again."""
 
     def read_whole(self, path: str) -> bytes | None:
-        """A whole small file, or None where there is none. Raises StoreFormatError for what is no file, OSError."""
+        """The bytes of a small file, or None where there is none. Raises StoreFormatError where it is not a regular
+        file, OSError."""
 
     def write_whole(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """Replace a small file; readers and crashes see the old or the new text, never a part."""
@@ -142,7 +143,7 @@ class Files(Protocol):
         """How full the file system of a directory is, 0 to 1."""
 
     def space(self, path: str) -> tuple[int, int]:
-        """Of the file system of a directory: its size, and what is free there, in bytes. Raises OSError."""
+        """Size and free bytes of the file system of a directory. Raises OSError."""
 
     def blocks_read(self) -> int:
         """How much this thread has had read from disks, in some unit. What it found in memory does not count; what
@@ -164,7 +165,7 @@ class Lock(Protocol):
         """Note in the file that we have the lock, and that the checkpoint is ours, durably. Raises OSError."""
 
     def release(self) -> None:
-        """Give it up. What was made for a lock that was never claimed, file and directories, goes."""
+        """Give it up. The file and directories made for a lock that was never claimed are removed."""
 
 
 class OsFile:
@@ -433,7 +434,7 @@ class OsFiles:
     def remove_tree(self, path: str) -> None:
         """See Files."""
         while os.path.lexists(path):
-            # What somebody else removes meanwhile is no error, and no reason to leave the rest.
+            # A file that disappears meanwhile is no error, and no reason to leave the rest.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.isdir(path) and not os.path.islink(path):
                     shutil.rmtree(path)
@@ -555,7 +556,7 @@ def _named(error: OSError, path: str) -> OSError:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """What is known of a file, None where there is nothing. Raises StoreFormatError for what is no file."""
+    """The status of a file, None where there is none. Raises StoreFormatError where it is not a regular file."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -590,7 +591,7 @@ def _sync(fd: int, path: str, sync: Callable[[int], None] = os.fdatasync) -> Non
         raise NotDurable(error.errno, error.strerror, path) from error
     except KeyboardInterrupt:  # of a command line: it ends the process
         raise
-    except BaseException as error:  # for want of memory, say: what the system said is not known
+    except BaseException as error:  # for want of memory, say: the result of the call is not known
         raise NotDurable(errno.EIO, f"a sync ended with {error!r}", path) from error
 
 
@@ -646,6 +647,6 @@ class OsLock:
         if self._is_new:
             os.unlink(self._path)
             for directory in reversed(self._made):
-                with contextlib.suppress(OSError):  # somebody else put something there
+                with contextlib.suppress(OSError):  # another process put a file there
                     os.rmdir(directory)
         os.close(self._fd)

@@ -1,1 +1,1 @@
-"""What is on the disk: flushes, checkpoints, recovery and retention, with one owner."""
+"""Durability: flushes, checkpoints, recovery and retention, with one owner."""

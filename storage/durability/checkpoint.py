@@ -68,9 +68,9 @@ class Checkpoint(msgspec.Struct):
 
 
 def load(files: Files, path: str, *, is_ours: bool = False) -> Checkpoint:
-    """The checkpoint in a file; zeros where the file is missing or too short. `is_ours`: nobody but us wrote the store
-    since it was last started. Then what is not as we wrote it is damaged, and counts as missing, with a warning: all of
-    the commitlog says the same, and more."""
+    """Decode the checkpoint of a file; all values are 0 where the file is missing or too short. `is_ours`: only duemq
+    wrote the store since its last start. A part that is not as duemq wrote it is then damaged: it counts as missing,
+    with a warning, and recovery reads more of the commitlog instead."""
     data = files.read_whole(path)
     checkpoint = decode(data) if data is not None else Checkpoint()
     if not (is_ours and checkpoint.is_foreign):
@@ -98,9 +98,9 @@ def decode(data: bytes) -> Checkpoint:
 
 
 def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
-    """Have the file say that no consume queue is durable: all of them are made anew, by another start if this one does
-    not come as far as the next checkpoint. Gives what it says then; the other notes stay true. May wait for the disk.
-    Raises OSError."""
+    """Note in the file that no consume queue is durable, before all of them are made anew: if this start ends before
+    its next checkpoint, the next one makes them. Gives the new checkpoint, whose other notes stay valid. May wait for
+    the disk. Raises OSError."""
     changed = msgspec.structs.replace(checkpoint, physic_timestamp=0, logic_timestamp=0)
     if checkpoint.recovery_offset is not None:
         changed.notes = {**checkpoint.notes, REBUILDING: b""}
@@ -111,8 +111,8 @@ def start_over(files: Files, path: str, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def remake(files: Files, path: str, checkpoint: Checkpoint, queues: list[tuple[str, int, int]]) -> Checkpoint:
-    """Have the file say which consume queues are being made again, and from which file on (given by its first offset).
-    Gives what it says then. May wait for the disk. Raises OSError."""
+    """Note in the file which consume queues are being made again, and from which file on (given by its first offset).
+    Gives the new checkpoint. May wait for the disk. Raises OSError."""
     changed = msgspec.structs.replace(checkpoint, notes={**checkpoint.notes, REMAKING: msgspec.json.encode(queues)})
     save(files, path, changed)
     return changed
@@ -150,7 +150,7 @@ def _encode_notes(notes: dict[str, bytes]) -> bytes:
 
 
 def _decode_notes(data: bytes) -> dict[str, bytes]:
-    """The checksum has been found right; what is not of this make is no note at all."""
+    """Decode the notes of a part whose checksum is right; another format counts as no note."""
     notes: dict[str, bytes] = {}
     at = 0
     try:

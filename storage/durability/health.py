@@ -1,4 +1,4 @@
-"""Whether the store takes messages, and if not, why: one verdict, which everybody asks and only those who write change.
+"""Whether the store takes messages, and if not, why: one verdict, read everywhere and changed only by code that writes.
 
     CLOSED     not open yet, or not any more
     HEALTHY    takes messages
@@ -7,7 +7,7 @@
                nothing is appended, acknowledged or noted in a checkpoint from then on. Only opening the store anew,
                which reads what the disk holds, helps.
 
-Nothing leads from POISONED to another verdict but the end of the process's use of the store (CLOSED).
+POISONED changes to no other verdict but CLOSED, when the process lets go of the store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ERRORS: dict[Verdict, type[StoreError]] = {
 
 
 class Health:
-    """The verdict on one store. `on_change` is called after each change of it, by whoever made the change."""
+    """The verdict on one store. `on_change` is called after each change, in the thread that made it."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
@@ -44,8 +44,8 @@ class Health:
         self.reason = "the store is not open yet"
 
     def error(self) -> StoreError:
-        """A new error that says why nothing is taken. New each time: one that is raised again and again would collect
-        the traceback of each raise, and with it what was to be stored."""
+        """A new error that says why the store takes nothing. It is new each time: an exception that is raised
+        repeatedly would collect the traceback of each raise, and with it the messages that were to be stored."""
         return _ERRORS[self.verdict](self.reason)
 
     def opened(self) -> None:
@@ -68,8 +68,8 @@ class Health:
 
     @contextmanager
     def making_room(self) -> Iterator[None]:
-        """What is appended within makes room, and is taken although there is said to be none; not where a write finds
-        that so."""
+        """Take appends within although the verdict is FULL, since they make room; unless a write fails for want of
+        room."""
         verdict, reason = self.verdict, self.reason
         if verdict is Verdict.FULL:
             self.verdict, self.reason = Verdict.HEALTHY, ""
@@ -86,15 +86,16 @@ class Health:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Within, what was written just now is noted in memory. Where that fails, for want of memory, the files know
-        what this process does not: it would write the same once more. Only a start helps then. Raises StoreBroken."""
+        """Guard code that notes in memory what was just written. Where it fails, for want of memory, the files are
+        ahead of this process, which would write the same again: the store is poisoned, and only a restart helps. Raises
+        StoreBroken."""
         try:
             yield
         except BaseException as error:
             raise self.not_noted(error) from error
 
     def not_noted(self, error: BaseException) -> StoreError:
-        """What was written could not be noted, see `noting`; gives the error to raise."""
+        """Poison the store because a write could not be noted in memory (see `noting`); gives the error to raise."""
         self.poison(f"what was written could not be noted: {error!r}")
         return self.error()
 

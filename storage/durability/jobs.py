@@ -1,5 +1,5 @@
-"""What waits for the disk, apart from who does it: a job is planned and noted by the thread that owns the store, and
-run by a worker, since waiting for the disk must not hold up the rest."""
+"""Jobs that wait for the disk: planned by the thread that owns the store, which also takes up their results, and run by
+a worker, so that waiting for the disk holds up nothing else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FlushJob:
         self.target = log.end
         """Physical offset up to which records are durable when it has run."""
         self.names = log.names_made
-        """How many of the commitlog's files have a durable name then."""
+        """Number of commitlog files whose names are durable when the job has run."""
         self._files = files
         self._logs = log.unflushed_files()
         self._directory = log.directory if log.has_unsynced_names else None
@@ -57,8 +57,8 @@ class FlushJob:
 
 
 class CheckpointJob:
-    """Makes consume queues and what else is beside the commitlog durable, then says so in the checkpoint file. The
-    commitlog is durable up to the checkpoint's recovery offset before it is started."""
+    """Syncs the consume queues and the other files beside the commitlog, then writes the checkpoint file. Before it is
+    started, the commitlog is durable up to the checkpoint's recovery offset."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CheckpointJob:
         self._last = last
         self._queue_files: list[File] = []
         self.names: list[tuple[ConsumeQueue, int]] = []
-        """Of queues with new files, how many of them have a durable name when it has run."""
+        """By queue with new files: the number of files whose names are durable when the job has run."""
         for queue, start in queues:
             self._queue_files += queue.files_between(start, queue.written_offset)
             if queue.has_unsynced_names:
@@ -109,8 +109,8 @@ class RemoveJob:
         """The files that are gone."""
 
     def run(self) -> None:
-        """Remove what is still there, directories durably; of the files in one directory none behind one that cannot be
-        removed. Raises OSError, NotDurable; it may be run again."""
+        """Remove the files and directories that are still there, directories durably. Of the files in one directory
+        none is removed behind one that cannot be. Raises OSError, NotDurable; may be run again."""
         stuck: dict[str, OSError] = {}
         for path in self._paths:
             directory = os.path.dirname(path)
@@ -130,7 +130,7 @@ class RemoveJob:
 
 
 def has_no_room(error: BaseException) -> bool:
-    """Whether an error says that a disk is full, which is no reason to doubt what it holds."""
+    """Whether an error says that a disk is full, which casts no doubt on the bytes on it."""
     if isinstance(error, NotDurable):
         return False
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

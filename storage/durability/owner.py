@@ -6,19 +6,21 @@ and the clean stop are all planned here, run by workers, and judged by one verdi
     checkpoint   writing: the units and tables in memory are put into their files, a bit a step
                  flushing: until `released` is behind all that the checkpoint covers
                  syncing: a job syncs those files, then writes the checkpoint
-    taking over  the first checkpoint of a store that somebody else had, made before anything is delivered
-    retention    what still waits is appended once more, a bit a step; then whole files are forgotten, and removed by a
-    job stop         a last checkpoint, and the abort file goes
+    taking over  the first checkpoint of a store that another broker had, made before anything is delivered
+    retention    messages that still wait are appended once more, a few a step; then whole files are dropped, and
+                 removed by a job
+    stop         a last checkpoint, then the abort file is removed
 
-Syncs of the commitlog have a lane of their own, in which one job runs at a time: of a write-back that failed the kernel
-tells once. Checkpoints and removals share the other lane, so that no checkpoint syncs a file that is being removed.
+Syncs of the commitlog have a lane of their own, in which one job runs at a time: the kernel reports
+a failed write-back only once. Checkpoints and removals share the other lane, so that no checkpoint syncs a file that is
+being removed.
 
     invariants   released <= end; nothing is released, noted in a checkpoint or removed after the verdict is POISONED
                  a checkpoint's recovery offset <= released
                  a commitlog file goes only when recovery would read nothing of it
 
-What fails for want of room, descriptors or memory is tried again, and nobody is told meanwhile that it was done. A sync
-that fails, and any other error of a write, poisons the store.
+An operation that fails for want of room, descriptors or memory is tried again, and is reported as done only after it
+succeeded. A failed sync, and any other error of a write, poisons the store.
 """
 
 from __future__ import annotations
@@ -58,11 +60,11 @@ start that follows a crash soon has less to do than the one before."""
 EXPIRE_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
 STOP_TRIES: Final = 10
-"""So many flushes may fail for want of descriptors, memory or room while the store stops; then it is left as it is, for
-the next start to recover."""
+"""Number of flushes that may fail for want of descriptors, memory or room while the store stops; then it is left as it
+is, and the next start recovers."""
 UNFLUSHED_BYTES: Final = 8 << 20
-"""When this much is not flushed, it is time: beside the flush of half a second's writes, a write may take 75 ms, beside
-those of 4 to 16 MiB it took 3 ms (ext4, Linux 6; measured)."""
+"""Unflushed bytes that start a flush before its time. A write took up to 75 ms beside a flush of half a second's
+writes, and 3 ms beside one of 4 to 16 MiB (measured; ext4, Linux 6)."""
 MAX_TAIL_BYTES: Final = 64 << 20
 """Units of consume queues that cannot be written to their disk are kept in memory up to this; then nothing is taken."""
 _PASSING: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR))
@@ -72,7 +74,7 @@ _QUEUES: Final = "queues"
 
 @dataclass(frozen=True)
 class DurabilityConfig:
-    """How often what is done, in seconds."""
+    """Intervals of flushes and checkpoints, in seconds."""
 
     flush_interval: float = 0.5
     """The commitlog is flushed this often where nobody waits for it."""
@@ -81,36 +83,37 @@ class DurabilityConfig:
 
 
 class Part(Protocol):
-    """Somebody who keeps state beside the commitlog. Positions are physical offsets."""
+    """A component whose state must be made durable with every checkpoint. Positions are physical offsets."""
 
     @property
     def wants_checkpoint(self) -> bool:
         """Whether a crash from now on would need a checkpoint whose note is taken after this."""
 
     def note(self) -> bytes:
-        """What a checkpoint of now has to keep, for recovery to go on from."""
+        """The note for a checkpoint made now: the state from which recovery goes on."""
 
     def begin_write(self) -> None:
         """The next `write_some` is the first for another checkpoint, whose note was taken just now."""
 
     def write_some(self, now: Moment) -> bool:
-        """Put a bit of what is in memory into files; whether there is more. Raises OSError; then it is begun again."""
+        """Write a part of the state in memory into files; gives whether there is more. Raises OSError; then writing
+        begins again."""
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
         """What makes durable everything that was put into files so far; run by a worker. `is_last`: the store is closed
         after this. It raises OSError."""
 
     def plan_after(self) -> Callable[[], None]:
-        """What is to be done when the checkpoint is durable whose `plan_sync` this follows; run by the same worker. It
-        raises OSError; then the checkpoint is made once more."""
+        """The work to do once the checkpoint is durable whose `plan_sync` this follows; run by the same worker. It
+        raises OSError; then the checkpoint is made again."""
 
     def needed_from(self) -> int:
         """Before this position recovery, by the checkpoint that is on the disk, reads nothing."""
 
     def keep_some(self, limit: int, now: Moment) -> bool | None:
-        """Commitlog files up to a position are about to go: append a bit of what is still needed of them once more.
-        Gives whether anything was appended, None when there is nothing (more) to look at. Where it raises, the files
-        stay. Raises StoreError, OSError."""
+        """Append once more a few of the messages that still wait in commitlog files before a position, which are about
+        to be removed. Gives whether any was appended, None when all is looked through. Raises StoreError, OSError; then
+        the files stay."""
 
     def expire_some(self) -> list[str] | None:
         """Look for a bit for files that nobody needs, and forget them; gives paths for the caller to remove, None when
@@ -118,7 +121,7 @@ class Part(Protocol):
 
 
 class Watcher(Protocol):
-    """Who is told what happened."""
+    """Receives the events of the owner."""
 
     def released(self, position: int) -> None:
         """Everything in the commitlog before a physical offset is durable."""
@@ -127,7 +130,7 @@ class Watcher(Protocol):
         """Another checkpoint is on the disk."""
 
     def poisoned(self, reason: str) -> None:
-        """The store takes nothing any more, and releases nothing: whoever waits waits in vain."""
+        """The store takes and releases nothing any more: waiting answers will never be released."""
 
     def stopped(self, error: Exception | None) -> None:
         """A stop is over: cleanly, or not quite, for this error."""
@@ -141,7 +144,7 @@ class _Stage(Enum):
 
 
 class _Covered(NamedTuple):
-    """What a checkpoint covers, as it was when its writing began."""
+    """The state that a checkpoint covers, taken when its writing began."""
 
     end: int
     queues: dict[ConsumeQueue, int]
@@ -213,7 +216,7 @@ class Durability:
         self._kept_end = 0
         """Where the commitlog ended after something was last appended to be kept: files go when that is durable."""
         self._no_room: dict[str, str] = {}
-        """Why there is no room, by what is full."""
+        """Reasons why there is no room, by what is full."""
         self._removing = 0
         self._expired: dict[str, None] = {}
         """Files that nobody needs, each directory's oldest first, for one job at a time: a start takes no directory of
@@ -239,16 +242,15 @@ class Durability:
         return self._store.log.flushed
 
     def want(self, position: int) -> None:
-        """Somebody waits for a physical offset to be released. To be followed by `step`, when all who are about to
-        write in this turn have done so."""
+        """Ask for a physical offset to be released. `step` must follow once all writes of this turn are done."""
         self._wanted = max(self._wanted, position)
 
     # --- a step
 
     def step(self, now: Moment, budget: Budget, machine_ms: int) -> float | None:
-        """Do what is due, as much as the budget has; gives in how many seconds to call again, None where it is over. It
-        is to be called sooner after the end of each job, `want`, `stop`, and `MessageStore`'s `on_work`. `machine_ms`:
-        wall time by which files age, which is not that of the messages where a test moves theirs."""
+        """Do the work that is due, within the budget; gives the seconds until the next call, None when the store is
+        stopped. Call it sooner after the end of each job, after `want` and `stop`, and on `MessageStore`'s `on_work`.
+        `machine_ms`: the wall time by which files age; it differs from the messages' clock where a test moves that."""
         self._tell_if_poisoned()
         if self._is_over:
             return None
@@ -292,7 +294,7 @@ class Durability:
             log.warning("tried_again_later", what=what, reason=reason)
 
     def _note_failures(self, now: Moment) -> None:
-        """Take up what the ends of jobs left: they do not know what time it is."""
+        """Set the times of the next tries after jobs that failed: their callbacks do not know the time."""
         if self._has_flush_failed:
             self._has_flush_failed = False
             self._no_flush_before = now.monotonic + RETRY_SECONDS
@@ -434,10 +436,10 @@ class Durability:
             self._note_room(_QUEUES, f"the consume queues cannot be written: {error}")
 
     def take_over(self, now: Moment) -> None:
-        """Make the first checkpoint of a store that somebody else had last, here and now, before anything else is done
-        with it. What they had delivered only their files tell, which start to be ours: from here on the checkpoint
-        tells, and where that cannot be written theirs still do, at the next start. Waits for the disk. Raises
-        StoreFull, NotDurable, OSError; then the store is theirs still, and to be let go of."""
+        """Make the first checkpoint of a store that another broker had last, before anything else is done with it. Only
+        that broker's files tell what it delivered, and duemq is about to change them; from here on the checkpoint
+        tells. Where it cannot be written, the next start goes by those files. Waits for the disk. Raises StoreFull,
+        NotDurable, OSError; then the store still belongs to the other broker and must be closed."""
         try:
             self._take_over(now)
         except BaseException as error:
@@ -561,7 +563,7 @@ class Durability:
             if not self._expiring.run(now, budget):
                 return
         except NotInMemory:
-            raise  # whoever gives us our turns has it read, and calls again
+            raise  # the caller has it read, and calls again
         except (OSError, StoreError) as error:
             # Whatever it was, the files are there still, and the next search finds them.
             log.warning("nothing_expired", reason=str(error))
@@ -591,7 +593,7 @@ class Durability:
         return _Steps(steps)
 
     def _keep(self, part: Part, limit: int, now: Moment) -> bool:
-        # Beyond the watermark nothing else would make room again. What is full indeed takes nothing more.
+        # Beyond the watermark nothing else would make room again. A disk that is really full takes nothing more.
         is_watermark = self._no_room.keys() == {_DISK}
         with self._store.health.making_room() if is_watermark else nullcontext():
             was_needed = part.keep_some(limit, now)
@@ -600,7 +602,8 @@ class Durability:
         return was_needed is not None
 
     def _drop(self, limit: int, _: Moment) -> bool:
-        """Forget commitlog files, unless what was kept of them is not durable yet: then the next search does."""
+        """Drop commitlog files, unless the messages kept of them are not durable yet: then the next expiry drops
+        them."""
         if self.released >= self._kept_end:
             self._remove(self._store.log.drop_before(min(limit, self.released)))
         return False
@@ -710,8 +713,7 @@ class Durability:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether an error says nothing of what the disk holds: there was no room, no memory, or this process has too much
-    open."""
+    """Whether an error casts no doubt on the bytes on the disk: no room, no memory, or too many open files."""
     if has_no_room(error) or isinstance(error, MemoryError):
         return True
     return isinstance(error, OSError) and not isinstance(error, NotDurable) and error.errno in _PASSING

@@ -5,7 +5,7 @@ durable, cuts every consume queue to it, and reads the commitlog from there, rec
 again, until the first byte that is no whole record; the commitlog is cut there. Consume queues are made from the
 commitlog, never the other way.
 
-Where the position comes from: our own checkpoint, if nobody else wrote the store since; else RocketMQ's rule, the
+The position comes from duemq's checkpoint, if no other broker wrote the store since; else by RocketMQ's rule, the
 start of the last file whose first record is three seconds older than RocketMQ's checkpoint, or, after RocketMQ's clean
 stop, the end of the last record that a consume queue knows.
 
@@ -60,16 +60,15 @@ _WRITE_SIZE: Final = 1 << 20
 _WRITE_AGAIN_BYTES: Final = 64 << 20
 _MAX_PADDING: Final = 10_000_000
 CUT_DIRECTORY: Final = "cut"
-"""Beside the commitlog's directory: what was cut off the commitlog although it had whole records."""
+"""Directory beside the commitlog's for bytes that were cut off the commitlog although they have whole records."""
 _MAX_NAMED: Final = 10
 """Files that a warning names."""
 _CHECKED_FILES: Final = 3
-"""So many files of the commitlog, the last ones, are read by RocketMQ's start after a clean stop."""
+"""Number of files at the end of the commitlog that RocketMQ reads at a start after a clean stop."""
 _PROGRESS_RECORDS: Final = 1 << 14
 
 TagsCode = Callable[[str, str, int, int], int]
-"""Of topic, property text, store time and prepared-transaction offset: what the consume queue keeps beside a record's
-place."""
+"""Gives the tags code of a record from its topic, property text, store time and prepared-transaction offset."""
 
 
 @dataclass
@@ -83,7 +82,7 @@ class Recovered:
     records: int
     """Records read."""
     torn: str | None
-    """What the commitlog was cut for, or None."""
+    """Why the commitlog was cut; None where it was not."""
     rebuilt: bool
     """Whether all consume queues were made anew."""
     last_store_timestamp: int
@@ -91,9 +90,9 @@ class Recovered:
     origins: Origins
     """Which scheduled messages are done, as the records read tell."""
     notes: dict[str, bytes] = field(default_factory=dict)
-    """The checkpoint's notes, as of `start`, by the names of those who wrote them."""
+    """The checkpoint's notes, as of `start`, by the names of the parts that wrote them."""
     is_foreign: bool = False
-    """Whether somebody else wrote the store last."""
+    """Whether another broker wrote the store last."""
     damages: list[Damage] = field(default_factory=list)
     """Of a store that was made anew (`Recovery.make_anew`): stretches of the commitlog that were passed over."""
     behind: int = 0
@@ -120,7 +119,7 @@ class _LostEnd(Exception):
 
 
 class _LostUnits(Exception):
-    """A queue does not reach up to where somebody was with it."""
+    """A queue ends before an offset that another file says was read."""
 
     def __init__(self, key: Key, end: int, offset: int) -> None:
         super().__init__(f"queue {key[1]} of {key[0]} has units up to {end}, and was read up to {offset}")
@@ -159,7 +158,7 @@ class Recovery:
         check: QueueCheck,
         notes: Notes,
     ) -> None:
-        """`check`: what was noted of the consume queues, as far as it holds."""
+        """`check`: the noted checksums of the consume queues, as far as they are valid."""
         self._files = files
         self._log = log
         self._queue_directory = queue_directory
@@ -171,7 +170,7 @@ class Recovery:
         self._by_topic: dict[tuple[bytes, int], ConsumeQueue] = {}
         """The same, by the topic as records have it."""
         self._is_ours = False
-        """Whether only we wrote what is to be read."""
+        """Whether duemq alone wrote the records that are to be read."""
         self._missing: StoreFileMissing | None = None
         """A file of a consume queue that is not there, and of which nothing was noted."""
         self._wrong: dict[Key, list[Wrong]] = {}
@@ -193,7 +192,7 @@ class Recovery:
         failed: dict[Key, StoreFileMissing | StoreFileSize] = {}
         for topic in self._files.list(self._queue_directory):
             if not TOPIC_NAME.fullmatch(topic):
-                continue  # not a broker's: a copy that somebody made, or lost+found
+                continue  # not a queue's directory: an operator's copy, or lost+found
             directory = os.path.join(self._queue_directory, topic)
             names = self._files.list(directory)
             to_go = []
@@ -202,7 +201,8 @@ class Recovery:
                     continue
                 key = topic, int(name)
                 if topic in removed and key not in check.segments and key not in check.unknown:
-                    # What a queue of the same name has got since is noted, or in the commitlog behind the checkpoint.
+                    # Units that a queue of the same name got since are noted, or in the commitlog behind the
+                    # checkpoint.
                     to_go.append(os.path.join(directory, name))
                     continue
                 queue = self._queues[key] = self._open_queue(*key)
@@ -216,7 +216,7 @@ class Recovery:
         self._compare(checkpoint, failed)
 
     def _compare(self, checkpoint: Checkpoint, failed: dict[Key, StoreFileMissing | StoreFileSize]) -> None:
-        """Compare the queues with what was noted of them. `failed`: those whose files cannot be all of theirs."""
+        """Compare the queues with their noted checksums. `failed`: queues whose files are incomplete."""
         check = self._check
         for key in check.segments:
             loaded = self._queues.get(key) if key not in failed else None
@@ -229,7 +229,7 @@ class Recovery:
                 unfinished = Wrong(path, base, "was being made again by an earlier start, which did not end")
                 self._wrong[topic, queue_id] = [unfinished, *wrong]
         for key in check.unknown if check.is_whole else ():
-            # Nobody can tell what it has to have but the commitlog.
+            # Only the commitlog can tell its units.
             path = os.path.join(self._queue_directory, key[0], str(key[1]))
             self._wrong[key] = [Wrong(path, 0, "could not be read when its units were to be noted")]
         for key, error in failed.items():
@@ -394,11 +394,10 @@ class Recovery:
             self._log.write(position, self._log.read_raw(position, size))
             position += size
 
-    # --- what was noted of the consume queues
+    # --- the noted checksums of the consume queues
 
     def _cut_to_noted(self, queue: ConsumeQueue, offset: int) -> None:
-        """Remove what is behind the units that were noted, which is of records behind the checkpoint, or nothing that
-        was ever written."""
+        """Remove the bytes behind the noted units: units of records behind the checkpoint, or rubbish."""
         if 0 < offset < queue.next_offset:
             physical, size, _ = queue.unit(offset) or (0, 0, 0)
             is_before = 0 <= physical < self._check.recovery_offset
