@@ -1,0 +1,72 @@
+"""Any file of a store, ours or RocketMQ's, as lines of text, for whoever looks for a fault. Nothing is written, and no
+broker has to be stopped; what one writes meanwhile may be seen in part.
+
+    python -m duemq.broker.dump FILE...       of a directory, for example a whole store, all files
+        --from N --to N                       where to begin, and before what to stop; see below
+        --limit N                             so many lines of each file
+        --body                                the bodies of messages as well
+
+| file | a line for each | --from, --to |
+| --- | --- | --- |
+| commitlog/, cut/ | record | physical offset |
+| consumequeue/ | unit | queue offset |
+| timerlog/ | unit | position in the timer log |
+| timerwheel | slot in use | second since the epoch |
+| index/ | item | number of the item |
+| checkpoint, queuecheck, timercheck | value, note, block | |
+| JSON tables in config/ | entry | |
+
+What a file is its path tells, or else its content. Bytes that are not what they should be are a line with the word
+`damaged`, and the lines go on with what can be read behind them. Exit code 1 where a file could not be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from duemq.broker.dump.kinds import BEGIN, END, lines
+
+
+def _files(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+        return
+    for directory, directories, names in os.walk(path):
+        directories.sort()
+        yield from (os.path.join(directory, name) for name in sorted(names))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command, see the module; gives its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m duemq.broker.dump",
+        description="Show files of a store as text.",
+        epilog="Positions are physical offsets in the commitlog, queue offsets in a consume queue, positions in the "
+        "timer log, seconds in the timer wheel, numbers of items in an index file.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a file of a store, or a directory")
+    parser.add_argument("--from", dest="start", type=int, default=BEGIN, metavar="N", help="the first position")
+    parser.add_argument("--to", dest="end", type=int, default=END, metavar="N", help="the position to stop before")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most so many lines of each file")
+    parser.add_argument("--body", action="store_true", help="the bodies of messages as well")
+    given = parser.parse_args(arguments)
+    if given.limit is not None and given.limit < 0:
+        parser.error("--limit is 0 or more")
+    failed = 0
+    for path in [path for each in given.files for path in _files(each)]:
+        try:
+            for line in lines(path, given.start, given.end, given.limit, with_bodies=given.body):
+                sys.stdout.write(f"{line}\n")
+        except OSError as error:
+            sys.stderr.write(f"{path}: {error.strerror or error}\n")
+            failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have seen enough
+    sys.exit(main())

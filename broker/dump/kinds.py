@@ -1,0 +1,91 @@
+"""Which file of a store a file is: by where it lies and how it is named, else by what it begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final
+
+from duemq.broker.dump import logs, tables
+from duemq.broker.dump.source import NAME_DIGITS, Source
+from duemq.protocol.dump import MAGIC_AT, MAGICS
+from duemq.scheduler.timers.files import wheel
+from duemq.storage.queues import check, index_file
+
+BEGIN: Final = -(2**63)
+END: Final = 2**63
+
+_COMMITLOG, _QUEUE, _TIMERS = "commitlog", "consume queue", "timer log"
+_WHEEL, _INDEX, _TABLE, _UNKNOWN = "timer wheel", "index", "table", "bytes"
+_BY_NAME: Final = {
+    "checkpoint": "checkpoint",
+    "queuecheck": "queuecheck",
+    "timercheck": "timercheck",
+    "timermetrics": _TABLE,
+    "timerwheel": _WHEEL,
+}
+_BY_DIRECTORY: Final = {"commitlog": _COMMITLOG, "cut": _COMMITLOG, "timerlog": _TIMERS}
+_INDEX_DIGITS: Final = 17
+_BESIDE: Final = (".bak", ".tmp", ".new")
+"""What names of files end with that are to take the place of others, or are what was before."""
+_AT_FIRST: Final = 64
+_PLAIN: Final[dict[str, Callable[[Source], Iterator[str]]]] = {
+    "checkpoint": tables.checkpoint_file,
+    "queuecheck": tables.queue_check,
+    "timercheck": tables.timer_check,
+    _TABLE: tables.table,
+    _UNKNOWN: tables.unknown,
+}
+_POSITIONED: Final[dict[str, Callable[[Source, int, int], Iterator[str]]]] = {
+    _QUEUE: logs.queue,
+    _TIMERS: logs.timers,
+    _WHEEL: tables.timer_wheel,
+    _INDEX: tables.index,
+}
+
+
+def kind_of(source: Source) -> str:
+    """What a file is, in words. Raises OSError."""
+    name = source.name
+    for end in _BESIDE:
+        name = name.removesuffix(end)
+    parents = [*source.parents, "", "", ""]
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    if name.endswith(".json"):
+        return _TABLE
+    if name.isdecimal() and len(name) == NAME_DIGITS:
+        if parents[0] in _BY_DIRECTORY:
+            return _BY_DIRECTORY[parents[0]]
+        if parents[2] == "consumequeue":
+            return _QUEUE
+    if name.isdecimal() and len(name) == _INDEX_DIGITS and parents[0] == "index":
+        return _INDEX
+    return _by_content(source)
+
+
+def _by_content(source: Source) -> str:
+    begin = source.read(0, _AT_FIRST)[:_AT_FIRST]
+    if MAGICS.match(begin, MAGIC_AT):
+        return _COMMITLOG
+    if begin.startswith(check._MAGIC):
+        return "queuecheck"
+    if begin.lstrip()[:1] == b"{":
+        return _TABLE
+    return {wheel.FILE_SIZE: _WHEEL, index_file.FILE_SIZE: _INDEX}.get(source.size, _UNKNOWN)
+
+
+def lines(
+    path: str, start: int = BEGIN, end: int = END, limit: int | None = None, *, with_bodies: bool = False
+) -> Iterator[str]:
+    """The lines of a file: what it is and how large, then its content, at most `limit` lines of that. `start`, `end`:
+    see `dump.__main__`. Never raises for what the file holds; raises OSError where it cannot be read."""
+    with Source(path) as source:
+        kind = kind_of(source)
+        yield f"{path}: {kind}, {source.size} bytes"
+        rows = (
+            logs.commitlog(source, start, end, with_bodies=with_bodies)
+            if kind == _COMMITLOG
+            else (_PLAIN[kind](source) if kind in _PLAIN else _POSITIONED[kind](source, start, end))
+        )
+        yield from islice(rows, limit)

@@ -1,0 +1,193 @@
+"""Lines of the files that are named by offsets: commitlog, consume queue, timer log. `start`, `end`: where the lines
+begin and stop, physical offsets, queue offsets or positions in the timer log. What is damaged is told, and what can be
+read behind it is. Raises OSError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from duemq.broker.dump.source import WINDOW, Source
+from duemq.protocol.dump import MAGIC_AT, MAGICS, fields, record, when
+from duemq.protocol.errors import RecordError
+from duemq.protocol.records.record import (
+    END_MARKER,
+    END_MARKER_SIZE,
+    MAGIC_END,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_SIZE,
+    StoredMessage,
+    decode,
+)
+from duemq.scheduler.timers.files import log as timer_log
+from duemq.scheduler.timers.files.sums import is_superseded
+from duemq.storage.queues import consume_queue
+from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_UNITS: Final = 16_384
+"""Units that are looked at together."""
+_SEARCHED: Final = WINDOW - MAGIC_AT - 4
+_MAGIC_NAMES: Final = {
+    timer_log.NORMAL: "normal",
+    timer_log.ROLL: "roll",
+    timer_log.DELETE: "delete",
+    timer_log.WITHDRAWN: "withdrawn",
+}
+_MARKS: Final = {consume_queue.WITHDRAWN_SIZE: "withdrawn", consume_queue.DELIVERED_SIZE: "delivered"}
+
+
+# --- the commitlog
+
+
+def commitlog(source: Source, start: int, end: int, *, with_bodies: bool) -> Iterator[str]:
+    """The records of a file, and what ends it."""
+    base = source.base
+    at = _following(source, start - base) if start > base else 0
+    while at < source.size and base + at < end:
+        size, magic = END_MARKER.unpack(source.read(at, END_MARKER_SIZE).ljust(END_MARKER_SIZE, b"\0"))
+        if magic == MAGIC_END:
+            yield f"{fields(offset=base + at)} end of the file: {size} bytes are free"
+            return
+        if (behind := source.after_zeros(at)) > at + END_MARKER_SIZE:
+            yield f"{fields(offset=base + at)} zeros, {behind - at} bytes"
+            at = behind if behind == source.size else _following(source, max(at, behind - END_MARKER_SIZE))
+            if behind < at:
+                yield f"{fields(offset=base + behind)} damaged: {at - behind} bytes that are no record"
+            continue
+        found = _record(source, at)
+        if isinstance(found, StoredMessage):
+            is_elsewhere = found.physical_offset != base + at
+            yield (f"misplaced: lies at {base + at} " if is_elsewhere else "") + record(found, with_body=with_bodies)
+            at += found.size
+        else:
+            following = _following(source, at + 1)
+            yield f"{fields(offset=base + at)} damaged: {found}; {following - at} bytes are passed over"
+            at = following
+
+
+def _record(source: Source, at: int) -> StoredMessage | str:
+    """The record at a byte of the file, or why there is none."""
+    size, magic = END_MARKER.unpack(source.read(at, END_MARKER_SIZE).ljust(END_MARKER_SIZE, b"\0"))
+    if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_SIZE <= size <= source.size - at:
+        return f"magic {magic:#010x}, size {size}, with {source.size - at} bytes left"
+    try:
+        return decode(source.read(at, size))
+    except RecordError as error:
+        return error.why
+
+
+def _following(source: Source, at: int) -> int:
+    """Where the next record begins, from a byte of the file on, that says that it lies there; the file's size where
+    there is none."""
+    at = max(0, at)
+    while at < source.size:
+        data = source.read(at, WINDOW)
+        for place in [at + found.start() - MAGIC_AT for found in MAGICS.finditer(data, MAGIC_AT)]:
+            found_there = _record(source, place)
+            if isinstance(found_there, StoredMessage) and found_there.physical_offset == source.base + place:
+                return place
+        at = source.after_zeros(at + _SEARCHED) - MAGIC_AT - 4 if at + WINDOW < source.size else source.size
+    return source.size
+
+
+# --- consume queues
+
+
+def queue(source: Source, start: int, end: int) -> Iterator[str]:
+    """The units of a file, by queue offset."""
+    unit, unit_size = consume_queue.UNIT, consume_queue.UNIT_SIZE
+    topic = source.parents[1] if len(source.parents) > 1 else ""
+    first = source.base // unit_size
+    if source.base % unit_size:
+        yield f"damaged: {source.name} is no multiple of {unit_size} bytes"
+    last = min(end, first + source.size // unit_size)
+    number = max(start, first)
+    while number < last:
+        at = (number - first) * unit_size
+        behind = source.after_zeros(at)
+        if behind >= at + unit_size:
+            empty = min(last, first + behind // unit_size) - number
+            is_end = first + behind // unit_size >= last
+            yield f"{fields(queueOffset=number)} {'free' if is_end else 'damaged: zeros'}, {empty} units"
+            number += empty
+            continue
+        yield f"{fields(queueOffset=number)} {_unit(topic, *unit.unpack(source.read(at, unit_size)))}"
+        number += 1
+    if source.size % unit_size and end > last:
+        yield f"damaged: {source.size % unit_size} bytes behind the last unit"
+
+
+def _unit(topic: str, physical: int, size: int, code: int) -> str:
+    if size == consume_queue.PADDING_SIZE:
+        place = consume_queue.place_of(physical, size, code)
+        return "no message" + (f" {fields(offset=physical, following=place)}" if place or physical else "")
+    is_timed = topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
+    told = fields(
+        offset=physical,
+        size=size if size not in _MARKS else None,
+        due=when(code) if is_timed else None,
+        tagsCode=None if is_timed else code,
+    )
+    if physical < 0 or (size not in _MARKS and size < MIN_SIZE):
+        return f"damaged: {told}"
+    return f"{told} {_MARKS[size]}" if size in _MARKS else told
+
+
+# --- the timer log
+
+
+def timers(source: Source, start: int, end: int) -> Iterator[str]:
+    """The units of a file of the timer log, and what ends it."""
+    base, unit_size = source.base, timer_log.UNIT_SIZE
+    at = max(0, start - base) // unit_size * unit_size
+    while at < source.size and base + at < end:
+        data = source.read(at, _UNITS * unit_size)[: _UNITS * unit_size]
+        units = np.frombuffer(data.ljust(-(-len(data) // unit_size) * unit_size, b"\0"), timer_log.UNIT)
+        superseded = is_superseded(units)
+        for number in range(len(units)):
+            position = at + number * unit_size
+            if base + position >= end:
+                return
+            each = units[number]
+            if int(each["magic"]) & 0xFFFFFFFF == MAGIC_END:
+                yield f"{fields(position=base + position)} end of the file: {each['size']} bytes are free"
+                return
+            if not each["size"] and (behind := source.after_zeros(position)) >= position + min(
+                unit_size, source.size - position
+            ):
+                yield f"{fields(position=base + position)} zeros, {behind - position} bytes"
+                at = behind // unit_size * unit_size if behind < source.size else source.size
+                break
+            yield f"{fields(position=base + position)} {_timer(each, is_superseded=bool(superseded[number]))}"
+        else:
+            at += len(units) * unit_size
+
+
+def _timer(unit: NDArray[Any] | np.void, *, is_superseded: bool) -> str:
+    magic = int(unit["magic"])
+    names = [name for bit, name in _MAGIC_NAMES.items() if magic & bit] if 0 <= magic <= timer_log.ANY_MAGIC else []
+    second = (int(unit["write_ms"]) + int(unit["delay_ms"])) // 1000
+    told_due = int(unit["due_ms"])
+    due = abs(told_due) if told_due != timer_log.APPLIED else 0
+    told = fields(
+        second=second,
+        slot=when(second * 1000),
+        previous=int(unit["previous"]),
+        magic=f"{magic:#x}({','.join(names)})",
+        written=when(int(unit["write_ms"])),
+        offset=int(unit["physical_offset"]),
+        size=int(unit["record_size"]),
+        topicHash=int(unit["topic_hash"]),
+        due=when(due & timer_log.MAX_DUE_MS) if due else told_due,
+        chosenBy="policy" if due and told_due < 0 else None,
+        key=due >> timer_log.DUE_BITS or None,
+    )
+    if int(unit["size"]) != timer_log.UNIT_SIZE or not 0 <= magic <= timer_log.ANY_MAGIC:
+        return f"damaged: unitSize={int(unit['size'])} {told}"
+    return f"{told} superseded" if is_superseded else told

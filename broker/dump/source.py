@@ -1,0 +1,80 @@
+"""A file that is looked at: read in windows, never written, whatever is in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from types import TracebackType
+from typing import Final
+
+WINDOW: Final = 1 << 20
+_ZEROS: Final = bytes(WINDOW)
+NAME_DIGITS: Final = 20
+"""Of a file that is named by the offset of its first byte."""
+
+
+class Source:
+    """One open file. A context manager. Raises OSError where it cannot be opened or read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.name = os.path.basename(path)
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for who writes into it
+        self.size = os.fstat(self._fd).st_size
+        self._window, self._window_at = b"", 0
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._fd)
+
+    @property
+    def parents(self) -> list[str]:
+        """Names of the directories that the file is in, the nearest one first."""
+        return os.path.dirname(os.path.abspath(self.path)).split(os.sep)[:0:-1]
+
+    @property
+    def base(self) -> int:
+        """The offset that its name says, 0 where it says none."""
+        return int(self.name) if len(self.name) == NAME_DIGITS and self.name.isdecimal() else 0
+
+    def read(self, at: int, size: int) -> bytes:
+        """Bytes of the file; fewer at its end."""
+        start = at - self._window_at
+        if start < 0 or start + size > len(self._window):
+            self._window = self._pread(at, max(size, WINDOW))
+            self._window_at, start = at, 0
+        return self._window[start : start + size]
+
+    def _pread(self, at: int, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size > 0:
+            part = os.pread(self._fd, size, at)
+            if not part:
+                break
+            parts.append(part)
+            at, size = at + len(part), size - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def whole(self) -> bytes:
+        """All of a small file."""
+        return self._pread(0, self.size)
+
+    def after_zeros(self, at: int) -> int:
+        """Where the first byte is, from `at` on, that is not zero; the file's size where there is none."""
+        while at < self.size:
+            try:
+                at = os.lseek(self._fd, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return self.size
+                if error.errno != errno.EINVAL:
+                    raise
+            data = self.read(at, WINDOW)
+            if not data:
+                return self.size
+            if data != _ZEROS[: len(data)]:
+                return at + len(data) - len(data.lstrip(b"\0"))
+            at += len(data)
+        return self.size

@@ -1,0 +1,246 @@
+"""Lines of the other files of a store: those of fixed layout, and the JSON tables. What is damaged is told. `start`,
+`end`: of the wheel seconds since the epoch, of an index file numbers of items. Raises OSError."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from duemq.broker.dump.source import Source
+from duemq.protocol.dump import fields, shown, when
+from duemq.protocol.errors import BodyError
+from duemq.protocol.frames import fastjson
+from duemq.scheduler.levels import runs
+from duemq.scheduler.timers.files import formats, superseded, wheel
+from duemq.scheduler.timers.files.formats import TimerCheck, TimerNote
+from duemq.storage.config_file import decode_table
+from duemq.storage.durability import checkpoint
+from duemq.storage.files import OsFiles
+from duemq.storage.queues import check, index_file
+
+_SHOWN: Final = 1024
+"""Bytes of what is not known."""
+
+
+# --- the wheel and the index
+
+
+def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
+    """The slots that were ever used, by their seconds."""
+    if source.size != wheel.FILE_SIZE:
+        yield f"damaged: {source.size} bytes; a timer wheel has {wheel.FILE_SIZE}"
+    data = source.whole()
+    slots = np.frombuffer(data, wheel.SLOT, len(data) // wheel.SLOT.itemsize)
+    seconds = slots["second"].astype(np.int64)
+    used = np.flatnonzero(seconds | slots["count"] | slots["first"] | slots["last"])
+    for number in used[np.argsort(seconds[used], kind="stable")].tolist():
+        slot, second = slots[number], int(seconds[number])
+        if not start <= second < end:
+            continue
+        told = fields(
+            second=second,
+            slot=when(second * 1000),
+            first=int(slot["first"]),
+            last=int(slot["last"]),
+            count=int(slot["count"]),
+            magic=int(slot["magic"]) or None,
+        )
+        is_elsewhere = second % wheel.SLOTS != number
+        yield f"misplaced: in slot {number} {told}" if is_elsewhere and second else told
+
+
+def index(source: Source, start: int, end: int) -> Iterator[str]:
+    """The head of an index file, and its items."""
+    # The owner writes such files and never reads one, so its layouts are not public.
+    header, item = index_file._HEADER, index_file._STORED
+    if source.size != index_file.FILE_SIZE:
+        yield f"damaged: {source.size} bytes; an index file has {index_file.FILE_SIZE}"
+    if source.size < header.size:
+        return
+    begin_ms, end_ms, first, last, used, following = header.unpack(source.read(0, header.size))
+    yield fields(
+        begin=when(begin_ms), end=when(end_ms), beginOffset=first, endOffset=last, slots=used, items=following - 1
+    )
+    at = index_file._ITEMS_AT
+    room = (source.size - at) // item.itemsize
+    if not 0 <= following <= room:
+        yield f"damaged: {following - 1} items in a file that has room for {max(0, room - 1)}"
+    for number in range(max(1, start), min(following, room, end)):
+        each = np.frombuffer(source.read(at + number * item.itemsize, item.itemsize), item)[0]
+        yield fields(
+            item=number,
+            hash=int(each["hash"]),
+            offset=int(each["physical_offset"]),
+            stored=when(begin_ms + 1000 * int(each["seconds"])),
+            previous=int(each["previous"]),
+        )
+
+
+# --- the checkpoint and the notes
+
+
+def checkpoint_file(source: Source) -> Iterator[str]:
+    """The times of a checkpoint, and what its notes say."""
+    data = source.whole()
+    found = checkpoint.decode(data)
+    yield fields(
+        physic=when(found.physic_timestamp),
+        logic=when(found.logic_timestamp),
+        index=when(found.index_timestamp),
+        recoveryOffset=found.recovery_offset,
+    )
+    if found.is_foreign:
+        yield "what duemq adds is missing, damaged, or older than what RocketMQ has written"
+    for name, note in found.notes.items():
+        yield f"note {name}, {len(note)} bytes"
+        try:
+            yield from (f"  {line}" for line in _note(name, note))
+        except (ValueError, LookupError, struct.error) as error:
+            yield f"  damaged: {error}"
+
+
+def _note(name: str, note: bytes) -> Iterator[str]:
+    if name == "levels" and (levels := runs.decode(note)) is not None:
+        yield from _levels(levels)
+    elif name == "timers" and (timers := formats.decode_note(note)) is not None:
+        yield from _timers(timers)
+    elif note:
+        yield shown(note, _SHOWN)
+
+
+def _levels(note: runs.Note) -> Iterator[str]:
+    yield fields(tableCrc=note.table_crc, delivered=list(note.delivered))
+    if note.seen is not None:
+        seen = note.seen
+        yield fields(
+            seenEnd=seen.end, clock=when(seen.wall_ms), monotonicMs=seen.monotonic_ms, bootId=seen.boot_id.hex() or None
+        )
+    for level, found in note.runs.items():
+        for run in found:
+            yield fields(
+                level=level, start=run.start, cursor=run.cursor, shiftMs=run.shift_ms or None, limitMs=run.limit_ms
+            )
+
+
+def _timers(note: TimerNote) -> Iterator[str]:
+    yield fields(
+        second=note.second,
+        slot=when(note.second * 1000),
+        since=note.since,
+        logSince=note.log_since,
+        logEnd=note.log_end,
+        queueOffset=note.queue_offset,
+        heldTo=note.held_to,
+        countedAt=note.counted_at,
+    )
+    for topic_hash, count in note.waiting.items():
+        yield fields(topicHash=topic_hash, waiting=count)
+    found = note.found
+    moved = dict(zip(found.moved.tolist(), found.moved_by.tolist(), strict=True))
+    yield fields(recoveredTo=found.recovered_to, done=found.done.tolist(), counted=found.counted.tolist())
+    yield fields(withdrawn=found.withdrawn.tolist(), moved=moved)
+    yield fields(superseded=superseded.positions_of(note.superseded).tolist())
+    if note.sums is not None:
+        for base, each in note.sums.log.items():
+            yield fields(timerlog=f"{base:020}", crc32=f"{each.crc:#010x}", magicSum=f"{each.magic:#018x}")
+        yield fields(wheelHours=len(note.sums.wheel))
+
+
+def timer_check(source: Source) -> Iterator[str]:
+    """What timercheck says."""
+    found = formats.load_check(OsFiles(), source.path)
+    if found is None:
+        yield f"damaged: {source.size} bytes are too few"
+        return
+    yield fields(read=when(found.read_ms), versionAt=when(found.version_ms), **_numbers(found))
+
+
+def _numbers(found: TimerCheck) -> dict[str, int]:
+    return {
+        "logPosition": found.log_position,
+        "queueOffset": found.queue_offset,
+        "masterQueueOffset": found.master_queue_offset,
+        "stateVersion": found.state_version,
+        "counter": found.counter,
+    }
+
+
+def queue_check(source: Source) -> Iterator[str]:
+    """The blocks of queuecheck, and what each says."""
+    # Only a start with its own settings reads this file, so its owner's decoders are not public.
+    data = source.whole()
+    segment_size = check._HEAD.unpack(data[: check._HEAD.size])[1] if len(data) >= check._HEAD.size else 0
+    yield fields(queueFileSize=segment_size)
+    try:
+        for offset, items in check._blocks(data, segment_size):
+            yield f"block {fields(recoveryOffset=offset, size=len(items))}"
+            yield from (f"  {line}" for line in _said(items, segment_size))
+    except check._Damaged as error:
+        yield f"damaged: {error}"
+
+
+def _said(items: bytes, segment_size: int) -> Iterator[str]:
+    found = check.QueueCheck(OsFiles(), "", "", segment_size)
+    why: Exception | None = None
+    try:
+        found._take(items)
+    except (ValueError, LookupError, struct.error) as error:
+        why = error
+    for topic, end in found.removed.items():
+        yield fields(removed=topic, before=end)
+    for topic, queue_id in found.unknown:
+        yield fields(topic=topic, queue=queue_id) + " unknown from here on"
+    for (topic, queue_id), segments in found.segments.items():
+        for base, each in segments.items():
+            yield fields(
+                topic=topic,
+                queue=queue_id,
+                file=f"{base:020}",
+                units=each.units,
+                last=each.last,
+                crc32=f"{each.crc:#010x}",
+                sizes=each.sizes or None,
+            )
+    if why is not None:
+        yield f"damaged: {why}"
+
+
+# --- text
+
+
+def table(source: Source) -> Iterator[str]:
+    """A JSON table, RocketMQ's or ours, an entry a line."""
+    data = source.whole()
+    try:
+        found: Any = decode_table(data, source.path)
+    except BodyError as error:
+        yield f"damaged: {error}"
+        try:
+            found = fastjson.loads(data)
+        except BodyError:
+            yield shown(data, _SHOWN)
+            return
+    if not isinstance(found, dict):
+        yield fields(value=found)
+        return
+    for name, value in found.items():
+        if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
+            for key, entry in value.items():
+                yield f"{fields(table=name, name=key)} {_entry(entry)}"
+        else:
+            yield f"{fields(table=name)} {_entry(value)}"
+
+
+def _entry(value: object) -> str:
+    if value and isinstance(value, dict) and not any(isinstance(each, dict | list) for each in value.values()):
+        return " ".join(f"{fields(name=key)[5:]}={fields(value=each)[6:]}" for key, each in value.items() if each != "")
+    return fields(value=value)[6:]
+
+
+def unknown(source: Source) -> Iterator[str]:
+    """The first bytes of a file that is none of a store's, or has no layout, as `lock` and `abort`."""
+    if source.size:
+        yield shown(source.read(0, _SHOWN), _SHOWN) + (f" of {source.size} bytes" if source.size > _SHOWN else "")

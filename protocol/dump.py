@@ -1,0 +1,338 @@
+"""Captured frames of the remoting protocol as lines of text, for whoever looks for a fault.
+
+    python -m duemq.protocol.dump [FILE...]      each holds frames, one behind the other, as raw bytes, hex or base64;
+                                                 without FILE, or for -, standard input
+        --as raw|hex|base64                      what they are, where the bytes themselves do not tell
+        --body                                   the bodies of messages as well, and bodies of frames in full length
+
+Of each frame: code and its name, what header it has, its fields, and the body: records of an answer to a pull, messages
+of a batch, JSON, or its first bytes. What does not parse is told, with the reason, and what can be read behind it is.
+
+`fields`, `when` and `record` write values and stored messages for other dumps, too. What comes from the bytes is
+printed so that a terminal takes none of it for an order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import json
+import re
+import signal
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from duemq.protocol.codes import RequestCode, ResponseCode
+from duemq.protocol.errors import BodyError, FrameError, RecordError
+from duemq.protocol.frames import codec, fastjson
+from duemq.protocol.frames.command import Body, Command
+from duemq.protocol.frames.frame import BINARY, JSON, MSGPACK, Frame, FrameReader
+from duemq.protocol.records import batch, properties
+from duemq.protocol.records.message_id import unpack_host
+from duemq.protocol.records.record import (
+    FLAG_BORN_IPV6,
+    FLAG_COMPRESSED,
+    FLAG_MULTI_TAGS,
+    FLAG_STORE_IPV6,
+    FLAG_TRANSACTION,
+    MAGIC_V1,
+    MAGIC_V2,
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    StoredMessage,
+    decode,
+)
+from duemq.protocol.requests.headers import SendMessage, SendMessageV2
+
+FORMATS: Final = ("raw", "hex", "base64")
+MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
+"""What a record has behind its size."""
+MAGIC_AT: Final = 4
+
+_SHOWN: Final = 256
+"""Bytes of a body that is shown in part."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_PLAIN: Final = re.compile(r"[^\s\"'=]+")
+_HEADERS: Final = {JSON: "JSON", BINARY: "RocketMQ's binary", MSGPACK: "MessagePack"}
+_LETTERS: Final = dict(zip(SendMessageV2.__struct_encode_fields__, SendMessage.__struct_encode_fields__, strict=True))
+_WITH_LETTERS: Final = (
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+)
+_TRANSACTIONS: Final = {
+    TRANSACTION_PREPARED: "prepared",
+    TRANSACTION_COMMIT: "commit",
+    TRANSACTION_ROLLBACK: "rollback",
+}
+_FLAGS: Final = {
+    FLAG_COMPRESSED: "compressed",
+    FLAG_MULTI_TAGS: "multi-tags",
+    FLAG_BORN_IPV6: "born-ipv6",
+    FLAG_STORE_IPV6: "store-ipv6",
+}
+
+
+# --- values
+
+
+def fields(**values: object) -> str:
+    """`name=value` of each value that is not None, joined by blanks. Text with blanks, quotes or what cannot be printed
+    is a JSON string, bytes are as `shown` gives them, other values as JSON."""
+    return " ".join(f"{name}={_value(value)}" for name, value in values.items() if value is not None)
+
+
+def when(ms: int) -> str:
+    """A time in ms since the epoch, as UTC; the number where it is before that or beyond the year 9999."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return str(ms)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}Z" if ms >= 0 else str(ms)
+
+
+def shown(data: Body, most: int | None = None) -> str:
+    """Bytes as a JSON string where they are text that can be printed, else as hex digits behind 0x; the first `most`
+    bytes, and how many more there are."""
+    part = bytes(data) if most is None else bytes(data[:most])
+    more = f" and {len(data) - len(part)} bytes more" if len(part) < len(data) else ""
+    try:
+        text = part.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    is_text = all(each.isprintable() or each in "\t\r\n" for each in text)
+    return (json.dumps(text, ensure_ascii=False) if is_text else f"0x{part.hex()}") + more
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return shown(value)
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and value.isprintable() else _json(value)
+    return _json(value)
+
+
+def _json(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if text.isprintable() else json.dumps(value, default=str)
+
+
+def _host(host: bytes) -> str:
+    address, port = unpack_host(host)
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+# --- stored messages
+
+
+def record(message: StoredMessage, *, with_body: bool = False) -> str:
+    """A stored message as one line. Times in UTC; `prepared`: the prepared transaction offset."""
+    found = properties.parse(message.properties_text)
+    keys = found.pop(properties.KEYS, None)
+    return fields(
+        offset=message.physical_offset,
+        size=message.size,
+        topic=message.topic,
+        queue=message.queue_id,
+        queueOffset=message.queue_offset,
+        stored=when(message.store_timestamp),
+        born=when(message.born_timestamp),
+        flag=message.flag or None,
+        sysFlag=_sys_flag(message.sys_flag) if message.sys_flag else None,
+        version=2 if message.magic == MAGIC_V2 else None,
+        retries=message.reconsume_times or None,
+        prepared=message.prepared_transaction_offset or None,
+        bornHost=_host(message.born_host),
+        storeHost=_host(message.store_host),
+        keys=keys,
+        properties=found,
+        bodySize=len(message.body),
+        body=message.body if with_body else None,
+    )
+
+
+def _sys_flag(flag: int) -> str:
+    names = [name for bit, name in _FLAGS.items() if flag & bit]
+    names += [_TRANSACTIONS[flag & FLAG_TRANSACTION]] if flag & FLAG_TRANSACTION else []
+    return f"{flag:#x}({','.join(names)})"
+
+
+def records(data: Body, *, with_bodies: bool = False) -> Iterator[str]:
+    """The records in the body of a pull's answer, a line each. What is none of them is told, and passed over up to the
+    next one."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        try:
+            message = decode(view, at)
+        except RecordError as error:
+            following = next((place for place in _places(data, at + 1) if _is_record(view, place)), len(view))
+            yield f"damaged at byte {at}: {error.why}; {following - at} bytes are passed over"
+            at = following
+        else:
+            yield record(message, with_body=with_bodies)
+            at += message.size
+
+
+def _places(data: Body, start: int) -> Iterator[int]:
+    return (found.start() - MAGIC_AT for found in MAGICS.finditer(data, start + MAGIC_AT))
+
+
+def _is_record(data: memoryview, at: int) -> bool:
+    try:
+        decode(data, at)
+    except RecordError:
+        return False
+    return True
+
+
+# --- frames
+
+
+def frames(data: bytes, *, with_bodies: bool = False) -> Iterator[str]:
+    """The frames in bytes, lines for each. Never raises for what the bytes hold."""
+    reader = FrameReader()
+    at = 0
+    for number, frame in enumerate(reader.receive_data(data), 1):
+        size = 8 + len(frame[1]) + len(frame[2])
+        yield f"frame {number}, bytes {at} to {at + size}"
+        yield from (f"  {line}" for line in _frame(frame, with_bodies=with_bodies))
+        at += size
+    reader.receive_eof()
+    if reader.error is not None:
+        yield f"damaged at byte {at}: {reader.error}; {len(data) - at} bytes are left"
+        yield f"  {shown(data[at:], _SHOWN)}"
+
+
+def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:
+    kind, header, body = frame
+    sizes = f"{_HEADERS[kind]} header of {len(header)} bytes, body of {len(body)} bytes"
+    try:
+        command = codec.decode(frame)
+    except FrameError as error:
+        yield f"damaged: {error}; {sizes}"
+        yield f"header {shown(header, _SHOWN)}"
+        if body:
+            yield f"body {shown(body, None if with_bodies else _SHOWN)}"
+        return
+    yield f"{_what(command)}, {sizes}"
+    yield fields(
+        opaque=command.opaque,
+        flag=command.flag,
+        language=command.language,
+        version=command.version,
+        remark=command.remark,
+    )
+    names = _LETTERS if not command.is_response and command.code in _WITH_LETTERS else {}
+    for name, value in command.ext.items():
+        yield f"{_value(name)}{f'({names[name]})' if name in names else ''}={_value(value)}"
+    yield from _body(command, with_bodies=with_bodies)
+
+
+def _what(command: Command) -> str:
+    codes: type[RequestCode] | type[ResponseCode] = ResponseCode if command.is_response else RequestCode
+    kind = "answer" if command.is_response else "one-way request" if command.is_oneway else "request"
+    try:
+        name = codes(command.code).name
+    except ValueError:
+        name = "of no known name"
+    return f"{kind} {command.code} {name}"
+
+
+def _body(command: Command, *, with_bodies: bool) -> Iterator[str]:
+    body = command.body
+    if MAGICS.match(body, MAGIC_AT):
+        yield from records(body, with_bodies=with_bodies)
+    elif command.code == RequestCode.SEND_BATCH_MESSAGE and not command.is_response:
+        yield from _parts(body, with_bodies=with_bodies)
+    elif bytes(body[:1]) in (b"{", b"["):
+        try:
+            yield f"body {_json(fastjson.loads(body))}"
+        except BodyError as error:
+            yield f"body damaged: {error}"
+            yield f"body {shown(body, None if with_bodies else _SHOWN)}"
+    elif body:
+        yield f"body {shown(body, None if with_bodies else _SHOWN)}"
+
+
+def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
+    data, why = bytes(body), ""
+
+    def fails(most: int) -> bool:
+        try:
+            batch.decode(data, most)
+        except BodyError:
+            return True
+        return False
+
+    try:
+        parts = batch.decode(data)
+    except BodyError as error:
+        why = str(error)
+        first = bisect_left(range(len(data)), True, key=fails)  # so many that the last of them is the broken one
+        parts = batch.decode(data, first - 1)
+    for number, (flag, content, text) in enumerate(parts):
+        yield f"message {number} " + fields(
+            flag=flag,
+            properties=properties.parse(text),
+            bodySize=len(content),
+            body=content if with_bodies else None,
+        )
+    if why:
+        yield f"damaged: {why}"
+
+
+# --- the command
+
+
+def unpacked(data: bytes, form: str | None = None) -> bytes:
+    """Frames from one of FORMATS. Without one: hex or base64 where all of it is that and begins like a frame, which has
+    a length below 2**24. Raises ValueError where it is not what it is said to be."""
+    text = b"".join(data.split())
+    if form == "hex":
+        return bytes.fromhex(text.decode("ascii"))
+    if form == "base64":
+        return base64.b64decode(text, validate=True)
+    if form is None and text:
+        for each in ("hex", "base64"):
+            try:
+                found = unpacked(text, each)
+            except (ValueError, binascii.Error):
+                continue
+            if found[:1] == b"\0":
+                return found
+    return data
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command, see the module; gives its exit code: 1 where a file could not be read, or is not as was said."""
+    parser = argparse.ArgumentParser(
+        prog="python -m duemq.protocol.dump", description="Show captured frames of the remoting protocol as text."
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", default=["-"], help="- is standard input, the default")
+    parser.add_argument("--as", dest="form", choices=FORMATS, help="what the files are, where their bytes do not tell")
+    parser.add_argument("--body", action="store_true", help="bodies of messages, too, and others in full length")
+    given = parser.parse_args(arguments)
+    failed = 0
+    for name in given.files:
+        try:
+            data = unpacked(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes(), given.form)
+        except (OSError, ValueError) as error:
+            sys.stderr.write(f"{name}: {error}\n")
+            failed = 1
+            continue
+        if len(given.files) > 1:
+            sys.stdout.write(f"== {name}\n")
+        for line in frames(data, with_bodies=given.body):
+            sys.stdout.write(f"{line}\n")
+    return failed
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have seen enough
+    sys.exit(main())
