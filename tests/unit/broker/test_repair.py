@@ -576,14 +576,14 @@ def test_any_history(
             case "time":
                 broker.pass_time(chance.choice((1, 300, 1000, 7000)))
             case "cancel":
-                left = {each for each in timers if _waits(broker, each)}
+                left = waiting_at(broker) & set(timers)
                 if left:
                     broker.cancel(chance.choice(sorted(left)))
             case "checkpoint":
                 broker.owned.checkpoint()
             case "again" if not is_apache:
                 # As the levels' messages are cancelled: RocketMQ cannot.
-                left = {each for each in levels if _waits(broker, each)}
+                left = waiting_at(broker) & set(levels)
                 if left:
                     broker.cancel(chance.choice(sorted(left)))
     broker.run()
@@ -606,10 +606,11 @@ def test_any_history(
     shutil.rmtree(directory)
 
 
-def _waits(broker: Broker, physical_offset: int) -> bool:
+def waiting_at(broker: Broker) -> set[int]:
+    """The physical offsets of the messages that a broker has waiting."""
     pending = Pending(broker.store, broker.timers, broker.levels)
-    found = [each for each in pending.select(Selection(), broker.clock.now_ms()) if isinstance(each, Waiting)]
-    return physical_offset in {each.message.physical_offset for each in found}
+    found = pending.select(Selection(), broker.clock.now_ms())
+    return {each.message.physical_offset for each in found if isinstance(each, Waiting)}
 
 
 # --- damage in the commitlog
