@@ -6,7 +6,6 @@ something else while requests are handled."""
 from __future__ import annotations
 
 import asyncio
-import shutil
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -45,6 +44,7 @@ from duemq.storage.errors import NotInMemory
 from duemq.storage.files import OsFile, OsFiles, Ranges
 from duemq.storage.queues.pull import ColdRead, patiently
 from tests.support.broker import UnboundBroker, running
+from tests.support.copies import copy_tree
 from tests.support.wire import pull, request, send
 from tests.unit.broker.test_clients import heartbeat
 
@@ -188,7 +188,7 @@ async def test_what_is_not_in_the_wheel_yet_is_told_from_the_disk(tmp_path: Path
     async with running(tmp_path / "warm", stopped) as broker:
         sends = [send("T", b"later", properties="TIMER_DELAY_MS\x01300000") for _ in range(50)]
         assert {answer.code for answer in await broker.connect().ask_all(sends)} == {0}
-    shutil.copytree(tmp_path / "warm", tmp_path / "cold")
+    copy_tree(tmp_path / "warm", tmp_path / "cold")
     answers = []
     for temperature in ("warm", "cold"):
         files = ColdFiles()
@@ -469,7 +469,7 @@ async def test_the_loop_does_not_wait_for_what_waits(tmp_path: Path, name: str) 
     """The answers, and what waits after them, are those that there are where everything is in memory; and as much is
     appended."""
     stored = await waiting_messages(tmp_path / "False")
-    shutil.copytree(tmp_path / "False", tmp_path / "True")
+    copy_tree(tmp_path / "False", tmp_path / "True")
     results = []
     for is_cold in (False, True):
         files = ColdFiles()

@@ -22,6 +22,7 @@ from duemq.broker.dump.kinds import lines
 from duemq.scheduler.timers.files import wheel
 from duemq.storage.queues import index_file
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC, hole
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, new_broker
 
 FIRST = f"{0:020}"
@@ -46,7 +47,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture
 def store(written: Broker, tmp_path: Path) -> Path:
     """A copy to damage."""
-    return shutil.copytree(written.root, tmp_path / "store")
+    return copy_tree(written.root, tmp_path / "store")
 
 
 def rows(path: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -37,6 +37,7 @@ from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.store import REPAIR_DIRECTORY
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs import compact_world
 from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, SEGMENT, START_MS, TABLE, Broker, new_broker
 
@@ -134,7 +135,7 @@ def repaired(root: Path, clock: ManualClock, to: Path | None = None) -> Report:
 
 def copied(broker: Broker, name: str) -> Path:
     target = broker.root.parent / name
-    shutil.copytree(broker.root, target)
+    copy_tree(broker.root, target)
     remove(target / "abort")
     return target
 
@@ -186,7 +187,7 @@ def test_nothing_but_the_commitlog_is_needed(tmp_path: Path, *, is_apache: bool)
     broker = filled(tmp_path / "old")
     wanted, delivered = waiting(broker), broker.bodies()
     root = tmp_path / "damaged"
-    shutil.copytree(broker.root / "commitlog", root / "commitlog")
+    copy_tree(broker.root / "commitlog", root / "commitlog")
     if is_apache:
         as_of_apache(root)
     report = repaired(root, broker.clock)
@@ -297,7 +298,7 @@ def test_what_is_not_what_belongs_there_is_named_and_stays(
 ) -> None:
     """Whatever somebody has put there would go with what is replaced."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(sound_store, tmp_path / "store")
+    copy_tree(sound_store, tmp_path / "store")
     remove(tmp_path / "store" / name)
     why = put(tmp_path / "store" / name)
     before = everything(tmp_path)
@@ -418,7 +419,7 @@ def test_a_store_whose_broker_was_killed_is_made_as_after_a_stop(
     broker.run()
     wanted = waiting(broker)
     root = tmp_path / "killed"
-    shutil.copytree(broker.root, root)
+    copy_tree(broker.root, root)
     if is_apache:
         as_of_apache(root)
     elif not has_abort:
@@ -591,7 +592,7 @@ def test_any_history(
     if not is_killed:
         broker.close()
     root = directory / "damaged"
-    shutil.copytree(broker.root, root)
+    copy_tree(broker.root, root)
     if is_apache:
         as_of_apache(root)
     for name in sorted(lost):
@@ -654,7 +655,7 @@ def test_what_our_start_serves_behind_a_damage_a_repair_keeps(tmp_path: Path, da
         data[places[20] + 90] ^= 1
         path.write_bytes(data)
     broker.store.abandon()
-    shutil.copytree(broker.root, tmp_path / "plain")
+    copy_tree(broker.root, tmp_path / "plain")
     plain = Broker(tmp_path / "plain", broker.clock)
     wanted, waits = waiting(plain), plain.levels.levels[4].waiting
     assert sum(wanted.values()) == 29

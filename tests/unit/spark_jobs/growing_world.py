@@ -21,6 +21,7 @@ from duemq.spark_jobs.audit.audit import Audit
 from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.store import ranges
 from duemq.spark_jobs.store.store_files import StoreFiles
+from tests.support.copies import copy_tree
 from tests.unit.broker.test_repair import PREPARED_AT
 from tests.unit.spark_jobs.compact_world import HOST, TABLE, Broker, new_broker
 
@@ -130,7 +131,7 @@ class World:
 
     def replace(self) -> None:
         """The files are others with the same text, as after a restore."""
-        shutil.copytree(self.copy, self._root / "restored")
+        copy_tree(self.copy, self._root / "restored")
         shutil.rmtree(self.copy)
         (self._root / "restored").rename(self.copy)
 

@@ -17,6 +17,7 @@ from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, compact
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import look
+from tests.support.copies import copy_tree
 from tests.unit.broker.test_repair import PREPARED_AT, SETTINGS
 from tests.unit.spark_jobs.compact_world import HOST, START_MS, TABLE, Broker, as_apache, new_broker
 
@@ -54,7 +55,7 @@ def deliver_now(broker: Broker, physical_offset: int, *, later_ms: int = 0) -> N
 def arrive(root: Path, broker: Broker) -> list[bytes]:
     """All that ever arrives in `orders`, if a broker starts on a copy of the store, and goes on until nothing waits."""
     copy = root.parent / f"{root.name} started"
-    shutil.copytree(root, copy)
+    copy_tree(root, copy)
     after = Broker(copy, broker.clock)
     after.pass_time(3 * HOUR_MS)
     after.close()
@@ -64,7 +65,7 @@ def arrive(root: Path, broker: Broker) -> list[bytes]:
 def made_again(root: Path, broker: Broker) -> list[bytes]:
     """As `arrive`, of a copy that has lost its queues."""
     copy = root.parent / f"{root.name} bare"
-    shutil.copytree(root, copy)
+    copy_tree(root, copy)
     shutil.rmtree(copy / "consumequeue")
     (copy / "queuecheck").unlink(missing_ok=True)
     found = arrive(copy, broker)

@@ -20,6 +20,7 @@ from duemq.spark_jobs.audit.kept import Folder, directory_of
 from duemq.spark_jobs.store import ranges
 from duemq.spark_jobs.store.ranges import Range
 from duemq.spark_jobs.store.store_files import StoreFiles
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import RANGE, SEGMENT, World, make_small, same
 
@@ -160,7 +161,7 @@ def test_what_is_of_another_store_does_not_count(world: World, tmp_path: Path) -
     grow(other, 150)
     other.found(other.state)
     shutil.rmtree(kept_in(world))
-    shutil.copytree(kept_in(other), kept_in(world))
+    copy_tree(kept_in(other), kept_in(world))
     same(world.found(world.state), world.found(None), "of another")
     assert "not as they were" in world.told[0]
 
@@ -180,7 +181,7 @@ def test_another_store_at_the_same_path_is_noticed(world: World, tmp_path: Path)
     other = World(tmp_path / "other", 2, is_apache=False)
     grow(other, 150)
     shutil.rmtree(world.copy)
-    shutil.copytree(other.copy, world.copy)
+    copy_tree(other.copy, world.copy)
     same(world.found(world.state), world.found(None), "another")
     assert "not as they were" in world.told[0]
 
@@ -261,7 +262,7 @@ def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
     manifest = folder.read()
     folder.close()
     assert manifest is not None
-    shutil.copytree(world.state, world.state.with_name("before"))
+    copy_tree(world.state, world.state.with_name("before"))
     last = max(int(path.name) for path in world.copy.glob("commitlog/*"))
     ends = [part.place.end for part in manifest.ranges if part.place.start >= last - SEGMENT]
     assert any(end > last for end in ends)
@@ -270,7 +271,7 @@ def test_ranges_are_cut_as_if_nothing_were_known(world: World) -> None:
             world.cut_at(end + more)
             world.publish()
             shutil.rmtree(world.state)
-            shutil.copytree(world.state.with_name("before"), world.state)
+            copy_tree(world.state.with_name("before"), world.state)
             same(world.found(world.state), world.found(None), (end, more))
 
 
@@ -325,12 +326,12 @@ def test_a_run_that_is_killed_leaves_what_was_there(
     if is_first:
         shutil.rmtree(world.state)
     else:
-        shutil.copytree(world.state, world.state.with_name("before"))
+        copy_tree(world.state, world.state.with_name("before"))
     expected = world.found(None)
     for number in range(100):
         shutil.rmtree(world.state, ignore_errors=True)
         if not is_first:
-            shutil.copytree(world.state.with_name("before"), world.state)
+            copy_tree(world.state.with_name("before"), world.state)
         left = [number]
 
         def dying(change: Callable[..., Any], left: list[int] = left) -> Callable[..., Any]:

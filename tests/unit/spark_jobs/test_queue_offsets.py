@@ -15,6 +15,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source.source import Options, RocketmqSource, StoreReader, StoreStreamReader
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
 
 Place = tuple[str, int, int]
@@ -341,7 +342,7 @@ def test_a_stream_has_no_end(store: Path) -> None:
 
 def test_what_expired(store: Path, tmp_path: Path) -> None:
     root = tmp_path / "store"
-    shutil.copytree(store, root)
+    copy_tree(store, root)
     files = sorted((root / "commitlog").iterdir())
     for path in files[:2]:
         path.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from duemq.storage.errors import StoreFileMissing
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.store import MessageStore, StoreConfig
+from tests.support.copies import copy_tree
 from tests.unit.broker.test_repair import as_of_apache, remove
 from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, SEGMENT, START_MS, TABLE, Broker, new_broker
 
@@ -71,7 +71,7 @@ def open_as_a_broker_does(store: MessageStore) -> Recovered:
 def found_by_us(root: Path, broker: Broker) -> int:
     """How many of the messages that wait duemq has that starts on the store."""
     target = root.parent / f"{root.name}-started"
-    shutil.copytree(root, target)
+    copy_tree(root, target)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MessageStore, "open", open_as_a_broker_does)
         after = Broker(target, broker.clock)

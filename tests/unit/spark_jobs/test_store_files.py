@@ -21,6 +21,7 @@ from duemq.spark_jobs.store.local_files import shown
 from duemq.spark_jobs.store.progress import read_progress
 from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import SEGMENT, Broker, as_apache, new_broker
 
 
@@ -159,7 +160,7 @@ def test_a_damaged_record_may_say_any_topic(tmp_path: Path, topic: str) -> None:
     made(tmp_path)
     (tmp_path / "consumequeue/0").mkdir()
     shutil.copy(tmp_path / "consumequeue/orders/0/00000000000000000000", tmp_path / "consumequeue/0")
-    shutil.copytree(tmp_path / "consumequeue/0", tmp_path / "0")
+    copy_tree(tmp_path / "consumequeue/0", tmp_path / "0")
     store = StoreFiles.open(tmp_path)
     assert store.unit("orders", 0, 0) is not None
     assert store.unit(topic, 0, 0) is None

@@ -12,6 +12,7 @@ import pytest
 
 from duemq.spark_jobs.compact.compact import compact
 from duemq.spark_jobs.errors import JobError
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.test_queue_offsets import Stream, fill, read
 from tests.unit.spark_jobs.test_store_files import idle
@@ -28,7 +29,7 @@ def another(root: Path, count: int = 50) -> None:
 def restored(root: Path, more: int = 0) -> None:
     """The same from a backup of before, which a broker may have written to since."""
     shutil.rmtree(root)
-    shutil.copytree(root.parent / "backup", root)
+    copy_tree(root.parent / "backup", root)
     if more:
         broker = Broker(root, fill(root.parent / "clock", []).clock)
         for _ in range(more):
@@ -56,7 +57,7 @@ CHANGES = [
 def grown(root: Path) -> Stream:
     """A stream that has read a store of which there is an older backup."""
     broker = fill(root, [("orders", 0)] * 10)
-    shutil.copytree(root, root.parent / "backup")
+    copy_tree(root, root.parent / "backup")
     again = Broker(root, broker.clock)
     for _ in range(30):
         again.send("orders", b"y" * 3000, "", 0)
@@ -103,7 +104,7 @@ def test_a_store_that_is_exchanged_between_two_batches(
     with pytest.raises(JobError, match=why):
         next(steps)
     shutil.rmtree(root)
-    shutil.copytree(tmp_path / "backup", root)
+    copy_tree(tmp_path / "backup", root)
     allowed = Stream(root)
     steps = allowed.steps(failOnDataLoss="false")
     assert len(next(steps)) == 10

@@ -17,6 +17,7 @@ from duemq.spark_jobs.store.progress import destroyed, read_progress, waiting
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import look
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
+from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import SEGMENT, START_MS, Broker, as_apache, new_broker
 
 HOUR_MS = 3_600_000
@@ -42,7 +43,7 @@ def broker_says(broker: Broker) -> set[int]:
 def killed(broker: Broker, name: str) -> Broker:
     """The broker that starts after a kill -9, in a copy of the store; of the same bytes the jobs say what it says."""
     root = broker.root.parent / name
-    shutil.copytree(broker.root, root)
+    copy_tree(broker.root, root)
     said = jobs_say(root)
     after = Broker(root, broker.clock)
     assert said == broker_says(after)
@@ -117,7 +118,7 @@ def test_a_timer_log_that_was_lost(tmp_path: Path) -> None:
     broker.close()
     for name, damage in (("gone", None), ("zeros", bytes(5200)), ("flipped", b"\1")):
         root = tmp_path / name
-        shutil.copytree(broker.root, root)
+        copy_tree(broker.root, root)
         (path,) = (root / "timerlog").iterdir()
         if damage is None:
             path.unlink()
@@ -140,7 +141,7 @@ def test_compaction_delivers_nothing_once_more(tmp_path: Path, *, is_in_wheel: b
         broker.run()
     broker.owned.checkpoint()
     broker.pass_time(1600)
-    shutil.copytree(broker.root, tmp_path / "killed")
+    copy_tree(broker.root, tmp_path / "killed")
     after = Broker(tmp_path / "killed", broker.clock)
     after.owned.stop()
     after.timers.close()
