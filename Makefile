@@ -6,15 +6,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak"
-UNIT := tests/unit
-MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation
 SPARK := tests/spark
+# Two runs that take about as long as each other; what is in none of these runs with the interop tests.
+UNIT := $(addprefix tests/unit/,broker duemq protocol spark_jobs storage test_structure.py)
+MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler
+# Brokers of unit tests sync many a file, which costs more than the tests themselves: they have theirs in memory, where
+# there are 2 GB for them. Those that ask something of a disk say so (`on_disk`).
+MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
+IN_MEMORY := $(MEMORY) $(PYTEST) -o tmp_path_retention_policy=failed
+# What Python has compiled once it keeps: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 SEEDS ?= 100
 WHAT ?= sends
 FROM ?= 0
 
-.PHONY: help run test unit interop crash fuzz simulate bench profile soak lint type format check peers clean
+.PHONY: help run test unit quick interop crash fuzz simulate bench profile soak lint type format check peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -38,8 +45,11 @@ $(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
 	@touch $@
 
 # The tests start Spark some twenty times, and Java loads its classes faster from an archive.
-$(VENV)/spark.jsa: $(VENV)/.dev
+$(VENV)/spark.jsa: $(VENV)/.dev tests/spark/class_archive.py
 	$(BIN)/python -m tests.spark.class_archive $@
+
+$(VENV)/oldest-spark.jsa: $(VENV)/.oldest-spark tests/spark/class_archive.py | $(VENV)/.dev
+	$(BIN)/python -m tests.spark.class_archive $@ $(VENV)/oldest-spark
 
 run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_ARGS="--store ./data")
 	exec $(BIN)/duemq serve $(RUN_ARGS)
@@ -47,11 +57,13 @@ run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Set up the peers and run every test but the soak
+test: $(VENV)/.dev peers $(VENV)/spark.jsa $(VENV)/oldest-spark.jsa ## Set up the peers and run every test but the soak
 	@# Four runs beside each other: two that use the processors, Spark's, and what mostly waits for brokers and clients.
-	@run() { name=$$1; shift; $(PYTEST) -p no:cacheprovider "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
+	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
-	run unit $(UNIT) & run machine $(MACHINE) & run spark $(SPARK) & \
+	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & \
+	run machine $(PYTEST) -p no:cacheprovider $(MACHINE) & \
+	run spark $(PYTEST) -p no:cacheprovider $(SPARK) & \
 	$(PYTEST) $(addprefix --ignore ,$(UNIT) $(MACHINE) $(SPARK)); failed=$$?; \
 	wait; cat .unit.log .machine.log .spark.log; \
 	for name in unit machine spark; do \
@@ -61,7 +73,10 @@ test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Set up the p
 	exit $$failed
 
 unit: $(VENV)/.dev ## Run the tests that need no peer (some minutes)
-	$(BIN)/python -m pytest tests/unit
+	$(IN_MEMORY) tests/unit
+
+quick: $(VENV)/.dev ## Run those that take seconds: the structure, the protocol, the client, the store
+	$(IN_MEMORY) -q tests/unit/test_structure.py tests/unit/protocol tests/unit/duemq tests/unit/storage
 
 interop: peers ## Run the tests with Apache's brokers, clients and mqadmin
 	$(BIN)/python -m pytest tests/interop
@@ -93,7 +108,7 @@ type: $(VENV)/.dev ## Check the types
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-check: lint type unit ## What to run before a commit
+check: lint type quick ## What to run before a commit: a minute; `make unit` takes some
 
 clean: ## Remove the virtual environment and the caches; the store stays
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

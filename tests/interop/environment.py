@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from pathlib import Path
 
 from tests.peers import ports
-from tests.peers.apache import ApacheBroker
+from tests.peers.apache import SHORT_LIVED, ApacheBroker
 from tests.peers.broker import Broker
 from tests.peers.clients import Client, JavaClient, make_client
 from tests.peers.duemq_broker import DuemqBroker
@@ -46,6 +46,7 @@ def make_broker(
         port=port,
         nameserver_port=nameserver_port,
         nameserver=nameserver,
+        java_options=SHORT_LIVED,
     )
 
 

@@ -21,6 +21,9 @@ _OPENS = [
     "--add-opens=java.base/java.util=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
 ]
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""For brokers that live less than a minute: Java does not compile what runs so often that it pays once more, and one
+thread collects. Not for those whose speed is measured."""
 # Both print "... boot success. serializeType=JSON" as the last step of their start.
 _UP = "boot success"
 _LOGBACK = """<configuration>
@@ -70,7 +73,7 @@ class ApacheNameServer:
                 tools.find("java"),
                 f"-Duser.home={directory}",
                 "-Xmx256m",
-                "-XX:+UseSerialGC",
+                *SHORT_LIVED,
                 *_OPENS,
                 "-cp",
                 f"{jars}/*",
@@ -124,6 +127,7 @@ class ApacheBroker:
         nameserver_port: int | None = None,
         nameserver: str | None = None,
         heap: str = "1g",
+        java_options: tuple[str, ...] = (),
     ) -> None:
         self.version = version
         self.kind = f"apache-{version}"
@@ -159,6 +163,7 @@ class ApacheBroker:
                 f"-Xms{heap}",
                 f"-Xmx{heap}",
                 "-XX:MaxDirectMemorySize=4g",
+                *java_options,
                 *_OPENS,
                 "-cp",
                 f"{jars}/*",
@@ -228,8 +233,7 @@ async def mqadmin(version: str, *arguments: str, nameserver: str, timeout: float
     jars = install.apache(version).require() / "lib"
     child = await asyncio.create_subprocess_exec(
         tools.find("java"),
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
+        *SHORT_LIVED,
         "-Xshare:auto",
         "-Xmx512m",
         f"-Duser.home={home}",

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.bench import spark_stores
+from tests.spark import class_archive
 
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
-OLDEST = Path(sys.prefix) / "oldest-spark"
-"""Where `make test` puts the oldest one."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +29,8 @@ def ask(store: Path, scratch: Path, *args: str, path: Path | None = None) -> str
     found = [str(path)] if path is not None else []
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*found, str(ROOT)]), "PYSPARK_PYTHON": sys.executable}
     environment.pop("SPARK_HOME", None)
+    if path is not None:
+        environment["SPARK_SUBMIT_OPTS"] = class_archive.options(class_archive.OLDEST_PATH)
     run = subprocess.run(
         [sys.executable, "-m", "tests.spark.queries", str(store), str(scratch), *args],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
@@ -48,6 +49,6 @@ def test_queries_with_the_newest_spark(store: Path, tmp_path: Path) -> None:
 def test_queries_with_the_oldest_spark(store: Path, tmp_path: Path) -> None:
     wanted = re.search(r'"pyspark>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert wanted is not None
-    assert OLDEST.exists(), "make test installs it"
-    answer = ask(store, tmp_path, "--seed", "2", "--steps", "25", path=OLDEST)
+    assert class_archive.OLDEST.exists(), "make test installs it"
+    answer = ask(store, tmp_path, "--seed", "2", "--steps", "25", path=class_archive.OLDEST)
     assert f" pyspark {wanted[1]}" in answer

@@ -1,5 +1,5 @@
-"""Copies of stores, with holes as holes: nearly all of the timer wheel's 38 MB is one, and to write it out costs more than
-most tests do."""
+"""Copies of stores, with holes as holes. Nearly all of the 38 MB of a timer wheel is one: to write it out costs more
+than most tests do."""
 
 from __future__ import annotations
 

@@ -51,6 +51,11 @@ from tests.unit.broker.test_clients import heartbeat
 BLOCK = 4096
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    return on_disk
+
+
 class ColdFile(OsFile):
     __slots__ = ()
 

@@ -12,6 +12,11 @@ from duemq.storage.errors import NotDurable, StoreFormatError, StoreLocked
 from duemq.storage.files import OsFile, OsFiles, _sync
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    return on_disk
+
+
 def test_a_new_file_is_sparse_and_has_its_size_from_the_start(tmp_path: Path) -> None:
     file = OsFiles().create(str(tmp_path / "f"), 1 << 30)
     assert file.size() == 1 << 30
