@@ -8,7 +8,7 @@ RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak"
 SPARK := tests/spark
 # Two runs that take about as long as each other; what is in none of these runs with the interop tests.
-UNIT := $(addprefix tests/unit/,broker duemq protocol spark_jobs storage test_structure.py)
+UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler
 # Brokers of unit tests sync many a file, which costs more than the tests themselves: they have theirs in memory, where
 # there are 2 GB for them. Those that ask something of a disk say so (`on_disk`).

@@ -6,7 +6,8 @@ on Apache's, which shows that they state RocketMQ's behaviour and not ours.
 All tests and fixtures share one event loop, since broker and clients live for the session.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.peers.admin import Admin
 from tests.peers.broker import Broker
 from tests.peers.capabilities import CLIENTS
 from tests.peers.clients import Client, JavaClient, unique
+from tests.peers.process import Process
 
 _HERE = Path(__file__).parent
 
@@ -30,6 +32,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.interop)
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+_began: dict[Path, float] = {}
+"""When the first test of a file began, seconds since the epoch."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _began.setdefault(item.path, time.time())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails shows the logs of the brokers that ran since the first test of its file began: some tests share
+    what runs beside them all."""
+    report = yield
+    if report.failed and item.path in _began and _HERE in item.path.parents:
+        report.sections += list(Process.logs_since(_began[item.path]))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ from tests.peers.clients import JavaClient
 from tests.peers.messages import Outgoing
 from tests.spark import oracle
 from tests.spark.stores import copy_store, sampled
+from tests.support import rows
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -182,4 +183,5 @@ async def test_apache_goes_on_with_a_repaired_store(
     finally:
         if broker.running:
             await broker.kill()
-    assert bodies(store) == before + Counter(waits) + Counter({b"end": len(ends)})
+    found, wanted = bodies(store), before + Counter(waits) + Counter({b"end": len(ends)})
+    assert found == wanted, rows.about(store, [*(found - wanted), *(wanted - found)])

@@ -28,6 +28,7 @@ from tests.interop.support import eventually, not_on
 from tests.peers.broker import Broker
 from tests.peers.clients import JavaClient, unique
 from tests.peers.messages import Outgoing, Received
+from tests.support import rows
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -167,13 +168,16 @@ async def _all_delivered(broker: Broker, java: JavaClient, content: Content) -> 
 
 def _check(content: Content, found: list[list[Received]], last: Broker, last_up: int, *, exactly_once: bool) -> None:
     messages = [message for queue in found for message in queue]
-    assert content.wanted - {message.body for message in messages} == set(), "lost"
-    assert {message.body for message in messages} & content.recalled == set(), "delivered though it was recalled"
+    lost = content.wanted - {message.body for message in messages}
+    assert not lost, f"lost: {rows.about(last.store, lost)}"
+    recalled = {message.body for message in messages} & content.recalled
+    assert not recalled, f"delivered though recalled: {rows.about(last.store, recalled)}"
     early = {message.body: message.store_time - content.due[message.body] for message in messages}
     assert {body: ms for body, ms in early.items() if ms < 0} == {}, "early"
     counts = Counter(message.body for message in messages)
     if exactly_once:
-        assert {body: count for body, count in counts.items() if count > 1} == {}, "delivered twice"
+        twice = {body: count for body, count in counts.items() if count > 1}
+        assert not twice, f"delivered twice: {rows.about(last.store, twice)}"
     if last.kind == "duemq":
         # To the millisecond, whoever wrote them: in the order of their times, where nothing was overdue any more. What
         # is due when the broker looks goes together, in any order.

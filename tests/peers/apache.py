@@ -83,6 +83,7 @@ class ApacheNameServer:
             ],
             directory / "namesrv.out",
             {"ROCKETMQ_HOME": str(home)},
+            [directory / "namesrv.log"],
         )
 
     @property
@@ -173,6 +174,7 @@ class ApacheBroker:
             ],
             directory / "broker.out",
             {"ROCKETMQ_HOME": str(home)},
+            [directory / "broker.log"],
         )
 
     @property

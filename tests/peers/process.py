@@ -10,11 +10,15 @@ import ctypes
 import os
 import re
 import signal
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from tests.peers.errors import PeerError, StartError
 
 _PR_SET_PDEATHSIG = 1
+_SHOWN_LINES = 40
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -23,10 +27,22 @@ def _die_with_parent() -> None:
 
 
 class Process:
-    """One child process. Its whole output, standard output and error together, is appended to `output`."""
+    """One child process. Its whole output, standard output and error together, is appended to `output`; `logs`: other
+    files that it writes."""
 
-    def __init__(self, name: str, command: list[str], output: Path, env: dict[str, str] | None = None) -> None:
+    _started: ClassVar[list["Process"]] = []
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        output: Path,
+        env: dict[str, str] | None = None,
+        logs: Sequence[Path] = (),
+    ) -> None:
         self.name = name
+        self.logs = (output, *logs)
+        self._ended_at: float | None = None
         self.command = command
         self.output = output
         self._env = os.environ | (env or {})
@@ -67,6 +83,8 @@ class Process:
             limit=1 << 22,
         )
         self._child = child
+        self._ended_at = None
+        self._started.append(self)
         seen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._pump = asyncio.create_task(self._copy_output(child, re.compile(ready), seen))
         try:
@@ -97,6 +115,17 @@ class Process:
             self._signal(signal.SIGKILL)
         await self._finish()
 
+    @classmethod
+    def logs_since(cls, begin: float) -> Iterator[tuple[str, str]]:
+        """The ends of the logs of all processes that ran at some time from `begin` on, seconds since the epoch: what
+        each is, and its last lines."""
+        for process in dict.fromkeys(cls._started):
+            if process._ended_at is None or process._ended_at >= begin:
+                for path in process.logs:
+                    if path.exists():
+                        text = path.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+                        yield f"{process.name}, the end of {path}", "\n".join(text)
+
     def _signal(self, number: int) -> None:
         # Not by the child's own methods: these reap one that has just ended, and asyncio, which waits for it, then
         # cannot tell the exit code.
@@ -107,6 +136,7 @@ class Process:
         if self._child is None:
             raise PeerError(f"{self.name} was not started")
         returncode = await self._child.wait()
+        self._ended_at = time.time()
         if self._pump is not None:
             await self._pump
             self._pump = None

@@ -10,8 +10,11 @@ import sys
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from tempfile import mkdtemp
 
-from tests.simulation.failures import Failure, failure_of, shortest
+from tests.simulation.failures import Failure, failure_of, keep_store, shortest
+from tests.support import rows
 
 
 def main() -> None:
@@ -45,6 +48,7 @@ def described(failure: Failure, *, whole: bool, events: bool) -> str:
         *(f"    {action}" for action in found.script.actions),
         f"  which gives: {found.complaints[0]}",
         *(f"    {event}" for event in found.events if events),
+        f"  what it leaves: {rows.newest(keep_store(found.script, Path(mkdtemp(prefix='duemq-simulation-'))))}",
         f"  again: make simulate SEEDS=1 FROM={failure.script.seed}",
     ]
     return "\n".join(lines)

@@ -18,6 +18,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from duemq.storage.errors import NotDurable, NotInMemory, StoreFormatError, StoreLocked
 from duemq.storage.files import Ranges
@@ -327,6 +328,17 @@ class Disk:
         other.names = {name: nodes[node] for name, node in self.names.items()}
         other.directories = set(self.directories)
         return other
+
+    def keep(self, directory: Path) -> None:
+        """Write what the files have now into a directory of this machine, with holes as holes."""
+        for name, node in self.names.items():
+            path = directory / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                for number, page in sorted(node.pages.items()):
+                    file.seek(number * PAGE)
+                    file.write(page)
+                file.truncate(node.size)
 
     # --- what others do to files
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import structlog
 
 from tests.simulation.life import begin
 from tests.simulation.oracle import complaints
 from tests.simulation.script import Action, Script, generate
+from tests.simulation.world import ROOT
 
 _TRIES = 200
 
@@ -44,6 +47,15 @@ def failure_in(script: Script) -> Failure | None:
     except Exception as error:  # whatever it is, the life did not go well
         found = [*life.world.wrong[:1], f"{type(error).__name__}: {error}", *traceback.format_exc().splitlines()[-8:]]
     return Failure(script, found, list(life.world.events)) if found else None
+
+
+def keep_store(script: Script, directory: Path) -> Path:
+    """Live a script once more, and write the store that it leaves into a directory; gives where it is there."""
+    life = begin(script)
+    with suppress(Exception):  # what went wrong is known
+        life.world.run(life.live())
+    life.world.disk.keep(directory)
+    return directory / ROOT.lstrip("/")
 
 
 def shortest(failure: Failure) -> Failure:

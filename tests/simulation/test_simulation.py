@@ -6,11 +6,16 @@ with the shortest script that does the same and the command that repeats it."""
 
 from __future__ import annotations
 
+import re
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from tests.simulation.__main__ import described
-from tests.simulation.failures import failure_in, failure_of
+from tests.simulation.failures import Failure, failure_in, failure_of
 from tests.simulation.found import FOUND
+from tests.simulation.script import generate
 
 SEEDS = 100
 TOGETHER = 10
@@ -32,6 +37,16 @@ def test_a_seed_decides_everything() -> None:
         lives = [run(generate(seed)) for _ in range(2)]
         first, second = ((life.world.disk.work, list(life.world.events), life.world.loop.callbacks) for life in lives)
         assert first == second
+
+
+def test_a_failure_shows_what_the_store_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    told = described(Failure(generate("3"), ["lost: all of it"], []), whole=True, events=False)
+    (store,) = tmp_path.glob("*/store")
+    assert f"python -m duemq.broker.dump {store} shows all of it" in told
+    assert re.search(r"\n  .*checkpoint: checkpoint, \d+ bytes\n", told)
+    assert re.search(r"\n  offset=\d+ size=\d+ topic=", told)
 
 
 @pytest.mark.parametrize("what", FOUND)

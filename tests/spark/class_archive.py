@@ -37,6 +37,14 @@ def options(path: Path) -> str:
     return f"{_COLLECTOR} -XX:SharedArchiveFile={path} {_QUIET}" if path.exists() else _COLLECTOR
 
 
+def oldest() -> dict[str, str]:
+    """The environment of a Python process that has the oldest Spark that we allow, and this source tree."""
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OLDEST), root]), "PYSPARK_PYTHON": sys.executable}
+    environment.pop("SPARK_HOME", None)
+    return environment | {"SPARK_SUBMIT_OPTS": options(OLDEST_PATH)}
+
+
 def make(path: Path, spark: Path | None = None) -> None:
     """Make the archive of what a query loads, with the installed Spark or that of a directory. Raises
     CalledProcessError."""

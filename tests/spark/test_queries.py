@@ -25,12 +25,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ask(store: Path, scratch: Path, *args: str, path: Path | None = None) -> str:
-    found = [str(path)] if path is not None else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*found, str(ROOT)]), "PYSPARK_PYTHON": sys.executable}
-    environment.pop("SPARK_HOME", None)
-    if path is not None:
-        environment["SPARK_SUBMIT_OPTS"] = class_archive.options(class_archive.OLDEST_PATH)
+def ask(store: Path, scratch: Path, *args: str, oldest: bool = False) -> str:
+    environment = class_archive.oldest() if oldest else {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(
         [sys.executable, "-m", "tests.spark.queries", str(store), str(scratch), *args],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
@@ -50,5 +46,12 @@ def test_queries_with_the_oldest_spark(store: Path, tmp_path: Path) -> None:
     wanted = re.search(r'"pyspark>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
     assert wanted is not None
     assert class_archive.OLDEST.exists(), "make test installs it"
-    answer = ask(store, tmp_path, "--seed", "2", "--steps", "25", path=class_archive.OLDEST)
+    answer = ask(store, tmp_path, "--seed", "2", "--steps", "12", oldest=True)
     assert f" pyspark {wanted[1]}" in answer
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_oldest", [False, True])
+@pytest.mark.parametrize("seed", range(3, 8))
+def test_many_queries(store: Path, tmp_path: Path, seed: int, *, is_oldest: bool) -> None:
+    assert "60 queries" in ask(store, tmp_path, "--seed", str(seed), "--steps", "60", "--pushdown", oldest=is_oldest)

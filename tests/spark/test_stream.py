@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -21,9 +20,9 @@ from tests.interop.environment import make_broker
 from tests.interop.support import eventually
 from tests.peers.clients import java_client, unique
 from tests.peers.messages import Outgoing
-from tests.spark import audit, oracle
+from tests.spark import audit, class_archive, oracle
 from tests.spark.stores import PROPERTIES, Kind, Stores, WrittenStore
-from tests.spark.test_queries import OLDEST, ROOT
+from tests.spark.test_queries import ROOT
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 
 pytestmark = pytest.mark.timeout(300)
@@ -185,15 +184,9 @@ def test_a_stream_with_the_oldest_spark(growing: Growing, tmp_path: Path) -> Non
         "first, batches = stream.run(), stream.batches()\n"
         "print(first, batches, stream.run() == first)"
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(OLDEST), str(ROOT)]),
-        "PYSPARK_PYTHON": sys.executable,
-    }
-    environment.pop("SPARK_HOME", None)
     run = subprocess.run(
         [sys.executable, "-c", code, str(growing.root), str(tmp_path / "old")],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        cwd=ROOT, env=class_archive.oldest(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
     found, batches, is_same = run.stdout.strip().rpartition("] ")[0] + "]", *run.stdout.split()[-2:]
