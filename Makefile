@@ -48,16 +48,13 @@ $(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
 $(VENV)/spark.jsa: $(VENV)/.dev tests/spark/class_archive.py
 	$(BIN)/python -m tests.spark.class_archive $@
 
-$(VENV)/oldest-spark.jsa: $(VENV)/.oldest-spark tests/spark/class_archive.py | $(VENV)/.dev
-	$(BIN)/python -m tests.spark.class_archive $@ $(VENV)/oldest-spark
-
 run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_ARGS="--store ./data")
 	exec $(BIN)/duemq serve $(RUN_ARGS)
 
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(VENV)/.dev peers $(VENV)/spark.jsa $(VENV)/oldest-spark.jsa ## Set up the peers and run every test but the soak
+test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Set up the peers and run every test but the soak
 	@# Four runs beside each other: two that use the processors, Spark's, and what mostly waits for brokers and clients.
 	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \

@@ -1,7 +1,7 @@
-"""Archives of the classes that Spark loads, for the tests: Spark starts some twenty times in them, and with one in 9 s
-instead of 17 (two busy cores).
+"""An archive of the classes that Spark loads, for the tests: Spark starts some twenty times in them, and with this
+in 9 s instead of 17 (two busy cores).
 
-    python -m tests.spark.class_archive PATH [SPARK]      SPARK: a directory with another pyspark than the installed one
+    python -m tests.spark.class_archive PATH
 
 Java passes over an archive that is missing, or of other classes (-Xshare:auto, its default)."""
 
@@ -17,9 +17,7 @@ from tests.bench import spark_stores
 
 PATH = Path(sys.prefix) / "spark.jsa"
 OLDEST = Path(sys.prefix) / "oldest-spark"
-"""Where `make test` puts the oldest Spark that we allow..."""
-OLDEST_PATH = Path(sys.prefix) / "oldest-spark.jsa"
-"""...and the archive of its classes."""
+"""Where `make test` puts the oldest Spark that we allow. It starts twice: an archive would cost more than it saves."""
 _COLLECTOR = "-XX:+UseSerialGC"
 """With others threads go on collecting beside the tasks, whose cores they take."""
 QUERY = "select topic, count(*) n from messages where queue_id >= 0 group by topic order by n desc"
@@ -29,12 +27,8 @@ _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 
 def use() -> None:
     """Have all Spark processes that are started from here on use the archive, if there is one."""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", options(PATH))
-
-
-def options(path: Path) -> str:
-    """What Java is told, for a Spark with the classes of an archive."""
-    return f"{_COLLECTOR} -XX:SharedArchiveFile={path} {_QUIET}" if path.exists() else _COLLECTOR
+    archive = f" -XX:SharedArchiveFile={PATH} {_QUIET}" if PATH.exists() else ""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", _COLLECTOR + archive)
 
 
 def oldest() -> dict[str, str]:
@@ -42,18 +36,16 @@ def oldest() -> dict[str, str]:
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(OLDEST), root]), "PYSPARK_PYTHON": sys.executable}
     environment.pop("SPARK_HOME", None)
-    return environment | {"SPARK_SUBMIT_OPTS": options(OLDEST_PATH)}
+    return environment | {"SPARK_SUBMIT_OPTS": _COLLECTOR}
 
 
-def make(path: Path, spark: Path | None = None) -> None:
-    """Make the archive of what a query loads, with the installed Spark or that of a directory. Raises
-    CalledProcessError."""
+def make(path: Path) -> None:
+    """Make the archive of what a query loads. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as scratch:
         store = Path(scratch) / "store"
         spark_stores.write(store, 0.01, segment=4 << 20)
         command = [str(Path(sys.prefix) / "bin" / "duemq"), "spark", "sql", str(store), QUERY, "--master", "local[1]"]
         added = {"SPARK_SUBMIT_OPTS": f"{_COLLECTOR} -XX:ArchiveClassesAtExit={path} {_QUIET}"}
-        added |= {"PYTHONPATH": str(spark)} if spark is not None else {}
         # Java writes it when it ends, somewhat later than the command: so does its end of this pipe.
         with subprocess.Popen(command, env={**os.environ, **added}, stdout=subprocess.PIPE) as run:
             run.communicate(timeout=300)
@@ -62,4 +54,4 @@ def make(path: Path, spark: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    make(*[Path(each).resolve() for each in sys.argv[1:]])
+    make(Path(sys.argv[1]).resolve())
