@@ -14,7 +14,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import hadoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -66,15 +66,48 @@ def is_same(one: str, other: str) -> bool:
 
 
 def refuse_within(store: str, *places: str | None) -> None:
-    """See that nothing that a job writes lies in the store that it reads: brokers go by what they find there. Raises
+    """See that nothing that a job writes lies in the store that it reads: brokers go by what they find there. Of a
+    store on this machine directories may be links, or mounted; what they lead to is the store as well. Raises
     JobError."""
-    if not is_local(store):
-        roots = [shown(store).rstrip("/")]
-    else:
-        roots = [real_path(store), os.path.realpath(os.path.join(local_path(store), "commitlog"))]
+    if is_local(store):
+        inside = _directories_of(local_path(store))
     for place in places:
-        if place is not None and any(f"{real_path(place)}/".startswith(f"{root}/") for root in roots):
+        if place is None:
+            continue
+        is_inside = is_local(store) and is_local(place) and not inside.isdisjoint(_identities_above(real_path(place)))
+        if is_inside or f"{real_path(place)}/".startswith(f"{real_path(store)}/"):
             raise JobError(f"{shown(place)}: lies in the store that is read, {shown(store)}; give a path beside it")
+
+
+_DEEPEST: Final = 3
+"""How far below a store's root a directory of a broker's may be a link: consumequeue/TOPIC/QUEUE."""
+
+
+def _directories_of(root: str) -> set[tuple[int, int]]:
+    """The directories of a store by device and inode, but for those that the store itself lies in, as a link may lead
+    there."""
+    found, level = set[tuple[int, int]](), [root]
+    for depth in range(_DEEPEST + 1):
+        below = []
+        for path in level:
+            with suppress(OSError):  # what is not there, or not ours to read
+                status = os.stat(path)
+                if depth < _DEEPEST and (status.st_dev, status.st_ino) not in found:
+                    with os.scandir(path) as entries:
+                        below += [entry.path for entry in entries if entry.is_dir()]
+                found.add((status.st_dev, status.st_ino))
+        level = below
+    return found - set(_identities_above(os.path.dirname(os.path.realpath(root))))
+
+
+def _identities_above(path: str) -> Iterator[tuple[int, int]]:
+    """A directory by device and inode, and those that it lies in; without those that are not there yet."""
+    while True:
+        with suppress(OSError):
+            status = os.stat(path)
+            yield status.st_dev, status.st_ino
+        if path == (path := os.path.dirname(path)):
+            return
 
 
 def size_text(size: float) -> str:

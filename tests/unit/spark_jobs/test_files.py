@@ -72,3 +72,26 @@ def test_a_store_may_lie_elsewhere_than_its_commitlog(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="lies in the store that is read"):
         refuse_within("hdfs://name/store/", "hdfs://name/store/report")
     refuse_within("hdfs://name/store", "hdfs://name/store-2", "/store/x")
+
+
+@pytest.mark.parametrize("name", ["config", "consumequeue", "index", "timerlog", "consumequeue/T", "consumequeue/T/0"])
+def test_a_store_may_have_directories_that_are_links(tmp_path: Path, name: str) -> None:
+    """What they lead to is the store as well: what is written there a broker takes for a topic, a queue, a file."""
+    link = tmp_path / "store" / name
+    link.parent.mkdir(parents=True)
+    (tmp_path / "real" / "there").mkdir(parents=True)
+    link.symlink_to(tmp_path / "real")
+    for place in ("real", "real/report", "real/there/x/y", f"store/{name}/report"):
+        with pytest.raises(JobError, match=f"{tmp_path}/{place}: lies in the store that is read, {tmp_path}/store;"):
+            refuse_within(str(tmp_path / "store"), str(tmp_path / place))
+    refuse_within(f"file://{tmp_path}/store", str(tmp_path / "report"), str(tmp_path / "real-2"), "s3://b/real")
+
+
+def test_a_link_of_a_store_into_what_holds_it_refuses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "up").symlink_to(tmp_path)
+    (tmp_path / "store" / "itself").symlink_to(tmp_path / "store" / "itself")
+    (tmp_path / "store" / "gone").symlink_to(tmp_path / "gone")
+    refuse_within(str(tmp_path / "store"), str(tmp_path / "report"))
+    with pytest.raises(JobError, match="lies in the store that is read"):
+        refuse_within(str(tmp_path / "store"), str(tmp_path / "store" / "up" / "store" / "x"))
