@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.quiet import without_noise
+from duemq.spark_jobs.spark_errors import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,11 @@ MIN_JAVA: Final = 17
 """What Spark 4 runs on."""
 DRIVER_MEMORY: Final = "1536m"
 """With two or four Python workers of some hundred MB beside it the whole fits into 4 GiB."""
+
+_MIN_MEMORY: Final = 450 << 20
+"""Spark does not start with less."""
+_MEMORY: Final = re.compile(r"(\d+)([kmgt]?)", re.IGNORECASE | re.ASCII)
+"""What Java understands, which is started with it: without a unit bytes."""
 
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -54,6 +60,16 @@ def check_java() -> None:
     if found is None or int(found[1]) < MIN_JAVA:
         version = found[1] if found else "unknown"
         raise JobError(f"Spark needs Java {MIN_JAVA} or newer, and {java} is version {version}: {hint}")
+
+
+def check_memory(memory: str) -> None:
+    """Raises JobError where a size of the driver's memory is none, or too small for Spark."""
+    found = _MEMORY.fullmatch(memory)
+    if found is None:
+        raise JobError(f"a memory of {memory!r}: give a number and k, m, g or t, such as {DRIVER_MEMORY} or 2g")
+    if int(found[1]) << 10 * " kmgt".index(found[2].lower() or " ") < _MIN_MEMORY:
+        unit = "" if found[2] else " bytes"
+        raise JobError(f"a memory of {memory}{unit} is too small: Spark needs at least {_MIN_MEMORY >> 20}m")
 
 
 def make_session(
@@ -92,6 +108,8 @@ def make_session(
         builder = builder.config(key, value)
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if memory:
+            check_memory(memory)
         builder = builder.config("spark.driver.memory", memory or DRIVER_MEMORY)
         log4j = os.path.join(os.path.dirname(__file__), "log4j2.properties")
         options = f"-Dlog4j2.configurationFile=file:{log4j}" + (" -XX:TieredStopAtLevel=1" if for_jobs else "")
@@ -109,7 +127,7 @@ def make_session(
         with without_noise() if is_local else nullcontext():
             session = builder.getOrCreate()
     except Exception as error:
-        raise JobError(f"Spark did not start: {str(error).strip().splitlines()[0]}") from error
+        raise JobError(f"Spark did not start: {first_line(error)}") from error
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(RocketmqSource)
     return session

@@ -30,6 +30,9 @@ _JAVA_MEMORY: Final = "Spark's Java ran out of memory: give it more, such as --m
 _OURS: Final = tuple(f"{error.__name__}: " for error in (JobError, NoStore, CannotRead, NotKept))
 _OF_SYSTEM: Final = re.compile(r"^\w+(?:Error|Exception): \[Errno \d+\] (.+?): '(.+)'$", re.MULTILINE)
 _TRACEBACK: Final = "Traceback (most recent call last):\n"
+_CALLING: Final = "An error occurred while calling "
+"""So py4j begins, and has Java's exception in the next line: a colon, its class, what it says."""
+_CLASS: Final = re.compile(r"^: (?:(?:\w+\.)+[\w$]+: )?")
 
 
 def told(error: BaseException) -> str | None:
@@ -63,7 +66,18 @@ def summary(error: BaseException) -> str | None:
     # Of a task's exception what it says, which is behind its traceback.
     _, _, task = str(error).rpartition(_TRACEBACK)
     lines = [line for line in task.splitlines() if line.strip() and not line.startswith(" ")]
-    return f"Spark: {lines[0].strip() if lines else type(error).__name__} ({TRACEBACK}=1 shows all of it)"
+    return f"Spark: {_first_of(lines) or type(error).__name__} ({TRACEBACK}=1 shows all of it)"
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line: of one of Java's what that says, not which call it was."""
+    return _first_of(str(error).strip().splitlines()) or type(error).__name__
+
+
+def _first_of(lines: list[str]) -> str:
+    if len(lines) > 1 and lines[0].startswith(_CALLING) and lines[1].startswith(": "):
+        return _CLASS.sub("", lines[1]).strip()
+    return lines[0].strip() if lines else ""
 
 
 def _is_of_spark(error: BaseException) -> bool:

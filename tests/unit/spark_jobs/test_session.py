@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,29 @@ def test_that_spark_did_not_start_is_told_in_one_line(builder: Builder, monkeypa
     monkeypatch.setattr(SparkSession, "builder", Builder(RuntimeError("\nCannot bind to port\n  at x\n")))
     with pytest.raises(JobError, match=r"^Spark did not start: Cannot bind to port$"):
         make_session("test")
+    call = "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext."
+    why = "[INVALID_DRIVER_MEMORY] System memory 50331648 must be at least 471859200."
+    java = RuntimeError(f"{call}\n: org.apache.spark.SparkIllegalArgumentException: {why}\n\tat a.b.C$.d(E.scala:1)\n")
+    monkeypatch.setattr(SparkSession, "builder", Builder(java))
+    with pytest.raises(JobError, match=rf"^Spark did not start: {re.escape(why)}$"):
+        make_session("test")
+
+
+@pytest.mark.parametrize("memory", ["50m", "449M", "0g", "460799k", "2048 bytes"])
+def test_less_memory_than_spark_needs_is_told_before_it_starts(builder: Builder, memory: str) -> None:
+    with pytest.raises(JobError, match=f"^a memory of {memory} is too small: Spark needs at least 450m$"):
+        make_session("test", memory=memory.removesuffix(" bytes"))
+    assert "spark.driver.memory" not in builder.settings
+
+
+@pytest.mark.parametrize("memory", ["2x", "2gb", "1.5g", " 2g", "-2g", "g", "\u0662g"])
+def test_a_memory_that_is_no_size_is_told(builder: Builder, memory: str) -> None:
+    """Java would say so, in lines of its own, and Spark only that Java has ended."""
+    with pytest.raises(JobError, match="give a number and k, m, g or t, such as 1536m or 2g"):
+        make_session("test", memory=memory)
+
+
+@pytest.mark.parametrize("memory", ["450m", "460800k", "1T", "2G", "2147483648"])
+def test_a_memory_that_is_enough(builder: Builder, memory: str) -> None:
+    make_session("test", memory=memory)
+    assert builder.settings["spark.driver.memory"] == memory

@@ -53,6 +53,21 @@ def test_what_one_can_do_something_about(text: str, why: str | None, monkeypatch
         raise PySparkException(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("An error occurred while calling o1.x.\n: a.b.C$D: too\nmany\n\tat a.b", "too"),
+        ("An error occurred while calling o1.x.\n: java.lang.NullPointerException\n\tat a.b", "java.lang.NullPointer"),
+        ("An error occurred while calling o1.x. Trace:\npy4j.E: no", "An error occurred while calling o1.x. Trace:"),
+        ("no column x: y\nbehind", "no column x: y"),
+        ("", "PySparkException"),
+    ],
+)
+def test_of_an_exception_of_java_what_it_says(text: str, why: str) -> None:
+    assert spark_errors.first_line(PySparkException(text)).startswith(why)
+    assert (spark_errors.summary(PySparkException(text)) or "").startswith(f"Spark: {why}")
+
+
 def test_a_java_that_was_killed() -> None:
     def call(path: str) -> None:
         code = "try:\n    raise lost\nexcept Exception:\n    raise ConnectionRefusedError(111, 'Connection refused')"
