@@ -230,7 +230,7 @@ class Audit:
         self.reads, self.figures = self.found.reads, self.found.figures
         self.damages = [(int(a), int(b), str(c)) for read in self.reads for a, b, c in read["damages"]]
         """What cannot be read: physical offset, bytes, reason."""
-        self.damages += [(offset, size, "a file is missing") for offset, size in self.store.gaps()]
+        self.damages += self.store.gaps()
         self.corrupt = sum(read["corrupt"] for read in self.reads) if check_bodies else None
         self.corruptions = [(int(a), int(b), str(c)) for read in self.reads for a, b, c in read["corruptions"]]
         """Records whose checksums are wrong, how many and where: physical offset, bytes, reason."""

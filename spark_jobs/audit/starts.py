@@ -8,6 +8,9 @@ Records say what waits; a broker goes by the files that it has made of them. Wha
                    that is none
     5.3.3          without timercheck the timer topic's queue is put into the wheel once more, from its begin. Slots of
                    the wheel are made again from the timer log's last two files
+    all            nothing, where a file of the commitlog has another size than the others: then they do not start. A
+                   last one of 0 bytes, which a kill leaves, is passed over but by 4.9.7. duemq does not start where a
+                   file between others is missing, either
     duemq          of its own files all, unless the commitlog lacks a place that its checkpoint goes by: then it does
                    not start; of others' all, where what is there does not fit together (`storage.durability.recovery`,
                    `scheduler.timers.recovery`)
@@ -33,6 +36,7 @@ from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.spark_jobs.store.progress import behind_last, timer_units
 from duemq.spark_jobs.store.ranges import at_offsets, records_at
 from duemq.spark_jobs.store.roles import SCHEDULE_TOPIC, TIMER_TOPIC
+from duemq.spark_jobs.store.store_files import is_segment
 from duemq.storage.durability import checkpoint
 from duemq.storage.files import Files
 
@@ -206,12 +210,13 @@ class _Judge:
         """See `Start`."""
         known = self._known
         waiting = sum(len(each.physical) for each in known.levels.values()) + len(known.timers.physical)
-        if self._broker != OURS or self._wrote != OURS:
-            self._judge_levels()
-            self._judge_timers()
-        elif (refusal := self._refusal()) is not None:
+        is_ours = self._broker == self._wrote == OURS
+        if (refusal := self._refusal_of_files() or (self._refusal() if is_ours else None)) is not None:
             self._misses = waiting
             self._reasons.append(refusal)
+        elif not is_ours:
+            self._judge_levels()
+            self._judge_timers()
         return Start(
             self._broker,
             self._broker == self._wrote,
@@ -220,6 +225,23 @@ class _Judge:
             self._again,
             self._reasons,
         )
+
+    def _refusal_of_files(self) -> str | None:
+        """Why a broker does not start, by the sizes of the commitlog's files (`MappedFileQueue.load`,
+        `SegmentFiles.load`)."""
+        size = self._store.segment_size
+        files = [(name, found) for name, found in self._store.sizes("commitlog") if is_segment(name)]
+        if self._broker != OLD and files and not files[-1][1]:
+            files.pop()
+        expected = int(files[0][0]) if files else 0
+        for name, found in files:
+            if found != size:
+                why = f"commitlog/{name} has {found} bytes, and others have {size}"
+                return f"{why}: {self._broker} does not start. Put the whole file back"
+            if self._broker == OURS and int(name) != expected:
+                return f"commitlog/{expected:020} is missing: duemq does not start. Put the file back"
+            expected += size
+        return None
 
     def _refusal(self) -> str | None:
         """Why duemq does not start on its own store: the commitlog lacks a place that the checkpoint goes by
@@ -231,8 +253,9 @@ class _Judge:
         for position in (known.recovery_offset, formats.needed_from(known.notes)):
             if position is not None and not begin <= position <= end:
                 base = position - position % store.segment_size
+                has = "has 0 bytes" if f"{base:020}" in store.names("commitlog") else "is missing"
                 return (
-                    f"commitlog/{base:020} is missing, and the checkpoint goes by {position}, which lies there: duemq "
+                    f"commitlog/{base:020} {has}, and the checkpoint goes by {position}, which lies there: duemq "
                     "does not start. Put the file back, or see what `duemq store repair --dry-run` says"
                 )
         return None

@@ -285,7 +285,7 @@ class _Compaction:
         damages = [damage for found in scanned for damage in found.damages]
         gaps = self._store.gaps()
         if (damages or gaps) and not self._options.skip_damaged:
-            at, why = (damages[0].physical_offset, damages[0].reason) if damages else (gaps[0][0], "a file is missing")
+            at, why = (damages[0].physical_offset, damages[0].reason) if damages else (gaps[0][0], gaps[0][2])
             raise JobError(
                 f"{self._store.path}: damaged at {at} ({why}), {len(damages) + len(gaps)} places in all; what is "
                 "damaged would be left out: say so to go on without it"

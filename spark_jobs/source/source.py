@@ -558,8 +558,7 @@ class _TableReading(_Reading):
 
     def _read_damaged(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, FilePart):
-            offset, size = partition.of
-            rows = [(offset, size, "a file is missing", "")]
+            rows = [(*partition.of, "")]
         else:
             assert isinstance(partition, RangePart)
             segment = self.store.segment_of(partition.part.start)
@@ -755,6 +754,12 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Reads stores as they grow. A stream's offset is that of its store (`_StreamReading`); where a list or a pattern
     says which stores, {"stores": {path: offset}}."""
 
+        for offset, size, why in self.store.gaps_between() if self.options.fail_on_data_loss else ():
+            if offset < last and offset + size > first:
+                raise JobError(
+                    f"{self.store.path}: records from physical offset {offset} to {offset + size} cannot be read any "
+                    f"more ({why}): put the file back, or set failOnDataLoss=false to go on behind them"
+                )
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()
         self._fail_on_data_loss, self._asked = options.fail_on_data_loss, options.asked

@@ -193,8 +193,10 @@ def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
 
 def begin_ms_of(store: StoreFiles) -> int:
     """When the first record was stored of a log from which others have gone, ms since the epoch; 0 where none have."""
-    first = store.segments[0]
-    return (first_store_ms(store, Range(first.first_offset, first.end)) or 0) if first.first_offset else 0
+    first = next((segment for segment in store.segments if segment.size), store.segments[0])
+    if not store.segments[0].first_offset:
+        return 0
+    return first_store_ms(store, Range(first.first_offset, first.end)) or 0
 
 
 def first_store_ms(store: StoreFiles, part: Range) -> int | None:

@@ -29,6 +29,7 @@ from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
 from duemq.storage.durability import checkpoint
 from duemq.storage.log.copies import UNITS
+from duemq.storage.queues.consume_queue import PADDING_SIZE
 from duemq.storage.queues.consume_queue import UNIT as _UNIT
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
     return status.st_size
 
 
+def is_segment(name: str) -> bool:
+    """Whether a file has the name of a commitlog's, or of a consume queue's."""
+    return _SEGMENT_NAME.fullmatch(name) is not None
+
+
 def _can_be_topic(name: str) -> bool:
     """Whether a text, of a damaged record maybe, can name a directory of consumequeue/ and nothing beside that."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
@@ -90,6 +96,11 @@ class Segment(NamedTuple):
     def end(self) -> int:
         """Physical offset behind the file."""
         return self.first_offset + self.size
+
+
+def _cut(segment: Segment) -> str:
+    """What is told of a file that is shorter than it was."""
+    return f"the file was cut to {segment.size} bytes"
 
 
 class Version(NamedTuple):
@@ -130,6 +141,8 @@ class StoreFiles:
         """The physical offset up to which there are bytes: of a running broker's store also what may not be flushed."""
         self._unflushed: list[Segment] = []
         """The files of which nothing may be read yet."""
+        self._unwritten: list[Segment] = []
+        """The files at the end in which no byte was written, in order."""
         self.is_running = False
         """Whether a broker has the store open: by its lock, or elsewhere than on this machine by its file `abort`."""
         self.is_clean = True
@@ -177,12 +190,13 @@ class StoreFiles:
                 "has no commitlog/: it is no store of duemq or RocketMQ" if names else "is empty: no broker wrote here"
             )
             raise NoStore(self.path, why)
-        found = [(name, size) for name, size in self.sizes("commitlog") if _SEGMENT_NAME.fullmatch(name) and size]
-        if not found:
-            self._be_new(is_clean="abort" not in names)
+        found = [(name, size) for name, size in self.sizes("commitlog") if _SEGMENT_NAME.fullmatch(name)]
+        if not any(size for _, size in found):
+            self._be_new(is_clean="abort" not in names, has_files=bool(found))
             return
+        # One of 0 bytes is no file that retention removed: where it is not the last, what it had was destroyed.
         self.segments = [Segment(int(name), f"commitlog/{name}", size) for name, size in sorted(found)]
-        self.segment_size = self.segments[0].size
+        self.segment_size = max(segment.size for segment in self.segments)
         self._check_sequence()
         self.is_clean = "abort" not in names
         self.is_running = self._is_locked()
@@ -195,16 +209,19 @@ class StoreFiles:
             # Of a running broker's last file nothing is flushed yet.
             self._unflushed.append(self.segments.pop())
 
-    def _be_new(self, *, is_clean: bool) -> None:
-        """A store in which no message was stored yet: RocketMQ makes its first file for the first message."""
+    def _be_new(self, *, is_clean: bool, has_files: bool) -> None:
+        """A store in which no message was stored yet: RocketMQ makes its first file for the first message.
+        `has_files`: whether there are files, of 0 bytes."""
         stored_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
         if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
-            raise NoStore(self.path, "its commitlog/ has no files, but messages were stored: its files are gone")
+            has = "only files of 0 bytes" if has_files else "no files"
+            gone = "what they had is gone" if has_files else "its files are gone"
+            raise NoStore(self.path, f"its commitlog/ has {has}, but messages were stored: {gone}")
         self.segments = [Segment(0, f"commitlog/{0:020d}", 0)]
         self.is_clean, self.is_running = is_clean, self._is_locked()
 
     def _check_sequence(self) -> None:
-        first = self.segments[0]
+        first = next(segment for segment in self.segments if segment.size)
         head = self.read(first.path, 0, 8)
         magic = struct.unpack(">iI", head)[1] if len(head) == 8 else 0
         if magic not in (0, MAGIC_V1, MAGIC_V2, MAGIC_END) and not self._is_any_record(first):
@@ -216,14 +233,65 @@ class StoreFiles:
         data[:size] = np.frombuffer(self.read(segment.path, 0, size), np.uint8)
         return len(walk(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
 
-    def gaps(self) -> list[tuple[int, int]]:
-        """Stretches of physical offsets between files that are missing: (offset, bytes)."""
-        return [(a.end, b.first_offset - a.end) for a, b in pairwise(self.segments) if b.first_offset > a.end]
+    def gaps(self) -> list[tuple[int, int, str]]:
+        """Stretches of physical offsets that no file has, though records were there: offset, bytes and reason. Between
+        two files one is missing, or the one before was cut, to 0 bytes maybe. Behind the last file that has anything,
+        where that or a later one was cut, the stretch ends where consume queues and checkpoint know of no more."""
+        return self.gaps_between() + self._gap_at_end
+
+    def gaps_between(self) -> list[tuple[int, int, str]]:
+        """Those of `gaps` that have a file behind them; consume queues are not read for these."""
+        return [
+            (a.end, b.first_offset - a.end, _cut(a) if a.size < self.segment_size else "a file is missing")
+            for a, b in pairwise(self.segments)
+            if b.first_offset > a.end
+        ]
+
+    @cached_property
+    def _gap_at_end(self) -> list[tuple[int, int, str]]:
+        """As `gaps`, behind the last file. Nothing where nobody knows of records there: a broker that was killed while
+        it made a file may leave one of 0 bytes."""
+        files = [*self.segments, *self._unflushed, *self._unwritten]
+        last = files[len(files) - len(self._unwritten) - 1]
+        # Of one file alone nobody knows how large it should be.
+        cut = next((one for one in (last, *self._unwritten) if one.size < self.segment_size or len(files) == 1), None)
+        if cut is None:
+            return []
+        end = self._known_end()
+        if end <= max(cut.end, last.end):
+            if not cut.size and len(files) > 1 and self._is_known_later():  # which record, nobody knows
+                end = cut.first_offset + self.segment_size
+            else:
+                return []
+        if self.is_running and dict(self.sizes("commitlog")).get(os.path.basename(cut.path), 0) > cut.size:
+            return []  # the broker was about to make it
+        return [(last.end, end - last.end, _cut(cut))]
+
+    def _is_known_later(self) -> bool:
+        """Whether the checkpoint has the time of a record that was stored behind all of the last file."""
+        known_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
+        last = self.segments[-1]
+        return not any(
+            (chunk.store_ms >= known_ms).any()
+            for chunk in self.chunks(last.first_offset, min(last.end, self.readable_end))
+        )
+
+    def _known_end(self) -> int:
+        """The physical offset up to which consume queues and checkpoint know of records."""
+        end = self._recovery or 0
+        for file in self.queue_files():
+            units = self.units(file)
+            units = units[units["size"] != PADDING_SIZE]
+            if len(units):
+                sizes = np.maximum(units["size"].astype(np.int64), 1)  # what was withdrawn or delivered has none
+                end = max(end, int((units["physical_offset"].astype(np.int64) + sizes).max()))
+        return end
 
     def _drop_empty(self) -> None:
         """RocketMQ makes files ahead of need: those at the end of which no byte was written are none."""
+        self._unwritten = []
         while len(self.segments) > 1 and self._is_empty(self.segments[-1]):
-            self.segments.pop()
+            self._unwritten.insert(0, self.segments.pop())
 
     def _is_empty(self, segment: Segment) -> bool:
         # A file that has a record begins with one, but its first records may have been destroyed.
@@ -417,7 +485,7 @@ class StoreFiles:
     @cached_property
     def _queue_file_size(self) -> int:
         """Bytes of each consume queue's file (mappedFileSizeConsumeQueue), as found."""
-        return next((file.size for file in self.queue_files() if file.size), DEFAULT_QUEUE_FILE_SIZE)
+        return max((file.size for file in self.queue_files()), default=DEFAULT_QUEUE_FILE_SIZE)
 
     def units(self, file: QueueFile) -> NDArray[Any]:
         """The units of a file of a consume queue, as UNITS, without the zeros behind the last one."""

@@ -319,6 +319,25 @@ def test_what_waits_and_was_destroyed_is_told(spark: SparkSession, writable: Wri
     assert {row["physical_offset"] for row in rows if row["status"] == "destroyed"} == set(gone)
 
 
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_commitlog_file_that_was_emptied_is_no_retention(
+    spark: SparkSession, writable: WrittenStore, number: int
+) -> None:
+    """The first one as little as any other: what was in it is told as damaged, and the verdict is no good one."""
+    files = StoreFiles.open(writable.path).segments
+    end = StoreFiles.open(writable.path).records_end()
+    (writable.path / files[number].path).write_bytes(b"")
+    summary = job.audit(spark, str(writable.path))
+    begin = files[number].first_offset
+    told = (begin, (end if number == -1 else files[number].end) - begin, "the file was cut to 0 bytes")
+    assert (summary.begin, summary.damaged, summary.damages) == (0, 1, [told])
+    assert summary.expired == 0
+    assert not summary.is_good
+    # No broker starts, but 5.3.3 and duemq where a kill may have left the file.
+    told_of_starts = [reason for start in summary.starts for reason in start.reasons if "has 0 bytes" in reason]
+    assert len(told_of_starts) == (1 if number == -1 else 3)
+
+
 def test_the_table_of_levels_is_told_though_the_newest_records_are_gone(writable: WrittenStore) -> None:
     before = read_progress(StoreFiles.open(writable.path)).delays_ms
     records = {record.physical_offset: record for record in oracle.contents(writable.path).records}

@@ -472,3 +472,27 @@ def test_stores_that_are_not_read_are_not_named(store: Path, tmp_path: Path) -> 
             with pytest.raises(JobError) as caught:
                 reading(store, startingOffsets=json.dumps(asked))
             assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_a_stream_passes_over_no_file_that_is_gone_or_cut(
+    store: Path, tmp_path: Path, number: int, *, is_emptied: bool
+) -> None:
+    store = Path(shutil.copytree(store, tmp_path / "store"))
+    query = Stream(store)
+    files = sorted((store / "commitlog").iterdir())
+    every = stream(store)
+    if is_emptied:
+        files[number].write_bytes(b"")
+    else:
+        files[number].unlink()
+    if number or is_emptied:
+        why = "the file was cut to 0 bytes" if is_emptied else "a file is missing"
+        begin, behind = int(files[number].name), int(files[number + 1].name)
+        with pytest.raises(
+            JobError, match=rf"offset {begin} to {behind} cannot be read any more \({why}\): put the file back"
+        ):
+            query.run()
+    left = Stream(store).run(failOnDataLoss="false")[0]
+    assert 0 < len(left) < len(every)

@@ -22,7 +22,7 @@ from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability.recovery import Recovered
-from duemq.storage.errors import StoreFileMissing
+from duemq.storage.errors import StoreFileMissing, StoreFileSize
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.store import MessageStore, StoreConfig
@@ -311,3 +311,62 @@ def test_duemq_does_not_start_without_a_file_that_its_checkpoint_goes_by(tmp_pat
     assert (found.finds, found.misses > 0) == (0, True)
     (reason,) = found.reasons
     assert Path(caught.value.path).name in reason
+
+
+def refused_by_us(root: Path) -> str:
+    """Which file duemq does not start for; empty where it does."""
+    store = MessageStore(
+        StoreConfig(str(root), commitlog_segment_size=SEGMENT, queue_segment_size=QUEUE_UNITS * 20),
+        OsFiles(),
+        ("127.0.0.1", 10911),
+        TABLE.deliver_time,
+    )
+    try:
+        store.inspect()
+    except (StoreFileSize, StoreFileMissing) as error:
+        return Path(error.path).name
+    finally:
+        store.abandon()
+    return ""
+
+
+@pytest.mark.parametrize("is_apaches", [False, True])
+@pytest.mark.parametrize("kept", [0, 1000])
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_commitlog_file_of_another_size_keeps_all_from_starting(
+    broker: Broker, *, number: int, kept: int, is_apaches: bool
+) -> None:
+    """What the brokers of Apache's do: `MappedFileQueue.doLoad` of 4.9.7 and 5.3.3."""
+    for _ in range(120):
+        broker.send("plain", b"x" * 1000)
+    if is_apaches:
+        apache(broker)
+    else:
+        broker.close()
+    path = sorted((broker.root / "commitlog").iterdir())[number]
+    path.open("r+b").truncate(kept)
+    found = starts_of(broker.root)
+    why = f"commitlog/{path.name} has {kept} bytes, and others have {SEGMENT}: {{}} does not start. Put the whole file"
+    is_last_empty = number == -1 and kept == 0
+    for each in (OLD, NEW, OURS):
+        is_refused = any(reason.startswith(why.format(each)) for reason in found[each].reasons)
+        assert is_refused == (each == OLD or not is_last_empty)
+        assert not is_refused or found[each].finds == 0
+    if not is_last_empty:
+        assert refused_by_us(broker.root) == path.name
+
+
+@pytest.mark.parametrize("is_apaches", [False, True])
+def test_a_missing_file_in_the_middle_keeps_us_from_starting(broker: Broker, *, is_apaches: bool) -> None:
+    for _ in range(120):
+        broker.send("plain", b"x" * 1000)
+    if is_apaches:
+        apache(broker)
+    else:
+        broker.close()
+    (broker.root / "commitlog" / f"{SEGMENT:020d}").unlink()
+    found = starts_of(broker.root)
+    assert found[OURS].finds == 0
+    assert found[OURS].reasons == [f"commitlog/{SEGMENT:020d} is missing: duemq does not start. Put the file back"]
+    assert not any("does not start" in reason for reason in found[NEW].reasons)
+    assert refused_by_us(broker.root)

@@ -19,7 +19,7 @@ from pyarrow import fs
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore
 from duemq.spark_jobs.store.local_files import shown
 from duemq.spark_jobs.store.progress import read_progress
-from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.ranges import begin_ms_of, plan
 from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import SEGMENT, Broker, as_apache, new_broker
@@ -187,7 +187,7 @@ def test_a_missing_file_in_the_middle(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "commitlog" / f"{SEGMENT:020d}").unlink()
     store = StoreFiles.open(tmp_path)
-    assert store.gaps() == [(SEGMENT, SEGMENT)]
+    assert store.gaps() == [(SEGMENT, SEGMENT, "a file is missing")]
     assert store.segment_of(SEGMENT + 5) is None
 
 
@@ -412,3 +412,101 @@ def test_what_hadoop_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         StoreFiles.open("hdfs://127.0.0.1:1/store")
     assert "pyarrow needs Hadoop's client: JAVA_HOME, HADOOP_HOME" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [0, 1000, SEGMENT - 8])
+@pytest.mark.parametrize("number", [0, 1, -1])
+def test_a_file_that_was_cut_is_a_gap(tmp_path: Path, number: int, kept: int) -> None:
+    """Retention removes files, and leaves none of them empty or short."""
+    broker = made(tmp_path)
+    files = sorted((tmp_path / "commitlog").iterdir())
+    (path := files[number]).open("r+b").truncate(kept)
+    store = StoreFiles.open(tmp_path)
+    first, end = int(path.name), broker.store.log.end if number == -1 else int(files[number + 1].name)
+    if number == -1 and kept > end - first:
+        assert store.gaps() == []  # of the file's end nothing was written
+        return
+    assert store.gaps() == [(first + kept, end - first - kept, f"the file was cut to {kept} bytes")]
+    assert store.segment_size == SEGMENT
+    assert store.segments[0].first_offset == 0
+    assert [part.start for part in plan(store)] == [int(file.name) for file in files if kept or file != path]
+    if kept == 0:
+        assert store.segment_of(first) is None
+
+
+def test_the_only_file_that_was_cut_is_a_gap(tmp_path: Path) -> None:
+    broker = made(tmp_path, 20)
+    assert StoreFiles.open(tmp_path).gaps() == []
+    (tmp_path / "commitlog" / f"{0:020d}").open("r+b").truncate(1000)
+    assert StoreFiles.open(tmp_path).gaps() == [(1000, broker.store.log.end - 1000, "the file was cut to 1000 bytes")]
+
+
+def test_a_file_that_a_kill_left_empty_is_no_gap(tmp_path: Path) -> None:
+    made(tmp_path)
+    end = StoreFiles.open(tmp_path).segments[-1].end
+    (tmp_path / "commitlog" / f"{end:020d}").touch()
+    assert StoreFiles.open(tmp_path).gaps() == []
+    as_apache(tmp_path)
+    assert StoreFiles.open(tmp_path).gaps() == []
+
+
+def test_an_emptied_last_file_of_which_only_the_checkpoint_knows_is_a_gap(tmp_path: Path) -> None:
+    """RocketMQ's has the time of the last record that was flushed."""
+    broker = made(tmp_path, close=False)
+    for _ in range(150):
+        broker.clock.advance(1000)
+        broker.send("orders", b"y" * 500)
+    broker.close()
+    last = max((tmp_path / "commitlog").iterdir())
+    begin = int(last.name)
+    for store_ms, gaps in (
+        (broker.clock.now_ms(), [(begin, SEGMENT, "the file was cut to 0 bytes")]),
+        (int(next(StoreFiles.open(tmp_path).chunks(begin - SEGMENT, begin)).store_ms[-1]), []),
+    ):
+        as_apache(tmp_path)
+        shutil.rmtree(tmp_path / "consumequeue", ignore_errors=True)
+        (tmp_path / "checkpoint").write_bytes(struct.pack(">qqq", store_ms, store_ms, store_ms).ljust(4096, b"\0"))
+        last.write_bytes(b"")
+        assert StoreFiles.open(tmp_path).gaps() == gaps
+
+
+def test_an_emptied_file_before_one_that_was_made_ahead_is_a_gap(tmp_path: Path) -> None:
+    broker = made(tmp_path)
+    last = max((tmp_path / "commitlog").iterdir())
+    last.write_bytes(b"")
+    (tmp_path / "commitlog" / f"{int(last.name) + SEGMENT:020d}").write_bytes(bytes(SEGMENT))
+    as_apache(tmp_path)
+    store = StoreFiles.open(tmp_path)
+    assert store.segments[-1].end == int(last.name)
+    assert store.gaps() == [
+        (int(last.name), broker.store.log.end - int(last.name), "the file was cut to 0 bytes"),
+    ]
+
+
+def test_a_store_whose_files_were_all_emptied_is_no_new_one(tmp_path: Path) -> None:
+    made(tmp_path)
+    for path in (tmp_path / "commitlog").iterdir():
+        path.write_bytes(b"")
+    assert told(tmp_path) == "its commitlog/ has only files of 0 bytes, but messages were stored: what they had is gone"
+
+
+def test_a_log_whose_first_file_is_behind_others_and_was_emptied(tmp_path: Path) -> None:
+    """With retention before it: the time of the first record that is there is what is known."""
+    made(tmp_path)
+    files = sorted((tmp_path / "commitlog").iterdir())
+    files[0].unlink()
+    files[1].write_bytes(b"")
+    store = StoreFiles.open(tmp_path)
+    assert store.segments[0].first_offset == SEGMENT
+    assert store.gaps()[0][:2] == (SEGMENT, SEGMENT)
+    assert begin_ms_of(store) > 0
+
+
+def test_a_queue_whose_first_file_was_cut_is_read_by_the_size_of_the_others(tmp_path: Path) -> None:
+    broker = made(tmp_path)
+    queue = broker.store.queue("orders", 3)
+    assert queue is not None
+    for path in (tmp_path / "consumequeue").glob(f"*/*/{0:020d}"):
+        path.open("r+b").truncate(40)
+    store = StoreFiles.open(tmp_path)
+    assert store.unit("orders", 3, 60) == (queue.unit(60) or ())[:2]
