@@ -20,7 +20,8 @@
                                   time only that far away from the timestamps that are asked for
     unflushed        false        of a running broker's store on this machine, read also what is not flushed yet
     maxBytesPerTrigger   all      streams: bytes of the commitlog a micro-batch takes (maxBytesPerBatch is the same)
-    maxOffsetsPerTrigger all      streams: records a micro-batch takes at most
+    maxOffsetsPerTrigger all      streams: records a micro-batch takes at most. Spark before 4.2 ends a query with
+                                  Trigger.AvailableNow after one micro-batch, and so with either limit before the end
     failOnDataLoss   true         streams stop where files that were not read yet have expired, and where the store is
                                   another one than the checkpoint is of; offsets that a queue does not have are
                                   refused. With false all go on with what there is
@@ -35,6 +36,7 @@ why. Register with `spark_jobs.source.source.register(spark)`.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -61,11 +63,22 @@ from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.worker import settle
 
 try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:  # Spark before 4.2: there such a query is one micro-batch
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+    # Spark before 4.2: there such a query is one micro-batch, of which a source is asked just as of any other.
+    ENDS_AFTER_ONE = True
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Nothing: Spark asks for no more."""
+
+else:
+    ENDS_AFTER_ONE = False
+    """Whether Trigger.AvailableNow is one micro-batch."""
 
 
 if TYPE_CHECKING:
@@ -655,8 +668,9 @@ class _StreamReading(_Reading):
         """The first record that there is."""
         return self._at(self.store.segments[0].first_offset)
 
-    def latest(self, start: dict[str, Any] | None) -> dict[str, Any]:
-        """Up to where there is something to read now. Spark before 4.2 gives no start."""
+    def latest(self, start: dict[str, Any] | None, *, is_limited: bool = True) -> dict[str, Any]:
+        """Up to where there is something to read now. Spark before 4.2 gives no start. `is_limited`: whether the
+        options' limits count."""
         begin = start or self._planned or self.initial()
         self._open(begin["physical_offset"])
         begin = self._going_on(begin)
@@ -664,10 +678,10 @@ class _StreamReading(_Reading):
         end = self.store.records_end(at)
         if self._until is not None:
             end = min(end, self._until)
-        if self._max_bytes and end - at > self._max_bytes:
+        if is_limited and self._max_bytes and end - at > self._max_bytes:
             parts = plan(self.store, max(self._max_bytes, 4 << 20), start=at, end=end)
             end = next((part.end for part in parts if part.end < end), end)
-        if self._max_records:
+        if is_limited and self._max_records:
             end = self._counted(at, end, self._filters_at(begin))
         if end <= at:
             return begin  # As it is: another offset, if only by its tail, would be a micro-batch.
@@ -740,9 +754,20 @@ class _StreamReading(_Reading):
                 f"{self.store.path}: records from physical offset {first} to {begin} have expired before they were "
                 f"read{also}; set failOnDataLoss=false to go on behind them"
             )
+        for offset, size, why in self.store.gaps_between() if self.options.fail_on_data_loss else ():
+            if offset < last and offset + size > first:
+                raise JobError(
+                    f"{self.store.path}: records from physical offset {offset} to {offset + size} cannot be read any "
+                    f"more ({why}): put the file back, or set failOnDataLoss=false to go on behind them"
+                )
         filters = self._filters_at(start)
         ranges = plan(self.store, self.options.range_bytes, start=first, end=last)
         return [StreamPart(part, self.store, filters) for part in ranges]
+
+    def has_behind(self, offset: dict[str, Any]) -> bool:
+        """Whether there is something to read behind an offset, by what the store was when it was looked at last."""
+        at = int(offset["physical_offset"])
+        return self.store.records_end(at) > at
 
     def read(self, partition: StreamPart) -> Iterator[pa.RecordBatch]:
         """A partition's rows."""
@@ -754,15 +779,11 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Reads stores as they grow. A stream's offset is that of its store (`_StreamReading`); where a list or a pattern
     says which stores, {"stores": {path: offset}}."""
 
-        for offset, size, why in self.store.gaps_between() if self.options.fail_on_data_loss else ():
-            if offset < last and offset + size > first:
-                raise JobError(
-                    f"{self.store.path}: records from physical offset {offset} to {offset + size} cannot be read any "
-                    f"more ({why}): put the file back, or set failOnDataLoss=false to go on behind them"
-                )
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()
         self._fail_on_data_loss, self._asked = options.fail_on_data_loss, options.asked
+        self._max_bytes, self._max_records = options.max_bytes, options.max_records
+        self._is_told = False
         streams = [_StreamReading(options, schema, path, of=len(paths)) for path in paths]
         self._streams = {stream.store.path: stream for stream in streams}
         if len(self._streams) < len(streams):
@@ -774,6 +795,13 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         """Whatever is appended from now on is for the next query."""
         for stream in self._streams.values():
             stream.end_now()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802, Spark's name
+        """What a micro-batch takes at most. Spark says so when it asks for one, or that all is wanted at once, as by
+        Trigger.Once. Where there are both limits, both count."""
+        if self._max_records:
+            return ReadMaxRows(self._max_records)
+        return ReadMaxBytes(self._max_bytes) if self._max_bytes else ReadAllAvailable()
 
     @shortly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802, Spark's name
@@ -787,17 +815,36 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     ) -> dict[str, Any]:
         """Up to where there is something to read now. Spark before 4.2 gives no start."""
         starts = self._starts(start) if start is not None else {}
-        return self._offset({path: stream.latest(starts.get(path)) for path, stream in self._streams.items()})
+        is_limited = ENDS_AFTER_ONE or not isinstance(limit, ReadAllAvailable)
+        return self._offset(
+            {path: stream.latest(starts.get(path), is_limited=is_limited) for path, stream in self._streams.items()}
+        )
 
     @shortly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """What tasks read of a micro-batch."""
         starts, ends = self._starts(start), self._starts(end)
-        return [
+        found: list[InputPartition] = [
             StorePart(number, part)
             for number, (path, stream) in enumerate(self._streams.items())
             for part in stream.parts(starts[path], ends[path])
         ]
+        if ENDS_AFTER_ONE and start != end:
+            self._tell_of_rest(ends)
+        return found
+
+    def _tell_of_rest(self, ends: dict[str, dict[str, Any]]) -> None:
+        """Tell once, in Spark's log, that a query may end after this micro-batch with more to read, which Spark before
+        4.2 does without a word. Its source is not told of the trigger."""
+        rest = [] if self._is_told else [path for path, each in self._streams.items() if each.has_behind(ends[path])]
+        if rest:
+            self._is_told = True
+            sys.stderr.write(
+                f"duemq: {rest[0]}: this micro-batch ends before the store does, and Spark before 4.2 ends a query "
+                "with the trigger availableNow after one: start it again until nothing comes, or leave out "
+                "maxOffsetsPerTrigger and maxBytesPerTrigger. With processingTime it goes on\n"
+            )
+            sys.stderr.flush()
 
     @shortly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -35,10 +36,11 @@ class Stream:
         self._spark, self._store, self._directory = spark, store, directory
         self.options = options
 
-    def start(self) -> StreamingQuery:
+    def start(self, **trigger: Any) -> StreamingQuery:
         reader = self._spark.readStream.format("rocketmq").options(**self.options)
         writer = reader.load(str(self._store)).writeStream.format("parquet")
         writer = writer.option("checkpointLocation", str(self._directory / "checkpoint"))
+        writer = writer.trigger(**trigger) if trigger else writer
         return writer.start(str(self._directory / "out"))
 
     def run(self) -> list[int]:
@@ -174,24 +176,60 @@ def test_what_is_there_now_is_read_in_batches_and_then_it_ends(
     assert sorted(seen) == more
 
 
+def test_all_at_once_is_all_whatever_the_limits(spark: SparkSession, growing: Growing, tmp_path: Path) -> None:
+    """Trigger.Once takes one micro-batch, and means all."""
+    reader = spark.readStream.format("rocketmq").option("columns", "physical_offset").option("maxOffsetsPerTrigger", 7)
+    writer = reader.load(str(growing.root)).writeStream.format("parquet").trigger(once=True)
+    query = writer.option("checkpointLocation", str(tmp_path / "state")).start(str(tmp_path / "out"))
+    assert query.awaitTermination(120)
+    found = spark.read.parquet(str(tmp_path / "out"))
+    assert sorted(row.physical_offset for row in found.collect()) == everything(growing)
+
+
 def test_a_stream_with_the_oldest_spark(growing: Growing, tmp_path: Path) -> None:
     """Which gives no start of a batch."""
-    code = (
-        "import sys; from pathlib import Path; from duemq.spark_jobs.session import make_session\n"
-        "from tests.spark.test_stream import Stream\n"
+    stdout, _ = with_the_oldest_spark(
         "options = {'maxBytesPerTrigger': '100000', 'columns': 'physical_offset'}\n"
         "stream = Stream(make_session('old'), Path(sys.argv[1]), Path(sys.argv[2]), **options)\n"
         "first, batches = stream.run(), stream.batches()\n"
-        "print(first, batches, stream.run() == first)"
+        "print(first, batches, stream.run() == first)",
+        growing.root,
+        tmp_path / "old",
+    )
+    found, batches, is_same = stdout.strip().rpartition("] ")[0] + "]", *stdout.split()[-2:]
+    assert json.loads(found) == everything(growing)
+    assert (int(batches) >= 3, is_same) == (True, "True")
+
+
+def test_the_oldest_spark_ends_before_the_end_not_without_a_word(growing: Growing, tmp_path: Path) -> None:
+    """It takes Trigger.AvailableNow for one micro-batch, and asks for it as for any other."""
+    stdout, stderr = with_the_oldest_spark(
+        "options = {'maxOffsetsPerTrigger': '200', 'columns': 'physical_offset'}\n"
+        "stream = Stream(make_session('old'), Path(sys.argv[1]), Path(sys.argv[2]), **options)\n"
+        "for _ in range(3):\n"
+        "    stream.start(availableNow=True).awaitTermination()\n"
+        "    print(len(stream.offsets()), flush=True)\n"
+        "    print('and then', file=sys.stderr, flush=True)",
+        growing.root,
+        tmp_path / "old",
+    )
+    assert stdout.split() == ["200", "300", "300"]
+    assert f"duemq: {growing.root}: this micro-batch ends before the store does, and Spark before 4.2" in stderr
+    assert stderr.count("start it again until nothing comes") == 1
+
+
+def with_the_oldest_spark(code: str, *arguments: Path) -> tuple[str, str]:
+    """Run Python with Spark 4.1; gives what it prints, and what it says beside that."""
+    begin = (
+        "import sys; from pathlib import Path; from duemq.spark_jobs.session import make_session\n"
+        "from tests.spark.test_stream import Stream\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code, str(growing.root), str(tmp_path / "old")],
+        [sys.executable, "-c", begin + code, *map(str, arguments)],
         cwd=ROOT, env=class_archive.oldest(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
-    found, batches, is_same = run.stdout.strip().rpartition("] ")[0] + "]", *run.stdout.split()[-2:]
-    assert json.loads(found) == everything(growing)
-    assert (int(batches) >= 3, is_same) == (True, "True")
+    return run.stdout, run.stderr
 
 
 def test_what_has_expired_is_an_error_unless_that_is_allowed(

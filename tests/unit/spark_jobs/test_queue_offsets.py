@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.source import source
 from duemq.spark_jobs.source.source import Options, RocketmqSource, StoreReader, StoreStreamReader
 from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import START_MS, Broker, new_broker
@@ -496,3 +498,45 @@ def test_a_stream_passes_over_no_file_that_is_gone_or_cut(
             query.run()
     left = Stream(store).run(failOnDataLoss="false")[0]
     assert 0 < len(left) < len(every)
+
+
+def test_spark_that_wants_all_at_once_gets_all(store: Path) -> None:
+    """As it does for Trigger.Once: what a micro-batch takes it asks for, and what it says counts."""
+    every = sum(len(found) for found in Stream(store).run())
+    for limits, default in (
+        ({"maxOffsetsPerTrigger": 7}, ReadMaxRows(7)),
+        ({"maxBytesPerTrigger": 5 << 20}, ReadMaxBytes(5 << 20)),
+        ({}, ReadAllAvailable()),
+    ):
+        reader = Stream(store).reader(**limits)
+        assert reader.getDefaultReadLimit() == default
+        start = reader.initialOffset()
+        for limit, count in ((ReadAllAvailable(), every), (default, limits.get("maxOffsetsPerTrigger", every))):
+            end = json.loads(json.dumps(reader.latestOffset(start, limit)))
+            found = [row for part in reader.partitions(start, end) for row in rows(reader.read(part))]
+            assert len(found) == count
+
+
+def test_a_batch_that_may_be_the_last_one_before_the_end_is_told_once(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark before 4.2 ends a query with Trigger.AvailableNow after one micro-batch, whatever is left."""
+    Stream(store).run(2, maxOffsetsPerTrigger=7)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(source, "ENDS_AFTER_ONE", True)
+    Stream(store).run(2, tells_start=False)
+    assert capsys.readouterr().err == ""
+    limited = Stream(store)
+    for _ in range(2):
+        limited.run(3, tells_start=False, maxOffsetsPerTrigger=7)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(
+            f"duemq: {store}: this micro-batch ends before the store does, and Spark before 4.2 ends"
+        )
+    # A batch that was planned before a crash comes first, and alone.
+    reader = limited.reader()
+    start, end = reader.initialOffset(), json.loads(limited.at)
+    assert reader.partitions(end, end) == []
+    assert capsys.readouterr().err == ""
+    assert reader.partitions(start, end)
+    assert "start it again until nothing comes" in capsys.readouterr().err
