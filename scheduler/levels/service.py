@@ -37,6 +37,7 @@ from duemq.scheduler.levels.level import Level, OpenRun
 from duemq.scheduler.levels.runs import Note, Run, Seen
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
 from duemq.scheduler.levels.times import LevelTimes
+from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.waiting import is_message, is_passed, runs_of_table
 from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
@@ -198,7 +199,7 @@ class LevelQueues:
             origins = Origins()
             origins.read(self._store.log, self._store.log.begin, recovered.start)
             delivered += origins.delivered
-        self._pass_delivered(delivered)
+        self._pass_done(delivered, recovered.origins.withdrawn)
         shift = self._follow_meanwhile(now, note.seen if note is not None else None)
         is_new_table = note is None or note.table_crc != self._table_crc
         for level in self.levels.values():
@@ -252,24 +253,27 @@ class LevelQueues:
                 level.split(offset + at)
             offset, latest = offset + len(units), int(times[-1])
 
-    def _pass_delivered(self, origins: array[int]) -> None:
-        """Move the cursors over what recovery found delivered; what lies further ahead is passed over later."""
-        if not origins:
+    def _pass_done(self, delivered: array[int], withdrawn: array[int]) -> None:
+        """Move the cursors over the messages that recovery found delivered or withdrawn, by the physical offsets of
+        their records, up to the first that waits; those behind it are passed over later."""
+        gone = np.sort(np.frombuffer(withdrawn, np.int64))
+        if not delivered and not len(gone):
             return
-        self._batches.set_delivered(np.frombuffer(origins, np.int64))
+        self._batches.set_delivered(np.frombuffer(delivered, np.int64))
         for level in self.levels.values():
             for run in level.runs:
                 end = level.end_of(run)
                 while run.cursor < end:
                     units = self._batches.read(level.queue, run.cursor, min(_SETTLE_UNITS, end - run.cursor))
                     done = self._batches.is_delivered(units)
+                    done |= is_among(units["physical_offset"].astype(np.int64), gone)
                     count = len(done) if done.all() else int(np.argmin(done))
                     run.cursor += count
                     if count < len(done) or not count:
                         break
         if self._first_waiting() >= self._batches.delivered_end:
             self._batches.set_delivered(np.empty(0, np.int64))
-        elif len(origins) > _SETTLE_UNITS:
+        elif len(delivered) > _SETTLE_UNITS:
             self._batches.set_delivered(self._delivered_ahead())
 
     def _delivered_ahead(self) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ from duemq.broker.repair.repair import Report, repair
 from duemq.scheduler.levels import runs, service
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.pending import Pending, Selection, Waiting
+from duemq.scheduler.timers.config import Cancelled
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.durability import checkpoint
@@ -208,6 +209,26 @@ def test_a_sound_store_is_left_alone(tmp_path: Path) -> None:
     assert report.differences == []
     assert not report.repaired
     assert content(broker.root) == before
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule", "deliver"])
+@pytest.mark.parametrize("number", [0, 3, 9])
+def test_a_sound_store_in_which_a_message_of_a_level_was_changed(tmp_path: Path, change: str, number: int) -> None:
+    """The offset of the level is behind the message that was taken out, as behind those that were delivered."""
+    broker = new_broker(tmp_path / "old")
+    placed = [broker.schedule(2, b"%d" % at) for at in range(10)]
+    broker.run()
+    changes, now_ms = broker.timers.changes, broker.clock.now_ms()
+    if change == "cancel":
+        assert changes.cancel(placed[number], now_ms) is Cancelled.CANCELLED
+    else:
+        later_ms = now_ms + (60_000 if change == "reschedule" else 0)
+        assert changes.reschedule(placed[number], later_ms, now_ms) is Cancelled.CANCELLED
+    broker.pass_time(7000)
+    assert len(broker.bodies()) == 10 - (change != "deliver")
+    broker.close()
+    report = repair(str(broker.root), now=look(broker.clock), settings=SETTINGS, dry_run=True)
+    assert [each.path for each in report.differences] == ["config/topics.json"], "which this store never had"
 
 
 @pytest.mark.parametrize(
