@@ -73,7 +73,9 @@ unit: $(VENV)/.dev ## Run the tests that need no peer (some minutes)
 	$(IN_MEMORY) tests/unit
 
 quick: $(VENV)/.dev ## Run those that take seconds: the structure, the protocol, the client, the store
-	$(IN_MEMORY) -q tests/unit/test_structure.py tests/unit/protocol tests/unit/duemq tests/unit/storage
+	@$(IN_MEMORY) -q -p no:cacheprovider tests/unit/storage & storage=$$!; \
+	$(IN_MEMORY) -q tests/unit/test_structure.py tests/unit/protocol tests/unit/duemq; failed=$$?; \
+	wait $$storage || failed=1; exit $$failed
 
 interop: peers ## Run the tests with Apache's brokers, clients and mqadmin
 	$(BIN)/python -m pytest tests/interop
