@@ -144,7 +144,11 @@ class MessageStore:
         """From here on the commitlog was found readable."""
         self._queue_file_size = queue_file_size(config.queue_segment_size)
         self.queue_check = QueueCheck(
-            files, os.path.join(root, check.FILE_NAME), self.queue_directory, self._queue_file_size
+            files,
+            os.path.join(root, check.FILE_NAME),
+            self.queue_directory,
+            self._queue_file_size,
+            self.log.size_apart,
         )
         """The checksums of consume queues and the removed topics."""
 

@@ -16,10 +16,11 @@ Mirrors apache/rocketmq store/CommitLog.java (4.9.7). The format is theirs and f
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from duemq.protocol.records.record import END_MARKER, END_MARKER_SIZE, MAGIC_END
-from duemq.storage.errors import StoreFileSize, StoreFormatError
+from duemq.storage.errors import StoreError, StoreFileSize, StoreFormatError
 from duemq.storage.files import File, Files
 from duemq.storage.log.segments import Segments
 
@@ -87,6 +88,15 @@ class Commitlog:
         if offset < self.begin or offset + size > self.end:
             return None
         return self._segments.read(offset, size)
+
+    def size_apart(self, offset: int) -> int | None:
+        """The size of the record at a physical offset, read by any thread; None where its file cannot be read."""
+        base = self._segments.base_of(offset)
+        try:
+            data = self._files.open(os.path.join(self.directory, f"{base:020}")).read_apart([(offset - base, 4)])
+        except (OSError, StoreError):
+            return None
+        return int.from_bytes(data, "big", signed=True) if len(data) == 4 else None
 
     def read_raw(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes of the files, whatever they hold, for recovery."""

@@ -67,6 +67,9 @@ _READ_SIZE: Final = 13_000 * UNIT_SIZE
 Key = tuple[str, int]
 """Topic and queue id."""
 
+SizeOf = Callable[[int], int | None]
+"""Gives the size of the record at a physical offset, None where that cannot be read; called by any thread."""
+
 
 class Segment(NamedTuple):
     """The noted facts of one file; see the module."""
@@ -110,8 +113,13 @@ class _Damaged(Exception):
 class QueueCheck:
     """The file, and what it says. A worker adds to it, one at a time, once the store is open."""
 
-    def __init__(self, files: Files, path: str, queue_directory: str, segment_size: int) -> None:
+    def __init__(
+        self, files: Files, path: str, queue_directory: str, segment_size: int, size_of: SizeOf = lambda physical: None
+    ) -> None:
+        """`segment_size`: bytes of a consume queue's file. `size_of` is asked for the sizes of records whose units are
+        marked when they are noted."""
         self._files = files
+        self._size_of = size_of
         self._path = path
         self._queue_directory = queue_directory
         self._segment_size = segment_size
@@ -192,9 +200,7 @@ class QueueCheck:
 
     # --- comparing
 
-    def wrong(
-        self, key: Key, queue: ConsumeQueue | None, begin: int, size_of: Callable[[int], int | None]
-    ) -> list[Wrong]:
+    def wrong(self, key: Key, queue: ConsumeQueue | None, begin: int, size_of: SizeOf) -> list[Wrong]:
         """The files of a queue that are not as noted, oldest first. `queue`: loaded, None where that failed. `begin`:
         of the commitlog; a file is not missed where all its records are before that, unless it is the last one, whose
         name tells where the queue goes on. `size_of` gives the size of the record at a physical offset, if it is there
@@ -223,7 +229,7 @@ class QueueCheck:
         return {path: self._files.open(path) for path in paths}
 
     @staticmethod
-    def _summed(topic: str, units: int, file: File, size_of: Callable[[int], int | None]) -> Segment:
+    def _summed(topic: str, units: int, file: File, size_of: SizeOf) -> Segment:
         found = _EMPTY
         for start in range(0, units * UNIT_SIZE, _READ_SIZE):
             data = file.read(start, min(_READ_SIZE, units * UNIT_SIZE - start))
@@ -322,7 +328,8 @@ class QueueCheck:
             segment = known.get(base, _EMPTY)
             for at in range(start, stop, _READ_SIZE):
                 size = min(_READ_SIZE, stop - at)
-                segment = _add(segment, file.read_apart([(at - base, size)]), is_level=is_level)
+                units = file.read_apart([(at - base, size)])
+                segment = _add(segment, units, is_level=is_level, size_of=self._size_of)
             known[base] = segment
             yield _segment_item(queue.topic, queue.queue_id, base, segment)
             start = stop
@@ -402,9 +409,7 @@ def _forgotten_item(topic: str, queue_id: int) -> bytes:
 # --- sums
 
 
-def _add(
-    segment: Segment, units: bytes, *, is_level: bool, size_of: Callable[[int], int | None] = lambda physical: None
-) -> Segment:
+def _add(segment: Segment, units: bytes, *, is_level: bool, size_of: SizeOf = lambda physical: None) -> Segment:
     """What is known of a file, with some units more."""
     count = len(units) // UNIT_SIZE
     if not is_level:
@@ -421,7 +426,7 @@ def _add(
     )
 
 
-def _sum_of_sizes(units: NDArray[np.void], size_of: Callable[[int], int | None]) -> int:
+def _sum_of_sizes(units: NDArray[np.void], size_of: SizeOf) -> int:
     """The sum of the sizes that units were made with; _UNKNOWN where that of a marked one is not known."""
     is_marked = np.isin(units["size"], MARK_SIZES)
     sizes = [size_of(int(physical)) for physical in units["physical_offset"][is_marked]]
