@@ -69,7 +69,8 @@ class ParquetTable:
 
     def begin(self, name: str) -> Mark | None:
         """See `table.Table`."""
-        if not self.directory.names(_NOTES) and self.directory.names():
+        names = self.directory.names()  # at once: another run may be making the table
+        if names and not any(name.startswith(f"{_NOTES}/") for name in names):
             raise JobError(f"{self.directory.path}: has files, and is no such table; give another directory")
         self._hold(name)
         runs = self._runs(name)
