@@ -119,7 +119,7 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for when it is asked for: `duemq serve`, a command of this package, needs no client."""
+    """Import a name of the package on first use: `duemq serve`, a command of this package, needs no client."""
     if name == "errors":
         return import_module("duemq.errors")
     if name not in _MODULE_OF:

@@ -48,7 +48,7 @@ log = logging.getLogger("duemq.consumer")
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a pull found."""
+    """The result of a pull."""
 
     messages: list[StoredMessage]
     next_offset: int
@@ -56,7 +56,7 @@ class Pulled:
     end_offset: int
     """Where the queue ended at that time."""
     moved: bool
-    """There is nothing at the offset asked for and never will be: `next_offset` is the nearest that there is."""
+    """The offset asked for will never hold a message: `next_offset` is the nearest offset that does."""
 
 
 class GroupApi:

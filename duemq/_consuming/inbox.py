@@ -1,7 +1,7 @@
-"""Between the readers of the queues and those who handle messages: what was read and is not finished, bounded.
+"""The bounded buffer between the readers of the queues and the handlers: messages that are read and not finished.
 
-When it is full, readers stop pulling until something is finished. A reader that has just pulled puts in all it got, so
-the bounds may be passed by one pull of each queue: at most 32 messages, of 256 KiB as RocketMQ's brokers have it.
+When it is full, readers stop pulling until a message is finished. A reader puts in everything that a pull returned, so
+the bounds may be exceeded by one pull of each queue: at most 32 messages, 256 KiB with RocketMQ's defaults.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from duemq.messages import ReceivedMessage
 
 
 class Inbox:
-    """Messages to be handled. Its bounds: how many messages, and how many bytes their records have."""
+    """Messages to be handled, bounded by their number and by the bytes of their records."""
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._max_messages = max_messages
@@ -51,7 +51,7 @@ class Inbox:
         while True:
             message = await self._waiting.get()
             if message is None:
-                self._waiting.put_nowait(None)  # for whoever waits next
+                self._waiting.put_nowait(None)  # wake the next waiter
                 return None
             if not message.lost:
                 return message

@@ -1,8 +1,8 @@
-"""A member of a consumer group: which queues it has, and how far it is in them.
+"""A member of a consumer group: its queues and its offsets in them.
 
-All members work out for themselves who reads what (`_consuming.allocation`), each time the broker says that somebody
-came or went, and from time to time. Between two members' looks a queue may be read by both, or by none; that is
-RocketMQ's way.
+Each member computes the allocation of queues to members itself (`_consuming.allocation`), whenever the broker reports
+that a member joined or left, and periodically. Between the computations of two members a queue may be read by both, or
+by neither, as with RocketMQ's clients.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("duemq.consumer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberConfig:
-    """What a member is told by its consumer. See `PushConsumer`."""
+    """The settings that a member gets from its consumer. See `PushConsumer`."""
 
     group: str
     nameserver: str
@@ -90,17 +90,17 @@ class Member:
         self._announce = False
         self._change = asyncio.Event()
         self._moving = asyncio.Lock()
-        """Held by whoever changes the queues or stores offsets: what is stored must be of the queues as they are."""
+        """Held while queues change or offsets are stored, so that only offsets of current queues are stored."""
         self._progress = asyncio.Event()
         if not config.broadcasting:
             self.subscribe(RETRY_PREFIX + config.group, ALL_TAGS)
 
-    # --- what the consumer asks of it -----------------------------------------------------------------------------
+    # --- called by the consumer -----------------------------------------------------------------------------
 
     def subscribe(self, topic: str, tags: str) -> None:
         """Read a topic. Raises ArgumentError."""
         known = self._subscriptions.get(topic)
-        # Brokers take what is newer for the group: a clock that was set back must not make this older.
+        # Brokers keep the newest subscription of the group: a clock that was set back must not make this one older.
         version = max(self._config.clock(), known.version + 1 if known is not None else 0)
         self._subscriptions[topic] = make_subscription(topic, tags, version)
         self._allocated.discard(topic)
@@ -108,7 +108,7 @@ class Member:
         self._change.set()
 
     async def start(self) -> None:
-        """Join the group. Raises what a name server's failure raises; a topic that does not exist is waited for."""
+        """Join the group. Raises the errors of a failing name server; waits for a topic that does not exist."""
         try:
             await self._client.start()
             await self._look_up_topics()
@@ -326,8 +326,8 @@ class Member:
                 self._readers[queue][0].committed(offset)
 
     async def _go_elsewhere(self, offsets: dict[MessageQueue, int]) -> None:
-        """Read on at other offsets in those queues that this member has: an administrator wants it so. What was read
-        and is not finished counts as lost."""
+        """Continue at other offsets in the queues of this member, as an administrator asked. Messages that are read and
+        not finished are dropped."""
         async with self._moving:
             mine = {queue: offset for queue, offset in offsets.items() if queue in self._readers}
             for queue in mine:

@@ -1,4 +1,4 @@
-"""How far a consumer is: in each queue, and where that is kept between runs."""
+"""The offsets of a consumer in each queue, and where they are stored between runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from duemq.messages import MessageQueue
 
 
 class OffsetTracker:
-    """One queue: what was read and is not finished, and the offset that may be committed.
+    """The unfinished messages of one queue, and the offset that may be committed.
 
-    Invariant: `committable` never passes an unfinished message, so that after a crash nothing is missed; what was
-    finished beyond it is delivered once more. How much that is, `ahead`, the reader has to bound.
+    Invariant: `committable` never passes an unfinished message, so that a crash loses nothing; messages finished beyond
+    it are delivered once more. Their number, `ahead`, is bounded by the reader.
     """
 
     def __init__(self, next_offset: int) -> None:
@@ -30,12 +30,12 @@ class OffsetTracker:
         self._unfinished: set[int] = set()
 
     def __len__(self) -> int:
-        """How many messages are unfinished."""
+        """Number of unfinished messages."""
         return len(self._unfinished)
 
     @property
     def ahead(self) -> int:
-        """How many messages are finished beyond one that is not."""
+        """Number of messages that are finished behind an unfinished one."""
         return len(self._order) - len(self._unfinished)
 
     @property
@@ -57,7 +57,7 @@ class OffsetTracker:
             self._order.popleft()
 
     def reset(self, next_offset: int) -> None:
-        """Forget everything and read on elsewhere: the broker says that there is nothing where we were."""
+        """Drop everything and continue at another offset, as the broker has no message at the present one."""
         self._order.clear()
         self._unfinished.clear()
         self.next_offset = next_offset
@@ -119,7 +119,7 @@ def _format_offsets(offsets: dict[MessageQueue, int]) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    # Beside it and renamed: a crash leaves the old file or the new one, never half of one.
+    # Written to a second file and renamed: a crash leaves the old file or the new one, never half of one.
     temporary = path.with_name(f"{path.name}.new")
     with temporary.open("wb") as file:
         file.write(data)

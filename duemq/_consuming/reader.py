@@ -27,16 +27,15 @@ LAST: Final = "last"
 
 
 class QueueReader:
-    """Pulls a queue and puts what it finds into the inbox.
+    """Pulls a queue and puts the messages into the inbox.
 
     `subscription` is asked for before each pull, since it may change. `progressed` is called when something was read
     or finished, `overtaken`, with this reader, when it ends because the group has gone on without it. `monotonic` is in
     seconds.
 
     A process may stop for minutes: it is suspended, its machine is, or a handler blocks the event loop. The broker then
-    gives its queues to others, maybe back later. So whoever has heard nothing of the broker for long asks for the
-    group's offset before anything else is handled or stored.
-    """
+    gives its queues to other members, and perhaps back later. So a reader that has not heard from the broker for long
+    asks for the group's offset before it handles or stores anything else."""
 
     def __init__(
         self,
@@ -60,8 +59,8 @@ class QueueReader:
         self._not_too_far_ahead = asyncio.Event()
         self.queue = queue
         self.dropped = False
-        """Whether another member has the queue now, or had it meanwhile: what was read of it is neither handled nor
-        committed any more."""
+        """Whether another member has the queue now, or had it meanwhile: its messages are neither handled nor committed
+        any more."""
         self._api = api
         self._offsets = offsets
         self._inbox = inbox
@@ -88,7 +87,7 @@ class QueueReader:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing was heard of the queue for so long that others may have it."""
+        """Whether the broker was silent for so long that another member may have the queue."""
         return self._monotonic() - self._heard > self._intervals.expiry
 
     @property
@@ -225,7 +224,7 @@ class QueueReader:
             await asyncio.sleep(max(0.0, self._intervals.first_pause - (loop.time() - begin)))
 
     def _take(self, tracker: OffsetTracker, pulled: Pulled) -> None:
-        """Note what was read and hand it over; without an await between, so that no commit sees one half of it."""
+        """Note the messages and hand them over, without an await between, so that no commit sees half of it."""
         subscription, now = self._subscription(), self._clock()
         received = [ReceivedMessage(stored, self.queue, now, self) for stored in pulled.messages]
         wanted = [message for message in received if subscription.wants(message.tags)]

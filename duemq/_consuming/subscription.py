@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic."""
+"""A consumer's subscription to a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer and a consumer have in common: connections, routes, heartbeats, and how a request becomes an answer.
+"""The part that producers and consumers share: connections, routes, heartbeats, requests and their answers.
 
 Each producer and each consumer has a client of its own, with its own client id and connections: members of one group
 in one process need different ids, and a slow reader must not hold up a sender.
@@ -76,7 +76,7 @@ class Client:
         await self._nameserver_pool.close()
 
     async def broker(self, address: str) -> Connection:
-        """The connection to a broker. Raises ConnectError, and what the heartbeat that opens it meets with."""
+        """The connection to a broker. Raises ConnectError, and the errors of the heartbeat that opens it."""
         return await self._brokers.get(address)
 
     async def all_brokers(self) -> list[str]:
@@ -85,7 +85,7 @@ class Client:
 
     @property
     def broker_addresses(self) -> list[str]:
-        """Brokers that there is a connection to now."""
+        """Brokers with an open connection."""
         return self._brokers.addresses
 
     async def call(

@@ -9,7 +9,7 @@ import logging
 
 
 class Complaints:
-    """What is wrong now, by who is hindered by it."""
+    """Present failures, by the activity that each one holds up."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

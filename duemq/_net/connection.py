@@ -82,11 +82,12 @@ class Connection(asyncio.Protocol):
         self._write(_command(code, self._pending.new_opaque(), header, body, FLAG_ONEWAY), self.codec)
 
     def close(self) -> None:
-        """Close it when what was written is sent; requests under way fail with ConnectionLostError."""
+        """Close the connection once written data is sent; pending requests fail with ConnectionLostError."""
         self._end(ConnectionLostError, "closed by this client")
 
     async def wait_closed(self, timeout: float = 1.0) -> None:
-        """Wait until it is closed; if the peer does not take what was written within `timeout` s, cut it off."""
+        """Wait until the connection is closed; abort it if the peer does not take the written data within `timeout`
+        s."""
         try:
             async with asyncio.timeout(timeout):
                 await self._lost.wait()
@@ -150,7 +151,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody who waits."""
+        """Wake all waiters."""
         self._end(ConnectionLostError, self._why_closed(exc))
         self._lost.set()
 
@@ -200,7 +201,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _error(self) -> DueMQError:
-        # A new one for everybody who waits: an exception raised in several tasks would collect all their tracebacks.
+        # A new exception for each waiter: one that is raised in several tasks would collect all their tracebacks.
         assert self._end_reason is not None
         kind, why = self._end_reason
         return kind(self.address, why)

@@ -10,7 +10,7 @@ from duemq.protocol.records.message_id import parse_offset_message_id
 
 
 def broker_of(offset_message_id: str) -> str:
-    """The address "host:port" of the broker that gave an id. Raises RemoteProtocolError for what is no such id."""
+    """The address "host:port" of the broker that gave an id. Raises RemoteProtocolError if it is not such an id."""
     host, port, _ = parse_offset_message_id(offset_message_id)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -35,7 +35,7 @@ AUTO_CREATE_TOPIC: Final = "TBW102"
 _MAX_QUEUES: Final = 65_536
 """Of a topic at one broker: each is an object of a route."""
 AUTO_CREATE_QUEUES: Final = 4
-"""How many queues a topic made by a send gets, at most."""
+"""Most queues of a topic that is created by a send."""
 
 PERM_WRITE: Final = 2
 PERM_READ: Final = 4
@@ -179,7 +179,7 @@ class Routes:
         self._lock = asyncio.Lock()
 
     async def find(self, topic: str) -> Route:
-        """The route of a topic that exists. Raises NoRouteError, and what the name servers raise."""
+        """The route of an existing topic. Raises NoRouteError, and the errors of the name servers."""
         route = self._routes.get(topic)
         if route is not None:
             return route

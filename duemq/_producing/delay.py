@@ -29,7 +29,7 @@ TOPIC_LEVELS: Final = "delay.levels"
 """Attribute of a topic, of duemq's: its own table of levels, written as messageDelayLevel."""
 
 _TOPIC_LEVEL: Final = re.compile(r"[0-9]{1,9}[smhd]")
-"""Exactly what the broker takes for a level: a table with anything else in it does not count there."""
+"""The broker's own syntax of a level: it ignores a table with any other part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ def read_delays(response: Command) -> Delays:
 
 
 def read_topic_levels(topic: str, config: TopicConfig) -> TopicLevels | None:
-    """What the answer to GET_TOPIC_CONFIG says: the topic's own levels. None without any, and where something is wrong
-    with them, since the broker goes by its own then."""
+    """The topic's own levels in an answer to GET_TOPIC_CONFIG. None without any, or with wrong ones, which the broker
+    ignores."""
     levels = (config.attributes or {}).get(TOPIC_LEVELS, "").split()
     if not levels or not all(_TOPIC_LEVEL.fullmatch(level) for level in levels):
         return None
@@ -122,7 +122,7 @@ class DelaySpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing has to be asked of the broker."""
+        """Whether the message is not delayed, so that the broker need not be asked."""
         return self.at_once and not self.replaces
 
     @property
@@ -156,8 +156,8 @@ class Plan:
 
 
 def make_plan(spec: DelaySpec, delays: Delays, now_ms: int, address: str, elapsed_ms: int = 0) -> Plan:
-    """How to fulfil a spec at the broker at `address`, so long after the call. Raises DelayError where it cannot,
-    NotSupportedError where it would not replace anything."""
+    """How the broker at `address` can delay the message, `elapsed_ms` after the call. Raises DelayError where it
+    cannot, NotSupportedError where it would not replace the waiting message."""
     if spec.replaces:
         if not delays.replaces:
             raise NotSupportedError(

@@ -77,7 +77,7 @@ def _raise_unless_a_level(spec: DelaySpec, error: BrokerError) -> None:
 
 
 class Answers(Generic[T]):
-    """Answers by connection and by what was asked for, each believed for `lifetime` seconds of the loop's clock."""
+    """Cached answers by connection and question, each valid for `lifetime` seconds of the loop's clock."""
 
     def __init__(self, lifetime: float) -> None:
         self.lifetime = lifetime
@@ -91,7 +91,7 @@ class Answers(Generic[T]):
             answer, until = kept[name]
             if time() < until:
                 return answer
-            # Others who send meanwhile take what is known, rather than ask as well.
+            # Sends in the meantime use the cached answer instead of asking too.
             self.keep(connection, name, answer)
         try:
             answer = await ask()

@@ -1,1 +1,1 @@
-"""Durations, times, settings and checks of what callers hand in."""
+"""Durations, times, intervals, and checks of arguments."""

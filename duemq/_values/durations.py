@@ -16,7 +16,7 @@ _MAX_LENGTH: Final = 64
 def parse_duration(text: str) -> int:
     """A duration in milliseconds, from numbers with units: d, h, m, s, ms, each unit at most once, largest first.
 
-    A number may have a fraction; what is left below a millisecond is rounded up, so that a delay is never shortened.
+    A number may have a fraction; a rest below a millisecond is rounded up, so that a delay is never shortened.
     Raises ArgumentError.
     """
     total, last, position = Fraction(0), "", 0

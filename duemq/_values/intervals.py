@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """How often and how long, in seconds."""
+    """Intervals and time-outs, in seconds."""
 
     connect_timeout: float = 3.0
     request_timeout: float = 3.0
@@ -17,28 +17,28 @@ class Intervals:
     """Between heartbeats, and between refreshes of the routes."""
 
     expiry: float = 120.0
-    """After so long without a heartbeat a broker forgets a client, and others have its queues."""
+    """A broker forgets a client after this time without a heartbeat, and other members get its queues."""
 
     delays: float = 30.0
-    """How long it is believed which delays a broker and each of its topics has: they may change while it runs."""
+    """Validity of the cached delay tables of a broker and its topics, which may change while it runs."""
 
     rebalance: float = 20.0
-    """Between looks at who is in the group, beside those that a broker's notice brings about."""
+    """Between reads of the group's members, besides those that a broker's notice causes."""
 
     missing_topic: float = 1.0
     """Between look-ups of a subscribed topic that does not exist yet. RocketMQ waits for its next rebalance."""
 
     commit: float = 5.0
-    """Between commits of what was consumed."""
+    """Between commits of offsets."""
 
     commit_all_every: int = 12
-    """At each so many'th commit also what did not change: a broker that crashed may have an older offset."""
+    """Every Nth commit also rewrites unchanged offsets: a broker that crashed may have an older one."""
 
     suspend: float = 15.0
-    """How long a broker may hold a pull that finds nothing."""
+    """The time that a broker may hold a pull that finds nothing."""
 
     pull_timeout: float = 30.0
-    """How long to wait for the answer to a pull."""
+    """Time-out for the answer to a pull."""
 
     first_pause: float = 0.1
     longest_pause: float = 5.0
@@ -48,5 +48,5 @@ class Intervals:
     """Until a message is handled again that could be neither handled nor sent back to the broker."""
 
     def pause(self, failures: int) -> float:
-        """How long to wait after so many failures in a row, counted from 1."""
+        """Seconds to wait after a number of failures in a row, counted from 1."""
         return min(self.longest_pause, self.first_pause * 2.0 ** min(failures - 1, 20))

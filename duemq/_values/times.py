@@ -21,7 +21,7 @@ Clock = Callable[[], int]
 """Gives the time in ms since the epoch."""
 
 _LATEST: Final = 1e11
-"""Seconds; beyond it (the year 5138) somebody passed milliseconds."""
+"""Latest time accepted, seconds since the epoch (the year 5138): a larger number must be milliseconds by mistake."""
 
 
 def now_ms() -> int:
