@@ -38,14 +38,19 @@ def failure_of(seed: str) -> Failure | None:
 
 
 def failure_in(script: Script) -> Failure | None:
-    """As `failure_of`, of a script."""
+    """As `failure_of`, of a script. Nothing is logged."""
+    before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    life = begin(script)
     try:
-        life.world.run(life.live())
-        found = list(complaints(life))
-    except Exception as error:  # whatever it is, the life did not go well
-        found = [*life.world.wrong[:1], f"{type(error).__name__}: {error}", *traceback.format_exc().splitlines()[-8:]]
+        life = begin(script)
+        try:
+            life.world.run(life.live())
+            found = list(complaints(life))
+        except Exception as error:  # whatever it is, the life did not go well
+            frames = traceback.format_exc().splitlines()[-8:]
+            found = [*life.world.wrong[:1], f"{type(error).__name__}: {error}", *frames]
+    finally:
+        structlog.configure(**before)  # other tests look at logs
     return Failure(script, found, list(life.world.events)) if found else None
 
 

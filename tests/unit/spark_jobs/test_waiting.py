@@ -368,7 +368,10 @@ def test_what_waits_and_has_gone_with_the_first_file(tmp_path: Path, writer: str
     assert len(expected) > 20
     if how == "with its queues":
         (root / "consumequeue" / TIMER_TOPIC / "0" / f"{0:020}").unlink()
-    found = {offset: (level, due) for offset, _, level, due in destroyed(StoreFiles.open(str(root)), []).tolist()}
+    store = StoreFiles.open(str(root))
+    gaps = [(offset, offset + size) for offset, size, _ in store.gaps()]
+    assert gaps == ([(0, SEGMENT)] if how == "emptied" else [])
+    found = {offset: (level, due) for offset, _, level, due in destroyed(store, gaps).tolist()}
     assert found.keys() == expected.keys()
     assert {offset: level for offset, (level, _) in found.items()} == {at: level for at, (level, _) in expected.items()}
     if how != "with its queues":
