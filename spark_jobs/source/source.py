@@ -61,6 +61,7 @@ from duemq.spark_jobs.store.progress import Progress, Waiting, read_progress, ti
 from duemq.spark_jobs.store.ranges import RANGE_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, walks
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.worker import settle
+from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -92,6 +93,8 @@ if TYPE_CHECKING:
 _MAX_ZEROS: Final = 1 << 20
 """Bytes at the end of the log that are looked through for records that no queue lists. Where there are more, the
 records are read."""
+_MOST_MARKED: Final = 4096
+"""Looking at so many records costs about as much as reading a range."""
 _WAITING_PART: Final = 200_000
 _ROWS: Final = 1 << 16
 _QUEUE_BYTES: Final = 64 << 20
@@ -478,15 +481,35 @@ def _with_topics(store: StoreFiles, ranges: list[Range], filters: Filters, topic
         wanted |= np.searchsorted(offsets, ends) > np.searchsorted(offsets, starts)
     if not wanted.all():
         listed = np.zeros(len(ranges), np.int64)
+        marked: list[list[int]] = [[] for _ in ranges]
         for file in files:
             units = store.units(file)
             offsets = units["physical_offset"].astype(np.int64)
             at = np.searchsorted(starts, offsets, "right") - 1
-            within = (at >= 0) & (offsets < ends[at])
+            within = (at >= 0) & (offsets < ends[at]) & (units["size"] != PADDING_SIZE)
+            is_marked = within & np.isin(units["size"], MARK_SIZES)
+            within &= ~is_marked
             listed += np.bincount(at[within], units["size"][within], len(ranges)).astype(np.int64)
+            for number, offset in zip(at[is_marked].tolist(), offsets[is_marked].tolist(), strict=True):
+                marked[number].append(offset)
         for number in np.flatnonzero(~wanted):
-            wanted[number] = not _is_listed(store, ranges[number], int(listed[number]))
+            sizes = _sizes_of_marked(store, marked[number])
+            wanted[number] = sizes is None or not _is_listed(store, ranges[number], int(listed[number]) + sizes)
     return [part for part, is_wanted in zip(ranges, wanted, strict=True) if is_wanted]
+
+
+def _sizes_of_marked(store: StoreFiles, offsets: list[int]) -> int | None:
+    """The sizes of records in all whose units, of messages that were withdrawn or delivered, have a mark in place of
+    them; None where these are too many to look at each. Their units tell that records begin there."""
+    if len(offsets) > (_MOST_MARKED if store.is_local else 0):
+        return None
+    total = 0
+    for offset in offsets:
+        segment = store.segment_of(offset)
+        if segment is None:
+            return None
+        total += int.from_bytes(store.read(segment.path, offset - segment.first_offset, 4), "big")
+    return total
 
 
 def _is_listed(store: StoreFiles, part: Range, size: int) -> bool:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from duemq.spark_jobs.source import source
 from duemq.spark_jobs.source.filters import Filters
 from duemq.spark_jobs.source.source import Options, _ranges
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.storage.queues.consume_queue import DELIVERED_SIZE, WITHDRAWN_SIZE
 from tests.unit.spark_jobs.compact_world import Broker, new_broker
 from tests.unit.spark_jobs.test_queue_offsets import read
 
@@ -46,6 +48,31 @@ def _read_ranges(root: Path) -> int:
 def test_only_ranges_that_may_have_a_topic_are_read(store: Path) -> None:
     assert len(_of_rare(store)) == 2
     assert _read_ranges(store) == 2
+
+
+def marked(root: Path) -> None:
+    """Put marks in place of the sizes of some units, as duemq does in a level's queue."""
+    for file in (root / "consumequeue" / "common").glob("*/*"):
+        data = bytearray(file.read_bytes())
+        for at, mark in ((0, WITHDRAWN_SIZE), (60, DELIVERED_SIZE)):
+            if any(data[at : at + 20]):
+                data[at + 8 : at + 12] = mark.to_bytes(4, "big")
+        file.write_bytes(data)
+
+
+def test_marks_in_place_of_sizes_have_no_more_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked(store)
+    assert len(_of_rare(store)) == 2
+    assert _read_ranges(store) == 2
+    monkeypatch.setattr(source, "_MOST_MARKED", 0)
+    assert _read_ranges(store) > 2
+
+
+@pytest.mark.parametrize("queue", [0, 1])
+def test_marks_hide_no_record(store: Path, queue: int) -> None:
+    marked(store)
+    shutil.rmtree(store / "consumequeue" / "rare" / str(queue))
+    assert len(_of_rare(store)) == 2
 
 
 @pytest.mark.parametrize("queue", [0, 1])
