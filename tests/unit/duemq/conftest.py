@@ -9,7 +9,7 @@ from tests.unit.duemq.fake import FakeBroker
 
 # Nothing in these tests waits for time to pass: what happens now and then in the client either happens at once here,
 # or not within a test.
-RHYTHM = Intervals(
+INTERVALS = Intervals(
     request_timeout=5.0,
     missing_topic=0.01,
     commit=0.01,

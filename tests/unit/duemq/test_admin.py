@@ -26,7 +26,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.requests import bodies
 from duemq.protocol.requests.bodies import BrokerData
-from tests.unit.duemq.conftest import RHYTHM
+from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, success
 
 LIST, CURVE, CHANGE = RequestCode.LIST_PENDING, RequestCode.DUE_CURVE, RequestCode.CHANGE_PENDING
@@ -37,7 +37,7 @@ Pair = tuple[FakeBroker, FakeBroker, Admin]
 
 
 def make_admin(broker: FakeBroker, **options: Any) -> Admin:
-    return Admin(broker.address, _intervals=RHYTHM, **options)
+    return Admin(broker.address, _intervals=INTERVALS, **options)
 
 
 @pytest.fixture
@@ -343,5 +343,5 @@ async def test_no_name_server() -> None:
     async with FakeBroker() as broker:
         gone = broker.address
     with pytest.raises(ConnectError):
-        async with Admin(gone, _intervals=RHYTHM):
+        async with Admin(gone, _intervals=INTERVALS):
             pass

@@ -16,7 +16,7 @@ from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.requests.bodies import HeartbeatData, TopicRoute
 from duemq.protocol.requests.headers import OffsetResponse
-from tests.unit.duemq.conftest import RHYTHM
+from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import FakeBroker, failure, success
 
 BEAT = RequestCode.HEART_BEAT
@@ -31,7 +31,7 @@ async def open_(broker: FakeBroker) -> AsyncIterator[Open]:
     """Starts clients, and closes them in the end."""
     clients: list[Client] = []
 
-    async def open_one(intervals: Intervals = RHYTHM) -> Client:
+    async def open_one(intervals: Intervals = INTERVALS) -> Client:
         client = Client(broker.address, codec="auto", heartbeat=HeartbeatData, intervals=intervals)
         clients.append(client)
         await client.start()
@@ -50,7 +50,7 @@ async def test_from_time_to_time_brokers_get_a_heartbeat_and_routes_are_refreshe
     broker: FakeBroker, open_: Open
 ) -> None:
     broker.topics["demo"] = 1
-    client = await open_(replace(RHYTHM, heartbeat=0.001))
+    client = await open_(replace(INTERVALS, heartbeat=0.001))
     await client.routes.find("demo")
     await client.broker(broker.address)
     await broker.until(lambda: len(broker.requests_of(BEAT)) >= 3 and len(broker.requests_of(ROUTE)) >= 3)
@@ -58,7 +58,7 @@ async def test_from_time_to_time_brokers_get_a_heartbeat_and_routes_are_refreshe
 
 async def test_a_broker_that_does_not_answer_a_heartbeat_is_connected_anew(broker: FakeBroker, open_: Open) -> None:
     broker.on(BEAT, success(), None, success())
-    client = await open_(replace(RHYTHM, request_timeout=0.01))
+    client = await open_(replace(INTERVALS, request_timeout=0.01))
     first = await client.broker(broker.address)
     await client.beat([broker.address])
     assert not first.is_open

@@ -33,7 +33,7 @@ from duemq.protocol.records.properties import java_hash
 from duemq.protocol.requests import bodies, recall_handle
 from duemq.protocol.requests.bodies import BrokerData
 from duemq.protocol.requests.headers import RecallMessageResponse, SendMessageResponse
-from tests.unit.duemq.conftest import RHYTHM
+from tests.unit.duemq.conftest import INTERVALS
 from tests.unit.duemq.fake import NOW_MS, FakeBroker, Request, failure, sent, success
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -42,7 +42,7 @@ TOPIC_CONFIG = RequestCode.GET_TOPIC_CONFIG
 
 
 def make_producer(broker: FakeBroker, **options: Any) -> Producer:
-    return Producer(broker.address, _intervals=RHYTHM, _clock=lambda: NOW_MS, **options)
+    return Producer(broker.address, _intervals=INTERVALS, _clock=lambda: NOW_MS, **options)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ async def test_a_broker_is_asked_for_its_delays_once_per_connection(broker: Fake
 
 async def test_delays_that_change_while_the_broker_runs_are_noticed(broker: FakeBroker) -> None:
     """Sent by the level that was right before, the message would be delivered too early."""
-    async with Producer(broker.address, _intervals=replace(RHYTHM, delays=0.0), _clock=lambda: NOW_MS) as producer:
+    async with Producer(broker.address, _intervals=replace(INTERVALS, delays=0.0), _clock=lambda: NOW_MS) as producer:
         await producer.send("demo", b"x", delay=5)
         broker.config = "messageDelayLevel=5s 1s\n"
         await producer.send("demo", b"x", delay=5)
@@ -271,7 +271,7 @@ async def test_a_topic_that_is_not_there_yet_is_asked_for_again(ours: FakeBroker
 
 
 async def test_a_topics_table_that_changes_while_the_broker_runs_is_noticed(ours: FakeBroker) -> None:
-    async with Producer(ours.address, _intervals=replace(RHYTHM, delays=0.0), _clock=lambda: NOW_MS) as producer:
+    async with Producer(ours.address, _intervals=replace(INTERVALS, delays=0.0), _clock=lambda: NOW_MS) as producer:
         for text in ("1m 5s", "5s 1m", None, "1s 2s 5s"):
             ours.attributes["own"] = {} if text is None else {"delay.levels": text}
             await producer.send("own", b"x", delay=5)
