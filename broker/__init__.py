@@ -1,2 +1,2 @@
-"""The daemon: servers, connections, request handlers, the embedded name server. The only package that puts the others
-together."""
+"""The daemon: servers, connections, request handlers, the embedded name server. The only package that combines all
+others."""

@@ -1,7 +1,7 @@
-"""The broker put together: the one place where configuration, store, scheduler, handlers and servers meet.
+"""The broker assembled: the one place where configuration, store, scheduler, handlers and servers meet.
 
-Start: bind the ports, look at the store and read the tables, recover, listen. Stop: take no more connections and
-requests, finish what is being handled, answer who waits, save the tables, flush, make a last checkpoint."""
+Start: bind the ports, inspect the store and read the tables, recover, listen. Stop: take no more connections and
+requests, finish requests in progress, answer held requests, save the tables, flush, make a last checkpoint."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ log = structlog.get_logger(__name__)
 VIP_PORT_OFFSET: Final = 2
 BACKLOG: Final = 4096
 _OTHER_DESCRIPTORS: Final = 64
-"""What is open beside connections and files of the store, at most."""
+"""Maximum number of descriptors that are open besides connections and files of the store."""
 STOP_SECONDS: Final = 5.0
 MAX_WAIT_SECONDS: Final = 10.0
-"""The wall clock may be set: look at it at least this often while a message waits."""
+"""The wall clock may be set, so it is read at least this often while a message waits."""
 DELIVERY_SETTINGS: Final = (
     "enableScheduleAsyncDeliver",
     "scheduleAsyncDeliverMaxPendingLimit",
@@ -114,7 +114,7 @@ TIMER_SETTINGS: Final = (
     "timerStopDequeue",
 )
 MAX_ROLL_WINDOW: Final = 7 * 86_400 - 60
-"""Seconds: how far ahead the timer wheel reaches, but for a minute that stays empty between its end and its begin."""
+"""Seconds. The reach of the timer wheel, less one minute that stays empty between its end and its beginning."""
 
 
 class Broker:
@@ -131,15 +131,17 @@ class Broker:
         budget: Callable[[float], Budget] = TimeBudget,
         request_budget: RequestBudget | None = None,
     ) -> None:
-        """`clock`, `files`, `workers`, `budget` and `request_budget`: the machine's unless given, by a simulation."""
+        """`clock`, `files`, `workers`, `budget` and `request_budget` default to the machine's; a simulation passes its
+        own."""
         self._request_budget = request_budget or RequestTime()
         self.config = config
         """The settings at the start."""
         self.settings = LiveSettings(config, origin)
         self._real_clock = clock or SystemClock()
-        """What clients, connections and files live by..."""
+        """The clock of clients, connections and files."""
         self._clock: Clock = MovableClock(self._real_clock) if config.test_clock else self._real_clock
-        """...and what messages do: two hours for those must not throw clients out or delete files."""
+        """The clock of messages. It is separate because moving it by two hours in a test must not expire clients or
+        files."""
         descriptors = _descriptor_limit()
         self._files = files or OsFiles(descriptors // 4)
         self._max_connections = max(4, descriptors // 4 * 3 - min(_OTHER_DESCRIPTORS, descriptors // 4))
@@ -154,13 +156,13 @@ class Broker:
     # --- start
 
     async def start(self) -> None:
-        """Start; listening when done. A start that fails leaves the store as it is. Raises ConfigError, StoreError,
-        OSError."""
+        """Start; the broker listens when this returns. A start that fails leaves the store unchanged. Raises
+        ConfigError, StoreError, OSError."""
         began = time.monotonic()
         self._loop = loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[str] = loop.create_future()
-        """Done, with the reason, when the store takes nothing any more: the broker has to be stopped and started
-        anew."""
+        """Resolved with the reason once the store takes nothing any more: the broker must then be stopped and
+        restarted."""
         self._workers = self._make_workers(loop)
         try:
             self._bind()
@@ -214,7 +216,7 @@ class Broker:
         self.housekeeping.start()
         if self.registration is not None:
             self.registration.start()
-        # What exists now stays: the collector need not look at it again, and rarely has anything to find.
+        # All objects that exist now stay: the collector need not look at them again, and rarely finds anything.
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 50)
@@ -241,7 +243,7 @@ class Broker:
             raise
 
     def _read_tables(self) -> None:
-        """Read all tables, before anything of the store is changed: one that cannot be read stops the start. Raises
+        """Read all tables before anything in the store is changed: an unreadable table stops the start. Raises
         StoreFormatError, OSError."""
         config, store, real_clock = self.config, self.store, self._real_clock
         address = _join(config.advertised_host, config.listen_port)
@@ -283,7 +285,7 @@ class Broker:
         self._saved_levels = service.read_saved(self._delay_offsets, is_needed=is_needed)
 
     def _expect_queues(self) -> None:
-        """Tell the store how far levels and timers were with their queues."""
+        """Tell the store how far levels and timers had read their consume queues."""
         store = self.store
         for level, offset in service.reached(store.checkpoint, self._saved_levels).items():
             store.expect(SCHEDULE_TOPIC, queue_id_of(level), offset)
@@ -472,33 +474,34 @@ class Broker:
             return _wait(self.levels.step(now, budget), now)
         finally:
             if self.config.sync_flush and self.store.log.end > before:
-                self._want(self.store.log.end)  # its deliveries count when the disk has them
+                self._want(self.store.log.end)  # a delivery counts only once it is on the disk
 
     def _want(self, position: int) -> None:
         self.durability.want(position)
         self._durability_work.wake()
 
     def _clock_moved(self) -> None:
-        """Somebody moved the clock: look at what waits by it, whose timer knows nothing of that."""
+        """The messages' clock was moved: wake the work that waits by it, since its timers run by another clock."""
         self._levels_work.wake()
         self._timers_work.wake()
 
     # --- see `storage.durability.owner.Watcher`
 
     def released(self, position: int) -> None:
-        """Answers and deliveries up to a position may go out, and count."""
+        """Send the answers and count the deliveries up to a position."""
         self.held.released(position)
         self.levels.note_flushed(position)
 
     def noted(self) -> None:
-        """Who waits for a checkpoint looks whether this was the one."""
+        """Wake those waiting for a checkpoint, so that each checks whether this was the one."""
         waiting, self._waiting_for_checkpoint = self._waiting_for_checkpoint, []
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def _levels_noted(self) -> bool:
-        """Wait until a checkpoint has the table of levels as it is now; whether one had it in time."""
+        """Wait for a checkpoint with the current table of levels; return whether there was one within the time
+        limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.sync_flush_timeout_ms / 1000):
                 while not self.levels.is_noted(self.store.checkpoint):
@@ -508,14 +511,14 @@ class Broker:
         return self.levels.is_noted(self.store.checkpoint)
 
     def poisoned(self, reason: str) -> None:
-        """Whoever waits is told that he waits in vain, and the process that it has to end."""
+        """Give up the held answers, and resolve `failed`, which ends the process."""
         log.error("store_broken", reason=reason)
         self.held.give_up()
         if not self.failed.done():
             self.failed.set_result(reason)
 
     def stopped(self, error: Exception | None) -> None:
-        """The store is as durable as it gets."""
+        """The store has been stopped; `error` is the reason if it may not be durable."""
         if self._stopped_store is not None and not self._stopped_store.done():
             self._stopped_store.set_result(error)
 
@@ -539,7 +542,7 @@ class Broker:
     # --- what waits for the disk
 
     def _read_cold(self, job: ColdRead | ReadAhead, done: Callable[[], None]) -> None:
-        """Read where it may wait; whoever asked reads again, and finds the records in memory, or what is wrong."""
+        """Read in a thread. The caller then reads again, and finds the records in memory, or the error."""
         self._workers.start(Background.READS, job.run, lambda error: done())
 
     def _connect(self) -> Connection:
@@ -559,7 +562,7 @@ class Broker:
     # --- stop
 
     async def stop(self) -> str | None:
-        """Stop; everything acknowledged is durable when done. Otherwise gives why it may not be."""
+        """Stop. Return None if everything acknowledged is durable, otherwise why it may not be."""
         for server in self._servers:
             server.close()
         if self.registration is not None:
@@ -591,8 +594,8 @@ class Broker:
             log.error("tables_not_saved", reason=str(error))
 
     async def _hand_over(self) -> None:
-        """Leave the files of levels and timers so that Apache's broker can go on with them; ours knows without, but for
-        a clock that was set and that nobody has looked at since."""
+        """Leave the files of levels and timers so that Apache's broker can continue with them. duemq itself does not
+        need this, except for a clock that was set and that no turn has seen since."""
         done: asyncio.Future[None] = self._loop.create_future()
         parts = deque((self.levels.hand_over_some, self.timers.hand_over_some))
 
@@ -604,7 +607,7 @@ class Broker:
             while parts:
                 try:
                     has_more = parts[0](now.wall_ms)
-                except (StoreError, OSError) as error:  # the other part knows nothing of that
+                except (StoreError, OSError) as error:  # the other part is still handed over
                     log.error("not_handed_over", reason=str(error))
                     has_more = False
                 if not has_more:
@@ -637,7 +640,7 @@ class Broker:
 
 
 class _Waking:
-    """Workers after each of whose jobs somebody is woken."""
+    """Workers that call `wake` after each job."""
 
     def __init__(self, workers: Workers, wake: Callable[[], None]) -> None:
         self._workers = workers
@@ -654,14 +657,14 @@ class _Waking:
 
 
 def _wait(due_ms: int | None, now: Moment) -> float | None:
-    """In how many seconds something is due; not longer than the wall clock may be trusted not to be set."""
+    """Return the seconds until `due_ms`, at most MAX_WAIT_SECONDS, because the wall clock may be set meanwhile."""
     if due_ms is None:
         return None
     return min(max(0.0, (due_ms - now.wall_ms) / 1000), MAX_WAIT_SECONDS)
 
 
 def delivery_config(config: BrokerConfig) -> DeliveryConfig:
-    """The scheduler's part of the settings."""
+    """Return the scheduler's part of the settings."""
     return DeliveryConfig(
         is_async=config.async_delivery,
         pending_limit=config.async_delivery_pending,
@@ -673,7 +676,8 @@ def delivery_config(config: BrokerConfig) -> DeliveryConfig:
 
 
 def timer_config(config: BrokerConfig) -> TimerConfig:
-    """The timers' part of the settings. A window that the wheel cannot have is the longest it can, as in RocketMQ."""
+    """Return the timers' part of the settings. A window that the wheel cannot hold becomes the longest it can, as in
+    RocketMQ."""
     window = config.timer_roll_window
     return TimerConfig(
         log_segment_size=config.timer_log_segment_size,
@@ -687,7 +691,7 @@ def timer_config(config: BrokerConfig) -> TimerConfig:
 
 
 def store_config(config: BrokerConfig) -> StoreConfig:
-    """The store's part of the settings."""
+    """Return the store's part of the settings."""
     return StoreConfig(
         root=config.store_root,
         commitlog_directory=config.commitlog_directory,
@@ -700,7 +704,7 @@ def store_config(config: BrokerConfig) -> StoreConfig:
 
 
 def _descriptor_limit() -> int:
-    """How many files and sockets this process may have open, after asking for as many as it may get."""
+    """Return how many files and sockets this process may have open, after raising the soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -708,7 +712,7 @@ def _descriptor_limit() -> int:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to a port. Raises ConfigError where that is taken or impossible."""
+    """Return a socket bound to a port. Raises ConfigError if the port is taken or cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""What stops the daemon, and what a handler says to a client.
+"""Errors that stop the daemon, and errors that a handler reports to a client.
 
 BrokerError
 ├── RepairError        a store cannot be repaired as asked: one line, exit code 2
@@ -15,11 +15,11 @@ class BrokerError(Exception):
 
 
 class ConfigError(BrokerError):
-    """The broker cannot start as it was told to."""
+    """The broker cannot start with its configuration."""
 
 
 class RepairError(BrokerError):
-    """A store cannot be repaired as it was asked for."""
+    """A store cannot be repaired as requested."""
 
 
 class Refused(BrokerError):
@@ -32,4 +32,5 @@ class Refused(BrokerError):
 
 
 class NotNow(BrokerError):
-    """A request cannot begin now, since too much is under way. Its connection is held back, and hands it over again."""
+    """A request cannot begin now because too much is under way. Its connection is held back, and hands it over
+    again."""

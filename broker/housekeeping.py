@@ -1,4 +1,4 @@
-"""What happens regularly: samples, reports, consumer offsets going to the disk, silent clients going away."""
+"""Periodic work: statistics samples, reports, saving consumer offsets, dropping silent clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPORT_SECONDS: Final = 1.0
 
 
 class Housekeeping:
-    """Owns the timers of one broker."""
+    """The periodic timers of one broker."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Housekeeping:
         self._every("clean", CLEAN_SECONDS, self._clean)
 
     def reconfigure(self, config: BrokerConfig) -> None:
-        """Take over a setting that changed: how often consumer offsets are written."""
+        """Apply a changed setting: the interval at which consumer offsets are written."""
         self._config = config
         if not self._is_stopped:
             self._write_regularly()
@@ -90,13 +90,13 @@ class Housekeeping:
                 connection.abort()
 
     def _every(self, name: str, seconds: float, work: Callable[[], None]) -> None:
-        """Do something regularly from now on; what had the name is replaced."""
+        """Run `work` every `seconds` seconds from now on; replaces the timer of the same name."""
 
         def run() -> None:
             self._timers[name] = self._loop.call_later(seconds, run)
             try:
                 work()
-            except Exception:  # one bad turn must not end the timer
+            except Exception:  # one failure must not end the timer
                 log.exception("housekeeping_failed", work=name)
 
         if name in self._timers:

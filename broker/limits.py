@@ -1,5 +1,5 @@
-"""What clients can make the broker keep, and how much of it there may be. Each limit refuses what goes beyond it, by
-one of RocketMQ's codes and with a remark that says what to do; nothing that is kept already is lost by it."""
+"""Limits on what clients can make the broker keep. A request beyond a limit is refused with one of RocketMQ's codes and
+a remark that says what to do; what is already kept stays."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
 
 MAX_NAME_LENGTH: Final = 255
-"""Of a group, in characters."""
+"""Length of a group's name, in characters."""
 MAX_CLIENT_ID_LENGTH: Final = 1024
 MAX_EXPRESSION_LENGTH: Final = 65_536
-"""Of a subscription's tag expression, in characters."""
+"""Length of a subscription's tag expression, in characters."""
 MAX_ATTRIBUTES: Final = 100
-"""Of a topic."""
+"""Number of attributes of one topic."""
 MAX_ATTRIBUTES_LENGTH: Final = 32_768
-"""Of all attributes of a topic together, in characters."""
+"""Length of all attributes of one topic together, in characters."""
 
 _PROPERTIES: Final = {
     "maxGroupsPerConnection": "groups_per_connection",
@@ -37,7 +37,7 @@ _PROPERTIES: Final = {
 
 
 class Limits:
-    """The limits as the settings say now. See the settings of the same names for what they mean."""
+    """The limits currently in force; the settings of the same names explain them."""
 
     groups_per_connection: int
     heartbeat_entries: int

@@ -1,7 +1,7 @@
-"""Where log lines go. A log that cannot be written must not change what a broker does: its disk may be full, its reader
-slow, stopped, or gone. So lines are handed over to a thread, which alone waits for them to be written. A line that does
-not fit into the room for waiting lines, or fails, is left out and counted; as soon as one can be written again, a line
-tells how many there were."""
+"""The output of log lines. A log that cannot be written must not change the broker's behaviour: its disk may be full,
+its reader slow, stopped, or gone. So lines are handed over to a thread, and only that thread waits for writes. A line
+that exceeds the room for waiting lines, or cannot be written, is left out and counted; as soon as a line can be written
+again, an extra line tells how many were left out."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from typing import Final, Protocol
 MAX_WAITING: Final = 1 << 20
 """Characters of lines that may wait."""
 CLOSE_S: Final = 2.0
-"""Seconds that a process which ends waits for its last lines."""
+"""Seconds that an ending process waits for its last lines."""
 
 Write = Callable[[int, bytes], int]
 
 
 class TellLost(Protocol):
-    """Makes the line that tells of lines which were left out."""
+    """Makes the line that reports left-out lines."""
 
     def __call__(self, lost: int, why: str) -> str:
-        """The line, with its end. `lost`: how many lines were left out since the last such line."""
+        """Return the line, with its line end. `lost`: lines left out since the last such report."""
 
 
 class LogOutput:
-    """A text file for loggers, over a descriptor. `write` never fails, and never waits."""
+    """A text file for loggers, over a descriptor. `write` never fails and never waits."""
 
     def __init__(
         self, descriptor: int, tell_lost: TellLost, *, max_waiting: int = MAX_WAITING, write: Write = os.write
     ) -> None:
-        """`write`: as os.write. Starts the thread; raises RuntimeError where there can be none."""
+        """`write` is called like os.write. Starts the thread; raises RuntimeError if there can be none."""
         self._descriptor = descriptor
         self._tell_lost = tell_lost
         self._max_waiting = max_waiting
@@ -47,7 +47,7 @@ class LogOutput:
         self._thread.start()
 
     def write(self, text: str) -> int:
-        """Take a line. Gives the characters taken, as files do."""
+        """Take a line; return the number of characters taken, as files do."""
         with self._change:
             try:
                 if self._waiting + len(text) > self._max_waiting:
@@ -61,15 +61,15 @@ class LogOutput:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: whoever logs does not wait."""
+        """Do nothing: loggers do not wait."""
 
     def lose(self, why: str) -> None:
-        """Count a line that could not even be made."""
+        """Count a line that could not even be formatted."""
         with self._change:
             self._lose(why)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Wait until all is written, but no longer than some seconds."""
+        """Wait until everything is written, at most `timeout_s` seconds."""
         with self._change:
             self._is_closed = True
             self._change.notify_all()
@@ -103,12 +103,12 @@ class LogOutput:
         while data:
             try:
                 data = data[self._write(self._descriptor, data) :]  # type: ignore[arg-type]
-            except BlockingIOError:  # its other end has made it so
+            except BlockingIOError:  # the process at the other end made it non-blocking
                 select.select([], [self._descriptor], [])
 
 
 def write_last(data: bytes, descriptor: int = 2) -> None:
-    """Write the last words of a process, unless nobody would take them now."""
+    """Write the last line of a process, unless it could not be written at once."""
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
@@ -119,8 +119,8 @@ def write_last(data: bytes, descriptor: int = 2) -> None:
 
 
 def keep_standard_descriptors() -> None:
-    """See that the descriptors 0 to 2 are taken: the first file of the store that is opened would else be what others
-    read as standard input, or print into."""
+    """Make sure that the descriptors 0 to 2 are open. Otherwise the first file of the store would get one of them, and
+    others would read it as standard input or print into it."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Structured log lines on standard error, as JSON for machines or for a person to read."""
+"""Structured log lines on standard error, as JSON or in a form for people to read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ STANDARD_ERROR: Final = 2
 
 @contextmanager
 def logging_to(descriptor: int, log_format: str) -> Iterator[None]:
-    """Have all that is logged written to a descriptor, by a thread; `log_format` is "json" or "console". At the end
-    waits a moment for the last lines."""
+    """Have a thread write all log lines to a descriptor; `log_format` is "json" or "console". On exit, waits a moment
+    for the last lines."""
     processors = _processors(log_format, colors=os.isatty(descriptor))
 
     def tell_lost(lost: int, why: str) -> str:
@@ -30,7 +30,7 @@ def logging_to(descriptor: int, log_format: str) -> Iterator[None]:
     output = LogOutput(descriptor, tell_lost)
 
     class Logger(structlog.make_filtering_bound_logger(logging.INFO)):  # type: ignore[misc]
-        """A logger that never fails: whoever logs may be half-way through a change."""
+        """A logger that never fails: its caller may be half-way through a change."""
 
         def _proxy_to_logger(self, method_name: str, event: str | None = None, **values: Any) -> None:
             try:
@@ -54,7 +54,7 @@ def logging_to(descriptor: int, log_format: str) -> Iterator[None]:
 
 
 def silence() -> None:
-    """Log nothing but what ends a process: for commands that print what they find."""
+    """Log only critical errors: for commands that print their results."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
@@ -65,6 +65,6 @@ def _processors(log_format: str, *, colors: bool) -> list[Any]:
     ]
     if log_format == "json":
         return [*processors, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    # Not by rich: it imports modules when it prints, which fails where there are no descriptors left.
+    # Not by rich: it imports modules when it prints, which fails if no descriptors are left.
     plain = structlog.dev.plain_traceback
     return [*processors, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]

@@ -23,7 +23,7 @@ EXIT_CONFIG = 2
 EXIT_STORE = 3
 
 _NO_MEMORY: Final = b"duemq: memory ran out; the next start recovers: give the broker more memory\n"
-"""Made before: there may be no memory to make it."""
+"""Encoded in advance: once memory has run out, building it may fail."""
 
 
 def serve(
@@ -35,9 +35,11 @@ def serve(
     settings: Sequence[str] = (),
     log_format: str = "console",
 ) -> int:
-    """Run a broker until SIGTERM, SIGINT or SIGHUP (its terminal is closed); gives the exit code: 0 after a clean stop,
-    2 when it cannot start, 3 when its store took nothing any more, could not be stopped cleanly, or memory ran out, so
-    that a start anew has to find out what the disk holds; with one line on standard error that says why."""
+    """Run a broker until SIGTERM, SIGINT or SIGHUP (its terminal was closed), and return the exit code.
+
+    The code is 0 after a clean stop; 2 if the broker cannot start; 3 if the store stopped taking messages, could not be
+    stopped cleanly, or memory ran out, so that the next start has to find out what the disk holds. If the code is not
+    0, one line on standard error gives the reason."""
     keep_standard_descriptors()
     try:
         with logs.logging_to(logs.STANDARD_ERROR, log_format):
@@ -57,7 +59,7 @@ def _serve(
     nameserver_port: int | None,
     settings: Sequence[str],
 ) -> tuple[int, str | None]:
-    """Exit code and the line that says why."""
+    """Return the exit code and the reason, None after a clean stop."""
     log = structlog.get_logger("broker")
     flags = {"storePathRootDir": store, "bindAddress": host, "listenPort": port, "nameserverPort": nameserver_port}
     overrides = [*settings, *(f"{name}={value}" for name, value in flags.items() if value is not None)]
@@ -82,9 +84,11 @@ def _serve(
 def on_loop_error(
     loop: asyncio.AbstractEventLoop, context: dict[str, Any], end: Callable[[int], object] = os._exit
 ) -> None:
-    """What the event loop does with an error of a callback. One that had no memory is not called again, or at once for
-    ever (uvloop takes 64 KiB to read a signal): then half of a broker would go on. The process ends as by kill -9, of
-    which the next start makes good; whoever supervises it starts it anew. An error of one connection ends that one."""
+    """The event loop's handler for errors of callbacks.
+
+    After a MemoryError the event loop either drops the callback or retries it forever (uvloop allocates 64 KiB to read
+    a signal), so the broker would run on with parts missing. The process therefore ends as if by kill -9; the next
+    start recovers, and a supervisor restarts it. An error of a single connection ends only that connection."""
     if isinstance(context.get("exception"), MemoryError) and "protocol" not in context:
         write_last(_NO_MEMORY)
         end(EXIT_STORE)
@@ -93,13 +97,13 @@ def on_loop_error(
 
 
 async def _run(config: BrokerConfig, origin: Origin) -> str | None:
-    """Run a broker; gives why its store failed, None where it was asked to stop and did so cleanly."""
+    """Run a broker; return why its store failed, or None after a requested, clean stop."""
     broker = Broker(config, origin=origin)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_loop_error)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, stopped.set)
     await broker.start()
     notify("READY=1")

@@ -1,4 +1,4 @@
-"""Telling systemd how the daemon is (sd_notify), where it asks for it by NOTIFY_SOCKET."""
+"""State notifications to systemd (sd_notify), if it asks for them by NOTIFY_SOCKET."""
 
 from __future__ import annotations
 

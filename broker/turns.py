@@ -1,7 +1,7 @@
-"""Work in slices: what takes longer than a few ms is done a bit in each turn of the event loop, all of it under one
-budget for the turn, so that five kinds of work are no worse for those who send than one is.
+"""Work in slices: work that takes longer than a few ms is done a slice per turn of the event loop. All slices of a turn
+share one budget, so that five kinds of work delay clients no more than one does.
 
-A kind of work is a step that is told the time and a budget, and gives when it wants to be called again. Nothing below
+A kind of work is a step: it is given the time and a budget, and returns when it wants to be called again. Nothing below
 the broker reads a clock: the time of a turn is read here."""
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from duemq.storage.clock import Clock, Moment, look
 log = structlog.get_logger(__name__)
 
 TURN_SECONDS: Final = 0.003
-"""How long all work of one turn may go on..."""
+"""The budget of one turn, for all kinds of work together."""
 SHARE_SECONDS: Final = 0.0005
-"""...and each kind at least."""
+"""The smallest slice of each kind of work in a turn."""
 FAILED_SECONDS: Final = 1.0
-"""A step that raised is called again after this."""
+"""The delay before a step that raised is called again."""
 LATER_SECONDS: Final = 0.01
-"""So long work that can wait is gathered."""
+"""How long deferrable work is gathered before its step runs."""
 
 Step = Callable[[Moment, Budget], float | None]
-"""Does some of what there is to do; gives in how many seconds there is more, 0 for "in the next turn", None for "when
-it is woken"."""
+"""Does part of the work; returns the seconds until there is more: 0 for "in the next turn", None for "when woken"."""
 
 
 class TimeBudget:
-    """A budget that is spent at a time of `time.perf_counter`."""
+    """A budget that is spent at a given time of `time.perf_counter`."""
 
     __slots__ = ("_until",)
 
@@ -48,7 +47,7 @@ class TimeBudget:
 
 
 class Work:
-    """One kind of work. Whoever brings it more to do wakes it."""
+    """One kind of work. The component that gives it something to do wakes it."""
 
     def __init__(self, turns: Turns, name: str) -> None:
         self._turns = turns
@@ -56,18 +55,18 @@ class Work:
         self.step: Step | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
-        """When the timer is up, by the loop's clock; uvloop's handles do not tell."""
+        """When the timer fires, by the loop's clock; uvloop's handles do not tell."""
 
     def wake(self) -> None:
-        """There is something to do now."""
+        """Ask for a turn now."""
         self._turns.ready(self)
 
     def wake_later(self) -> None:
-        """There is something to do that can wait for some ms."""
+        """Ask for a turn after some ms, for work that can wait."""
         self.wake_in(LATER_SECONDS)
 
     def wake_in(self, seconds: float) -> None:
-        """There is something to do in so many seconds, or earlier if it was said so before."""
+        """Ask for a turn in `seconds` seconds; an earlier time that is already set stays."""
         at = self._turns.loop.time() + seconds
         if self._timer is not None:
             if self._at <= at:
@@ -81,7 +80,7 @@ class Work:
         self._turns.ready(self)
 
     def cancel_timer(self) -> None:
-        """Forget when there would have been something to do."""
+        """Drop the turn that was asked for."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -96,7 +95,7 @@ class Turns:
         clock: Clock,
         budget: Callable[[float], Budget] = TimeBudget,
     ) -> None:
-        """`clock` is what steps are told the time by. `budget` makes one of so many seconds."""
+        """`clock` is the clock whose time steps are given. `budget` makes a budget from a number of seconds."""
         self.loop = loop
         self._clock = clock
         self._budget = budget
@@ -105,19 +104,19 @@ class Turns:
         self._is_called = False
         self._is_running = False
         self._end: float | None = None
-        """When the turn that is open is over."""
+        """When the current turn ends, by `time.perf_counter`; None if none has been opened."""
         self._sharing: list[asyncio.Future[Budget]] = []
         self._shares = self.work("coroutines")
         self._shares.step = self._share_out
 
     def work(self, name: str) -> Work:
-        """A kind of work; it has no turns before it is given its step (`run`) and `start` is called."""
+        """Make a kind of work; it gets no turns before its `step` is set and `start` is called."""
         made = Work(self, name)
         self._all.append(made)
         return made
 
     async def share(self) -> Budget:
-        """Wait for the next turn; gives a coroutine its part of that turn's budget."""
+        """Wait for the next turn, and return the calling coroutine's part of its budget."""
         mine: asyncio.Future[Budget] = self.loop.create_future()
         self._sharing.append(mine)
         self._shares.wake()
@@ -130,17 +129,17 @@ class Turns:
                 waiting.set_result(self._budget(SHARE_SECONDS) if len(sharing) > 1 else budget)
 
     def open(self) -> None:
-        """A turn begins with what just arrived: what that takes is not there for the turn's other work."""
+        """Begin a turn with requests that just arrived: the time they take is missing for the turn's other work."""
         self._end = time.perf_counter() + TURN_SECONDS
 
     def start(self) -> None:
-        """Begin, with a step of each kind."""
+        """Begin with one step of each kind of work."""
         self._is_running = True
         for work in self._all:
             self.ready(work)
 
     def stop(self) -> None:
-        """No more turns. Coroutines that wait for one are cancelled."""
+        """Give no more turns. Coroutines that wait for one are cancelled."""
         self._is_running = False
         for waiting in self._sharing:
             waiting.cancel()
@@ -149,7 +148,7 @@ class Turns:
             work.cancel_timer()
 
     def ready(self, work: Work) -> None:
-        """A kind of work wants its turn."""
+        """Queue a kind of work for the next turn."""
         if work.step is None or not self._is_running:
             return
         self._ready[work] = None
@@ -158,8 +157,8 @@ class Turns:
             self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """One slice for each that is ready, in the order in which they were made: of what is left of the budget, an
-        equal part."""
+        """Give each ready kind of work one slice, in the order in which the kinds were made: an equal part of the
+        remaining budget."""
         self._is_called = False
         ready = [work for work in self._all if work in self._ready]
         self._ready = {}
@@ -169,7 +168,7 @@ class Turns:
         for work in ready:
             share = max(SHARE_SECONDS, (end - time.perf_counter()) / left)
             left -= 1
-            # Each by its own look at the clock: what a step appends is not older than what one before it appended.
+            # The clock is read for each: records that one step appends must not be older than those of the step before.
             self._give_turn(work, look(self._clock), self._budget(share))
 
     def _give_turn(self, work: Work, now: Moment, budget: Budget) -> None:
@@ -179,8 +178,8 @@ class Turns:
         wait: float | None = FAILED_SECONDS
         try:
             wait = work.step(now, budget)
-        except Exception:  # no other work may wait for that of one
-            with contextlib.suppress(MemoryError):  # nor this one for a line that there is no memory for
+        except Exception:  # one kind of work must not stop the others
+            with contextlib.suppress(MemoryError):  # nor must this one stop because there is no memory for a log line
                 log.exception("step_failed", of=work.name)
         if wait is None:
             return

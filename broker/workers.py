@@ -1,5 +1,5 @@
-"""The threads in which what waits for the disk is run, one set for the whole broker: who has something to wait for
-names a lane, and is called back in the event loop."""
+"""The threads for work that waits for the disk, one set for the whole broker: a component names a lane for its work,
+and is called back in the event loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class Background(Enum):
-    """Lanes of the broker's own, beside those of `storage.durability.jobs.Lane`."""
+    """The broker's own lanes, in addition to those of `storage.durability.jobs.Lane`."""
 
     PULLS = auto()
-    """Messages that consumers want and that are not in memory."""
+    """Reads of messages that consumers pull and that are not in memory."""
     READS = auto()
-    """What else has to be read from the disk."""
+    """All other reads from the disk."""
     TABLES = auto()
-    """The JSON tables are written."""
+    """Writes of the JSON tables."""
 
 
 _THREADS: Final = {
@@ -38,7 +38,7 @@ _THREADS: Final = {
 
 
 class Workers(Protocol):
-    """Runs what waits: `storage.durability.jobs.Workers`, and for coroutines."""
+    """Runs work that waits for the disk: `storage.durability.jobs.Workers`, extended for coroutines."""
 
     def start(
         self, lane: Lane | Background, work: Callable[[], object], done: Callable[[Exception | None], None]
@@ -46,20 +46,20 @@ class Workers(Protocol):
         """See `storage.durability.jobs.Workers`."""
 
     def run(self, lane: Lane | Background, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run something in a lane; the future has what it gives, or why it could not be run."""
+        """Run `work` in a lane; the future holds its result, or the error that kept it from running."""
 
     def stop(self) -> None:
-        """Wait until everything that was started is done; nothing may be started any more."""
+        """Wait until all started work is done; nothing may be started afterwards."""
 
 
 class ThreadWorkers:
-    """Implements `storage.durability.jobs.Workers`, and runs what coroutines wait for. Belongs to an event loop.
+    """Implements `storage.durability.jobs.Workers`, and runs work that coroutines await. Belongs to an event loop.
 
-    All threads are started at once. The system may have none to give later (the pids limit of a container, `ulimit
-    -u`), and work that somebody counts on must not fail for that."""
+    All threads are started at once: the system may have none to give later (the pids limit of a container, `ulimit
+    -u`), and that must not make work fail that other components depend on."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Raises ConfigError where the system does not give so many threads."""
+        """Raises ConfigError if the system does not give enough threads."""
         self._loop = loop
         self._lanes = {
             lane: ThreadPoolExecutor(count, thread_name_prefix=lane.name.lower()) for lane, count in _THREADS.items()
@@ -91,7 +91,7 @@ class ThreadWorkers:
         """See Workers."""
         try:
             return self._loop.run_in_executor(self._lanes[lane], work)
-        except Exception as error:  # memory ran out, say: whoever waits for the end of the work is told
+        except Exception as error:  # for example no memory: the future of the work must still be resolved
             failed: asyncio.Future[T] = self._loop.create_future()
             failed.set_exception(error)
             return failed
@@ -103,11 +103,11 @@ class ThreadWorkers:
 
 
 def _start_threads(pool: ThreadPoolExecutor, count: int) -> None:
-    """Have a pool start all its threads. Raises RuntimeError."""
+    """Make a pool start all its threads. Raises RuntimeError if the system does not give enough."""
     together = threading.Barrier(count)
     try:
         for _ in range(count):
-            pool.submit(together.wait)  # none is done before all have begun, so each needs a thread of its own
+            pool.submit(together.wait)  # none ends before all have begun, so each needs a thread of its own
     except BaseException:
         together.abort()
         raise

@@ -1,1 +1,1 @@
-"""Connections, and how requests come to their handlers and answers to their clients."""
+"""Connections, and the paths of requests to their handlers and of answers to their clients."""

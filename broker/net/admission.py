@@ -1,7 +1,7 @@
-"""Requests that are under way: begun, and answered later, because they wait for the disk or for somebody else.
+"""Requests that are under way: begun, and answered later, because they wait for the disk or for another client.
 
-How much memory they may hold is bounded, of one connection and of all. Beyond that nobody is refused: the connection's
-next request waits where it is, in what was read of the socket, and the socket is not read on.
+The memory that they may hold is bounded, for one connection and for all together. Beyond that no request is refused:
+the connection's next request waits in the bytes already read from the socket, and the socket is not read further.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final, Protocol
 from duemq.broker.errors import NotNow
 
 OWN_BYTES: Final = 16 * 1024
-"""What a request counts as, besides its body and its answer: a task, a stack, its header."""
+"""The bytes that a request counts as besides its body and its answer: a task, a stack, its header."""
 CONNECTION_BYTES: Final = 4 * 1024 * 1024
-"""So much may be under way of one connection."""
+"""Bytes that may be under way on one connection."""
 _ADMITTED_A_TURN: Final = 8
 
 
 class Guest(Protocol):
-    """A connection, as far as its requests are admitted."""
+    """A connection, as a source of requests to admit."""
 
     under_way: int
-    """Bytes of its requests that are."""
+    """Bytes of the connection's requests that are under way."""
 
     def hold_back(self) -> None:
         """Hand over no more requests."""
@@ -33,20 +33,20 @@ class Guest(Protocol):
 
 
 class Admission:
-    """Counts what is under way. Belongs to the event loop."""
+    """Counts the bytes under way. Belongs to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop = loop
         self.limit = limit
         self.used = 0
         self._full: set[Guest] = set()
-        """Who waits for requests of its own to end..."""
+        """Connections that wait until requests of their own end."""
         self._waiting: deque[Guest] = deque()
-        """...and who for any."""
+        """Connections that wait until any requests end."""
         self._is_scheduled = False
 
     def begin(self, guest: Guest, size: int, *, at_once: bool = False) -> None:
-        """A request begins that holds so many bytes. Raises NotNow, unless `at_once`."""
+        """Begin a request that holds `size` bytes. Raises NotNow if there is no room, unless `at_once`."""
         if not at_once:
             if guest.under_way >= CONNECTION_BYTES:
                 self._full.add(guest)
@@ -60,7 +60,7 @@ class Admission:
         self.used += size
 
     def end(self, guest: Guest, size: int) -> None:
-        """The request has ended."""
+        """End a request that `begin` admitted."""
         guest.under_way -= size
         self.used -= size
         if guest in self._full and guest.under_way < CONNECTION_BYTES:
@@ -69,7 +69,7 @@ class Admission:
         self._schedule()
 
     def lost(self, guest: Guest) -> None:
-        """A connection is gone, and hands nothing over any more; what is under way of it ends as ever."""
+        """A connection is gone, and hands over no more requests; those under way still end with `end`."""
         self._full.discard(guest)
 
     def _schedule(self) -> None:
@@ -78,7 +78,7 @@ class Admission:
             self._loop.call_soon(self._admit)
 
     def _admit(self) -> None:
-        """Let some of those who wait go on. They need not use the room; therefore again, as long as there is some."""
+        """Let some waiting connections go on. They need not use the room, so this is repeated while there is some."""
         self._is_scheduled = False
         if self.used < self.limit:
             for _ in range(min(_ADMITTED_A_TURN, len(self._waiting))):

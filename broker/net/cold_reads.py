@@ -1,5 +1,5 @@
-"""Looking into files from the event loop, which must not wait for the disk: what is not in memory is read by a thread
-first, and whoever wanted it looks again."""
+"""Lookups in files from the event loop, which must not wait for the disk: bytes that are not in memory are first read
+by a thread, and the lookup is then repeated."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from duemq.storage.files import Files
 T = TypeVar("T")
 
 TRIES: Final = 100
-"""How often something may have to be read that was read before: whoever takes memory takes it faster than it is filled
-then. A search that goes through more files than that reads each of them once."""
+"""How many times a lookup may have to read again what it read before. Beyond that, other processes take memory faster
+than it is filled. A search through more files than this reads each of them only once."""
 _MAX_PLACES: Final = 10_000
 
 
 class Repeats:
-    """Counts what one piece of work has read again."""
+    """Counts the repeated reads of one piece of work."""
 
     def __init__(self) -> None:
         self._places: set[Hashable] = set()
@@ -31,42 +31,42 @@ class Repeats:
 
     @property
     def are_too_many(self) -> bool:
-        """Whether the work is to wait for the disk itself now, or would never end."""
+        """Whether the work should now wait for the disk itself, as it would otherwise never end."""
         return self._repeated >= TRIES
 
     def add(self, place: Hashable) -> None:
-        """Something has to be read; see `NotInMemory.place`."""
+        """Count a read; for `place` see `NotInMemory.place`."""
         self._repeated += place in self._places
         if len(self._places) < _MAX_PLACES:
             self._places.add(place)
 
     def clear(self) -> None:
-        """The work went on."""
+        """Start again from zero, after the work went on."""
         if self._places:
             self._places.clear()
             self._repeated = 0
 
 
 class ColdReads:
-    """Runs what looks into files. It must change nothing before its last read, as it may be run several times."""
+    """Runs lookups in files. A lookup must change nothing before its last read, as it may run several times."""
 
     def __init__(self, files: Files, workers: Workers, share: Callable[[], Awaitable[Budget]]) -> None:
-        """`share` gives a part of the next turn of the event loop."""
+        """`share` gives a part of the event loop's next turn."""
         self._files = files
         self._workers = workers
         self._share = share
 
     def at_once(self, look: Callable[..., T], *arguments: Any) -> T:
-        """Look now. Raises NotInMemory where the disk would have to be waited for, and what `look` raises."""
+        """Look now. Raises NotInMemory if that would have to wait for the disk, and whatever `look` raises."""
         files = self._files
         before, files.may_wait = files.may_wait, False
         try:
             return look(*arguments)
         finally:
-            files.may_wait = before  # whoever looks may be looked into
+            files.may_wait = before  # lookups may be nested
 
     async def run(self, look: Callable[..., T], *arguments: Any) -> T:
-        """Look, as often as something had to be read before. Raises what `look` raises, OSError for one."""
+        """Look, repeatedly if something has to be read first. Raises whatever `look` raises, OSError for example."""
         repeats = Repeats()
         while not repeats.are_too_many:
             try:
@@ -75,12 +75,12 @@ class ColdReads:
                 repeats.add(missing.place)
                 read = missing.read
             if not await self.read(read):
-                break  # whoever looks is told what is wrong, in its own words
+                break  # `look` then raises the error in its own words
         return look(*arguments)
 
     async def read(self, read: Callable[[], object]) -> bool:
-        """Have a thread read, which may wait for the disk. Gives whether it could: whoever looks after that finds the
-        bytes in memory, or is told what is wrong."""
+        """Have a thread read, which may wait for the disk; return whether it could. The caller then looks again, and
+        finds the bytes in memory, or the error."""
         try:
             await self._workers.run(Background.READS, read)
         except OSError:
@@ -88,7 +88,7 @@ class ColdReads:
         return True
 
     def step(self, step: Step, wake: Callable[[], None]) -> Step:
-        """A step that ends where it would have to wait for the disk; `wake` is called when a thread has read."""
+        """Return a step that ends early instead of waiting for the disk; `wake` is called when a thread has read."""
         has_failed, repeats, under_way = False, Repeats(), set[Hashable]()
 
         def read(place: Hashable, error: Exception | None) -> None:
@@ -100,14 +100,14 @@ class ColdReads:
         def run(now: Moment, budget: Budget) -> float | None:
             nonlocal has_failed
             if has_failed or repeats.are_too_many:
-                # It is told what is wrong, in its own words; or others take memory faster than it is filled.
+                # The step then raises the error in its own words, or others take memory faster than it is filled.
                 has_failed = False
                 repeats.clear()
                 return step(now, budget)
             try:
                 wait = self.at_once(step, now, budget)
             except NotInMemory as missing:
-                if missing.place not in under_way:  # it may be called for something else meanwhile
+                if missing.place not in under_way:  # the step may be called for another reason meanwhile
                     under_way.add(missing.place)
                     repeats.add(missing.place)
                     self._workers.start(Background.READS, missing.read, partial(read, missing.place))
@@ -118,7 +118,7 @@ class ColdReads:
         return run
 
     async def each(self, looks: Iterable[Callable[[], T]]) -> list[T]:
-        """What each of many looks gives, with the loop's turns in between."""
+        """Return the result of each of many lookups, with the loop's turns in between."""
         found: list[T] = []
         budget = await self._share()
         for look in looks:

@@ -1,16 +1,17 @@
-"""One client's TCP connection: moves bytes between the socket and the router, and keeps what is held of it bounded.
+"""One client's TCP connection: moves bytes between the socket and the router, and bounds the memory that it holds.
 
 Backpressure, in the order of the stream: a client that does not read its responses fills the socket, then the
-transport's buffer up to its high mark; from then on no further request of it is handled, and its socket is not read.
-What is held of a connection is so at most one read, one partial frame and the responses of one slice.
+transport's buffer up to its high mark; from then on none of its requests is handled, and its socket is not read. So a
+connection holds at most one read, one partial frame and the responses of one slice.
 
-What all connections hold of unfinished frames has one limit, and whoever holds most pays. While many send large frames
-at once, each reads a little and waits for its turn to read on, so that a turn of the loop does not read gigabytes. What
-all hold of responses that are not read has another limit, and again one that holds most pays (see `output_budget`).
+The unfinished frames of all connections have one limit; beyond it, one of the connections that hold most is closed.
+While many connections send large frames at once, each reads a little and waits for its turn to read on, so that a turn
+of the loop does not read gigabytes. The unread responses of all connections have another limit, enforced in the same
+way (see `output_budget`).
 
-The requests of a read are handled as far as the turn of the event loop has time for them. Those that are left wait in
-the backlog, with the socket not read either, until `RequestTurns` gives the connection its share. The backlog of a
-connection that is closing is dropped: nobody would read the answers.
+The requests of a read are handled as far as the turn of the event loop has time for them. The rest wait in the backlog,
+and the socket is not read, until `RequestTurns` gives the connection its share. The backlog of a closing connection is
+dropped: nobody would read the answers.
 """
 
 from __future__ import annotations
@@ -40,32 +41,33 @@ log = structlog.get_logger(__name__)
 WRITE_HIGH_BYTES: Final = 256 * 1024
 """Response bytes buffered for a client before its requests have to wait."""
 LARGE_RESPONSE_BYTES: Final = 64 * 1024
-"""What is written at once and is that large stays in memory as a whole until the last byte of it is sent: so its client
-counts as one that does not read until then, however little is left."""
+"""A response this large, written at once, stays in memory as a whole until its last byte is sent. Until then its client
+counts as stalled, however little is left."""
 READ_BYTES: Final = 256 * 1024
-"""The most that one read brings..."""
+"""The most bytes of one read."""
 SHORT_READ_BYTES: Final = 64 * 1024
-"""...and the most while many send large frames."""
+"""The most bytes of one read while many connections send large frames."""
 LARGE_FRAME_BYTES: Final = 64 * 1024
-"""Who sends no larger frame does not wait for those who do, nor pay for what they hold."""
+"""Connections with smaller frames neither wait for those with large frames nor are closed for the memory these hold."""
 READERS: Final = 8
-"""So many may send large frames without waiting for each other, and so many of those who wait read on in one turn."""
+"""How many connections may send large frames without waiting for each other, and how many waiting ones read on in one
+turn."""
 INPUT_BYTES: Final = 256 * 1024 * 1024
 FEW_REQUESTS: Final = 16
-"""So many requests that have to wait do so with those who ask for little."""
+"""A backlog of up to this many requests waits in the lane for little work."""
 MAX_REQUESTS: Final = 128
-"""Requests of ours that may wait for a client's response at once."""
+"""The broker's own requests that may wait for a client's responses at once."""
 
 ResponseHandler = Callable[[Command | None], None]
-"""Called with the response, or None when none came."""
+"""Called with the response, or with None if there was none."""
 
 
 class FrameHandler(Protocol):
-    """What a connection hands its frames to."""
+    """The receiver of a connection's frames."""
 
     def handle(self, connection: Connection, frames: list[Frame], position: int, is_over: IsOver) -> int:
-        """Handle frames in order, from a position on, and give the position behind the last that was handled. Some are
-        left when the connection cannot take more responses, and when `is_over`, but not before one was handled."""
+        """Handle frames in order, from a position on, and return the position behind the last that was handled. Some
+        are left when the connection cannot take more responses, or after at least one when `is_over`."""
 
     def connection_made(self, connection: Connection) -> None:
         """A client connected."""
@@ -74,20 +76,20 @@ class FrameHandler(Protocol):
         """A client is gone."""
 
     def complain(self, event: str, connection: Connection, reason: str) -> None:
-        """Log what a client did wrong, as long as such lines are no flood."""
+        """Log a client's error, unless there are too many such lines."""
 
 
 class InputBudget:
-    """What all connections together may hold of unfinished frames, in bytes, and whose turn it is to read on."""
+    """The bytes that all connections together may hold of unfinished frames, and the order in which they read on."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = INPUT_BYTES) -> None:
         self._loop = loop
         self.limit = limit
         self.used = 0
         self._by_size: list[dict[Connection, None]] = [{}]
-        """The connections with large frames that are not finished, by what they hold in steps of LARGE_FRAME_BYTES."""
+        """The connections with unfinished large frames, by the bytes they hold in steps of LARGE_FRAME_BYTES."""
         self._large = 0
-        """How many there are."""
+        """The number of connections with unfinished large frames."""
         self._waiting: deque[Connection] = deque()
         self._is_scheduled = False
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -95,16 +97,16 @@ class InputBudget:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether many send large frames, so that each reads a little only, and then waits."""
+        """Whether many connections send large frames, so that each reads only a little and then waits."""
         return self._large > READERS
 
     def buffer(self) -> memoryview:
-        """What the next read goes into, whoever reads: it is used up before the read after it."""
+        """The buffer of the next read, shared by all connections: its bytes are used before the next read begins."""
         return self._short_buffer if self._large > READERS else self._buffer
 
     def hold(self, connection: Connection, before: int, after: int) -> Connection | None:
-        """A connection holds so many bytes; gives the one that has to go because all hold too much: one of those that
-        hold most."""
+        """Note that a connection holds `after` bytes, `before` until now. Return a connection to close if all together
+        hold too much: one of those that hold most."""
         self.used += after - before
         if after <= before or self.used <= self.limit:
             return None
@@ -114,7 +116,7 @@ class InputBudget:
         return connection
 
     def move(self, connection: Connection, before: int, after: int) -> None:
-        """A connection with a large frame holds so many bytes; -1: it has none."""
+        """Note how many bytes a connection holds of a large frame; -1: it has no large frame."""
         steps = self._by_size
         old, new = (size // LARGE_FRAME_BYTES for size in (before, after))
         if old == new:
@@ -128,7 +130,7 @@ class InputBudget:
         self._large += (new >= 0) - (old >= 0)
 
     def wait(self, connection: Connection) -> None:
-        """Call `read_on` of a connection when it is its turn."""
+        """Call `read_on` of a connection when its turn comes."""
         self._waiting.append(connection)
         self._schedule()
 
@@ -146,7 +148,7 @@ class InputBudget:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The asyncio side of a connection. `peer` is "address:port"; `born_host` the same as records have it."""
+    """The asyncio side of a connection. `peer` is "address:port"; `born_host` is the same in the form of records."""
 
     __slots__ = (
         "_backlog",
@@ -194,13 +196,13 @@ class Connection(asyncio.BufferedProtocol):
         self._is_over = False
         """Whether no more requests are taken."""
         self._large = -1
-        """Bytes held of a large frame, -1 without one; as the budget was told."""
+        """Bytes held of a large frame, -1 without one; the value last given to the budget."""
         self._waits_to_read = False
         self._reads = True
         self._transport: asyncio.Transport | None = None
         self._backlog: list[Frame] = []
         self._position = 0
-        """How many frames of the backlog are handled."""
+        """The number of backlog frames that are handled."""
         self._is_queued = False
         """Whether the backlog waits for its turn."""
         self._is_held_back = False
@@ -208,14 +210,14 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes of requests that are begun and not answered yet; see `admission`."""
         self._paused = False
         self._waiters: list[Callable[[Connection], None]] = []
-        """Who wants to know when it takes answers again."""
+        """Called once when the connection takes answers again."""
         self._pending: PendingRequests[ResponseHandler] | None = None
         self.peer = ""
         self.born_host = b""
         self.is_closed = False
         self.last_codec = JSON
         self.last_read = loop.time()
-        """When bytes last came, in seconds of the loop's clock."""
+        """When bytes last arrived, in seconds of the loop's clock."""
 
     # --- asyncio.Protocol
 
@@ -223,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
         """See asyncio."""
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        # A client that is gone already has no name any more.
+        # A client that is already gone has no peer name.
         host, port = (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         self.peer = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
         self.born_host = pack_host(host, port)
@@ -240,7 +242,7 @@ class Connection(asyncio.BufferedProtocol):
         self.data_received(bytes(self._budget.buffer()[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Take what was read, and handle the requests in it, or some of them."""
+        """Take the bytes of a read, and handle all or some of the requests in them."""
         self.last_read = self._loop.time()
         if self._is_over:
             return
@@ -261,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(reader.error)
 
     def eof_received(self) -> bool:
-        """See asyncio. Closes: RocketMQ's clients do not send only half of a close."""
+        """See asyncio. Closes: RocketMQ's clients do not half-close connections."""
         self._reader.receive_eof()
         if self._reader.error is not None:
             self._handler.complain("connection_broken", self, str(self._reader.error))
@@ -298,12 +300,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the client does not read its responses fast enough to be given more."""
+        """Whether the client reads its responses too slowly to be given more."""
         return self._paused
 
     @property
     def takes_answers(self) -> bool:
-        """Whether it makes sense to handle a request of the client now."""
+        """Whether handling a request of the client now makes sense."""
         return (
             not self._paused
             and not self._is_held_back
@@ -312,8 +314,8 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def when_takes_answers(self, then: Callable[[Connection], None]) -> None:
-        """It does not take answers now: call `then` once, with this connection, when it does again. Not called where
-        it is lost before."""
+        """Call `then` once, with this connection, when it takes answers again; it must not take any now. Not called if
+        the connection is lost before."""
         self._waiters.append(then)
 
     @property
@@ -352,7 +354,7 @@ class Connection(asyncio.BufferedProtocol):
         self.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def notify(self, command: Command) -> None:
-        """Send a one-way request to the client. A client that does not read is not told."""
+        """Send a one-way request to the client, unless it is stalled."""
         if self._transport is None or self._paused:
             return
         if self._pending is None:
@@ -362,9 +364,9 @@ class Connection(asyncio.BufferedProtocol):
         self.write(codec.encode(command, self.last_codec))
 
     def request(self, command: Command, timeout: float, on_response: ResponseHandler) -> None:
-        """Send a request to the client; `on_response` is called once, with None after `timeout` seconds, when the
-        connection is lost, and at once for a client that does not read or owes us too many responses. Raises
-        LocalProtocolError for a request that does not fit into a frame."""
+        """Send a request to the client. `on_response` is called once: with the response; with None after `timeout`
+        seconds or when the connection is lost; and with None at once if the client is stalled or already owes
+        MAX_REQUESTS responses. Raises LocalProtocolError for a request that does not fit into a frame."""
         if self._pending is None:
             self._pending = PendingRequests()
         if self._transport is None or self._paused or len(self._pending) >= MAX_REQUESTS:
@@ -380,13 +382,13 @@ class Connection(asyncio.BufferedProtocol):
         self._loop.call_later(timeout, self._expire)
 
     def take_response(self, command: Command) -> None:
-        """A response of the client arrived."""
+        """Take a client's response."""
         waiter = self._pending.take(command.opaque) if self._pending is not None else None
         if waiter is not None:
             waiter(command)
 
     def stop_reading(self) -> None:
-        """Take no more requests; answers that are due still go out."""
+        """Take no more requests; outstanding answers are still sent."""
         self._drop_backlog()
         self._is_over = True
         if self._transport is not None and not self._transport.is_closing():
@@ -394,7 +396,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def close(self) -> None:
-        """Close, after what is buffered has been sent."""
+        """Close after everything buffered has been sent."""
         if self._transport is not None:
             self._transport.close()
 
@@ -404,13 +406,13 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def refuse(self, error: FrameError) -> None:
-        """The stream cannot be read on: close, with one log line."""
+        """Close with one log line, because the stream cannot be read further."""
         if self._transport is not None and not self._transport.is_closing():
             self._handler.complain("connection_refused", self, str(error))
             self._transport.close()
 
     def drop(self, reason: str) -> None:
-        """What is held of this client has to be freed: close at once, with one log line."""
+        """Close at once with one log line, to free the memory held for this client."""
         self._handler.complain("connection_dropped", self, reason)
         self.abort()
         self._let_go()
@@ -418,14 +420,14 @@ class Connection(asyncio.BufferedProtocol):
     # ---
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.Work`: handle some of the backlog."""
+        """See `request_turns.Work`: handle part of the backlog."""
         self._is_queued = False
         if not self._backlog:
             return False
         try:
             self._position = self._handler.handle(self, self._backlog, self._position, is_over)
         except Exception:
-            # The frame that is to blame must not be handled again, nor keep the others' turn from them.
+            # The failing frame must not be handled again, nor keep other connections from their turns.
             log.exception("connection_failed", peer=self.peer)
             self.abort()
             return False
@@ -449,7 +451,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue_backlog()
 
     def read_on(self) -> None:
-        """It is this connection's turn to read on."""
+        """Read on: this connection's turn has come."""
         self._waits_to_read = False
         self._steer()
 
@@ -462,7 +464,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue_backlog()
 
     def _steer(self) -> None:
-        """Read from the socket, or do not."""
+        """Pause or resume reading from the socket."""
         if self._transport is None or self._transport.is_closing():
             return
         reads = not self._backlog and not self._waits_to_read and not self._is_over
@@ -474,7 +476,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.pause_reading()
 
     def _queue_backlog(self) -> None:
-        """Let the backlog, if there is one, wait for its turn."""
+        """Queue a non-empty backlog for its turn."""
         if self._backlog and not self._paused and not self._is_held_back and not self._is_queued:
             self._is_queued = True
             self._turns.add(self, is_little=len(self._backlog) - self._position <= FEW_REQUESTS)
@@ -489,7 +491,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog, self._position = [], 0
 
     def _hold(self, size: int) -> None:
-        """Account for the unfinished frame; too many large ones together cost one of the largest its connection."""
+        """Account for the unfinished frame; if all together are too large, one of the largest is dropped."""
         large = size if self._reader.announced >= LARGE_FRAME_BYTES else -1
         self._budget.move(self, self._large, large)
         self._large = large
@@ -503,13 +505,14 @@ class Connection(asyncio.BufferedProtocol):
             self._budget.wait(self)
 
     def _let_go(self) -> None:
-        """Free the unfinished frame now: the transport and we refer to each other until the garbage collector runs."""
+        """Free the unfinished frame now: transport and connection refer to each other until the garbage collector
+        runs."""
         self._reader.close()
         self._hold(0)
 
     def _hold_output(self, given: int) -> None:
-        """Account for responses that the client does not read, `given` bytes more; too many of all clients together
-        cost one that holds most its connection."""
+        """Account for `given` more bytes that the client does not read; if all clients together leave too much unread,
+        one of those that hold most is dropped."""
         if self._transport is not None and not self._transport.is_closing():
             self._output.hold(self, given)
 

@@ -1,10 +1,11 @@
-"""Answers that are held until what they speak of is released, that is: until the disk has it (`Durability.released`).
+"""Answers that are held until their records are released, that is, are on the disk (`Durability.released`).
 
-With SYNC_FLUSH the answers to sends wait here; all that one flush releases go out together, one write a connection
-(group commit). With ASYNC_FLUSH nothing waits.
+With SYNC_FLUSH the answers to sends wait here; all answers that one flush releases are sent together, one write per
+connection (group commit). With ASYNC_FLUSH nothing waits.
 
-What waits is bounded: beyond `capacity` messages the send handler refuses (`is_full`). A wait that takes longer than
-syncFlushTimeout is answered FLUSH_DISK_TIMEOUT, as RocketMQ does: the message is stored, its durability unknown.
+The number of waiting messages is bounded: beyond `capacity` messages the send handler refuses (`is_full`). A wait
+longer than syncFlushTimeout is answered FLUSH_DISK_TIMEOUT, as in RocketMQ: the message is stored, its durability
+unknown.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class _Held(NamedTuple):
 
 
 class HeldAnswers:
-    """All answers that wait. Belongs to the event loop."""
+    """All held answers. Belongs to the event loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, timeout: float, capacity: int, want: Callable[[int], None]
     ) -> None:
-        """`timeout` in seconds, `capacity` in messages. `want` is called with the position that
-        has to be released, when an answer begins to wait."""
+        """`timeout` in seconds, `capacity` in messages. `want` is called, when an answer begins to wait, with the
+        position that has to be released."""
         self._loop = loop
         self._timeout = timeout
         self._capacity = capacity
@@ -43,21 +44,21 @@ class HeldAnswers:
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
         self.is_full = False
-        """Whether as many messages wait for the disk as may."""
+        """Whether the number of messages that wait for the disk has reached the capacity."""
 
     def reconfigure(self, capacity: int) -> None:
-        """Let another number of messages wait."""
+        """Change the number of messages that may wait."""
         self._capacity = capacity
         self._count(0)
 
     @property
     def waiting(self) -> int:
-        """Messages that wait for the disk."""
+        """The number of messages that wait for the disk."""
         return self._messages
 
     @property
     def head_wait_ms(self) -> int:
-        """How long the first of them has waited."""
+        """How long the first held answer has waited, in ms."""
         if not self._held:
             return 0
         return max(0, int((self._loop.time() - self._held[0].deadline + self._timeout) * 1000))
@@ -70,8 +71,8 @@ class HeldAnswers:
         messages: int,
         on_timeout: Callable[[], list[bytes]],
     ) -> None:
-        """Send frames to a client when everything before a physical offset is durable; what `on_timeout` gives if that
-        takes too long, or will never be."""
+        """Send frames to a client once everything before a physical offset is durable; send the result of `on_timeout`
+        instead if that takes too long, or will never happen."""
         if self._is_over:
             connection.write_many(on_timeout())
             return
@@ -83,7 +84,7 @@ class HeldAnswers:
         self._want(position)
 
     def released(self, position: int) -> None:
-        """Everything before a physical offset is durable: answer those whose messages lie before it."""
+        """Everything before a physical offset is durable: send the answers whose messages lie before it."""
         by_connection: dict[Connection, list[bytes]] = {}
         held = self._held
         while held and held[0].position <= position:
@@ -98,7 +99,7 @@ class HeldAnswers:
             connection.write_many(frames)
 
     def give_up(self) -> None:
-        """Nothing is released any more: answer all that wait, and all that are to come, as late ones."""
+        """Nothing will be released any more: answer all held and all future answers as if they had timed out."""
         self._is_over = True
         held, self._held = self._held, deque()
         self._count(-self._messages)
@@ -111,7 +112,7 @@ class HeldAnswers:
     # ---
 
     def _time_out(self) -> None:
-        """Answer those who have waited too long; the timer is set again for the next."""
+        """Answer the requests that have waited too long; set the timer again for the next."""
         self._timer = None
         now = self._loop.time()
         held = self._held

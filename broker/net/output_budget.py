@@ -1,8 +1,8 @@
-"""What all connections together hold of responses that their clients do not read.
+"""Limit on the unread responses that all connections hold together.
 
-Only connections that are stalled count: those whose write buffer is above its high mark. Beyond the limit whoever holds
-most pays: a stalled connection is closed, so that all others go on. A client that takes its responses slowly is not
-closed before those that take nothing, and one that was just given much has some seconds to take it.
+Only stalled connections count: those whose write buffer is above its high mark. Beyond the limit, one of the
+connections that hold most is closed so that all others go on. Clients that take nothing are closed before a client that
+reads slowly, and a client that was just given much has some seconds to read it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final, Protocol
 
 OUTPUT_BYTES: Final = 512 * 1024 * 1024
 PATIENCE_SECONDS: Final = 2.0
-"""Who has taken nothing for so long goes before those who hold more, but have not had the time."""
+"""A client that has taken nothing for this long is closed before clients that hold more but had less time."""
 _LOOKS: Final = 32
-"""So many connections are looked at to find one to close."""
+"""Maximum number of connections that are looked at to find one to close."""
 
 
 class Holder(Protocol):
-    """A connection, as far as it holds responses."""
+    """A connection, as a holder of responses."""
 
     @property
     def buffered(self) -> int:
@@ -27,40 +27,40 @@ class Holder(Protocol):
 
     @property
     def queued(self) -> int:
-        """Bytes that the kernel holds for the client: another number tells that the client has taken some, long before
-        there is room for more of `buffered`. -1 where nobody can tell."""
+        """Bytes that the kernel holds for the client. A changed number shows that the client has read some, long before
+        there is room for more of `buffered`. -1 if unknown."""
 
     def drop(self, reason: str) -> None:
         """Close at once, with one log line."""
 
 
 class _Account:
-    """What is known of one stalled connection."""
+    """The account of one stalled connection."""
 
     __slots__ = ("buffered", "given", "held", "largest", "queued", "since")
 
     def __init__(self, since: float, queued: int) -> None:
         self.queued = queued
-        """Bytes that the kernel held, when last looked at."""
+        """Bytes that the kernel held at the last look."""
         self.since = since
-        """When its client last took something, or else when it was stalled; in seconds of the loop's clock."""
+        """When the client last read something, or else when it stalled; in seconds of the loop's clock."""
         self.buffered = 0
-        """Bytes not taken, when last looked at."""
+        """Bytes not taken by the client at the last look."""
         self.given = 0
-        """Bytes that it was given since it was stalled..."""
+        """Bytes that the connection was given since it stalled."""
         self.largest = 0
-        """...and the most of them at once."""
+        """The most bytes that the connection was given at once since it stalled."""
         self.held = 0
-        """Bytes that it counts for: what was given at once is held as a whole until all of it is taken."""
+        """Bytes that the connection counts for: bytes given at once count as a whole until all of them are taken."""
 
     @property
     def size(self) -> int:
-        """The class of its size: what it holds is less than 2 to the power of that."""
+        """The class of its size, n: it holds less than 2 to the power of n bytes."""
         return self.held.bit_length()
 
 
 class OutputBudget:
-    """Counts the bytes, and closes who has to pay. Belongs to the event loop."""
+    """Counts the bytes, and closes connections beyond the limit. Belongs to the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = OUTPUT_BYTES) -> None:
         self._loop = loop
@@ -68,11 +68,11 @@ class OutputBudget:
         self.used = 0
         self._accounts: dict[Holder, _Account] = {}
         self._by_size: list[OrderedDict[Holder, None]] = []
-        """Who holds how much, by the class of its size; in each, those first that have been in it longest."""
+        """The stalled connections by class of size; within a class, those that have been in it longest come first."""
 
     def hold(self, holder: Holder, given: int) -> None:
-        """A stalled connection was given so many bytes more, or, without any, has just become stalled. Closes
-        connections, maybe this one, as long as all hold too much."""
+        """A stalled connection was given `given` more bytes, or has just stalled if `given` is 0. Closes connections,
+        possibly this one, as long as all together hold too much."""
         buffered, now = holder.buffered, self._loop.time()
         account = self._accounts.get(holder)
         if account is None:
@@ -93,14 +93,14 @@ class OutputBudget:
             )
 
     def release(self, holder: Holder) -> None:
-        """A connection is not stalled any more, or gone."""
+        """A connection is no longer stalled, or is gone."""
         account = self._accounts.pop(holder, None)
         if account is not None:
             self.used -= account.held
             del self._by_size[account.size][holder]
 
     def _note(self, holder: Holder, account: _Account, buffered: int) -> None:
-        """Note how much a connection has not taken."""
+        """Note how much a connection's client has not taken."""
         before = account.size
         self.used -= account.held
         account.buffered = buffered
@@ -116,7 +116,7 @@ class OutputBudget:
         return self._by_size[size]
 
     def _payer(self) -> Holder | None:
-        """Who is to be closed; None where it turns out that clients have read enough meanwhile."""
+        """Return the connection to close; None if clients have meanwhile read enough."""
         now = self._loop.time()
         most: Holder | None = None
         looks = 0
@@ -134,7 +134,7 @@ class OutputBudget:
                         return None
                 elif now - account.since < PATIENCE_SECONDS and looks < _LOOKS:
                     most = most or holder
-                    break  # those behind it had no more time
+                    break  # those behind it had no more time either
                 else:
                     return holder
                 if looks >= _LOOKS:

@@ -1,10 +1,10 @@
-"""Requests that take turns: what is left of many goes on a slice at a time, so that nobody waits long for others.
+"""Requests that take turns: large numbers of requests proceed slice by slice, so that no client waits long for others.
 
-What just arrived begins at once while the turn of the event loop has time for it, and is mostly done then. What has to
-wait does so in one of two lanes, that for little and that for much, and a turn serves both alternately, a share each
-time. So who asks for little waits for others who do, however many ask for much; and those get at least half of the
-requests' part of each turn. That part is what `turns.Turns` gives them beside the broker's other work: what arrivals
-have used of a turn is not there for the rest of it.
+New requests begin at once while the turn of the event loop has time for them, and most are done then. The rest wait in
+one of two lanes, one for little work and one for much, and a turn serves both alternately, a share each time. So a
+client with little work waits only for others with little, however many have much; and those with much get at least half
+of the requests' part of each turn. `turns.Turns` allots that part besides the broker's other work: time that arrivals
+have used of a turn is missing for the rest of it.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from duemq.storage.budget import Budget
 from duemq.storage.clock import Moment
 
 ARRIVAL_SECONDS: Final = 0.002
-"""So long a turn goes on with what just arrived, before the rest of it waits."""
+"""How long a turn handles new requests before the rest of them waits."""
 LANE_SECONDS: Final = 0.001
-"""A share of one of the lanes."""
+"""One share of a lane."""
 
 IsOver = Callable[[], bool]
-"""Called after each piece of work, of whoever does it: whether to leave the rest for later."""
+"""Called after each piece of work: whether to leave the rest for later."""
 
 
 class Work(Protocol):
-    """Something that can be done piece by piece."""
+    """Work that can be done piece by piece."""
 
     def work(self, is_over: IsOver) -> bool:
-        """Do at least one piece, and more until `is_over`; whether there is more to do. Does not raise."""
+        """Do at least one piece, and more until `is_over`; return whether there is more to do. Does not raise."""
 
 
 class RequestBudget(Protocol):
-    """How much may be done for requests in one turn of the loop, and in one share of it."""
+    """Bounds the work for requests in one turn of the loop, and in one share of it."""
 
     def renew(self) -> None:
-        """A turn begins."""
+        """Begin a turn."""
 
     def begin_share(self) -> None:
-        """Within the turn, somebody's share begins."""
+        """Begin a share within the turn."""
 
     def is_spent(self) -> bool:
         """Whether the turn is over."""
 
     def spend(self) -> bool:
-        """A piece of work is done; whether the turn is over."""
+        """Count one piece of work as done; return whether the turn is over."""
 
     def spend_share(self) -> bool:
-        """A piece of work is done; whether the share or the turn is over."""
+        """Count one piece of work as done; return whether the share or the turn is over."""
 
 
 class RequestTime:
@@ -99,7 +99,7 @@ class RequestTurns:
         self._own.step = self._step
 
     def begin(self) -> IsOver | None:
-        """For work that just arrived: what tells it when to stop, or None where it has to wait from the start."""
+        """Begin work that just arrived: return the function that tells it when to stop, or None if it has to wait."""
         budget = self._budget
         if budget.is_spent():
             if self._is_scheduled:
@@ -113,8 +113,8 @@ class RequestTurns:
         return budget.spend_share
 
     def add(self, work: Work, *, is_little: bool) -> None:
-        """Let work wait for its turn. It waits in no lane yet. What of little work is not done in one share counts as
-        much."""
+        """Queue work for its turn; it must not be in a lane yet. Little work that one share does not finish continues
+        in the lane for much."""
         (self._little if is_little else self._much).append(work)
         self._schedule()
 

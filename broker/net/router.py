@@ -1,12 +1,12 @@
 """From frames to handlers: finds the handler of a request code, types the request's header, encodes the answer.
 
-A handler is a plain function from connection and request to answer, called for every frame that one read brought in;
-the answers of a read are written in one go. Its answer is a `Command`, or the bytes of a ready frame on the hot path,
-or None: then it has kept the request and answers later with `Router.answer`, or the request wants no answer. A handler
-that has to wait is a coroutine function, and costs a task; how much of that there is is bounded (see `admission`).
+A handler is a plain function from connection and request to answer, called for every frame of a read; the answers of a
+read are written in one go. Its answer is a `Command`, or the bytes of a ready frame on the hot path, or None: then it
+has either kept the request and answers later with `Router.answer`, or the request wants no answer. A handler that has
+to wait is a coroutine function and costs a task; the memory of such requests is bounded (see `admission`).
 
-Sends are staged by their handler (see `storage.log.append`) and written here, once for each run of sends in a read.
-Their answers go out after that; with SYNC_FLUSH, after the disk has them.
+Sends are staged by their handler (see `storage.log.append`) and written here, once for each series of consecutive sends
+in a read. Their answers are sent afterwards; with SYNC_FLUSH, once the records are on the disk.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ Handler = Callable[[Connection, Request[Any]], Answer | Coroutine[Any, Any, Answ
 
 _START_SIZE: Final = 12
 _SMALL_ANSWER: Final = 512
-"""Answers up to this size are written with the others of their read, whose number they bound..."""
+"""Answers up to this size are written together with the others of their read, whose number bounds them."""
 _UNSENT_BYTES: Final = 16 * 1024
-"""...and of larger ones not more than this together: a client that does not read them must be noticed."""
+"""Larger answers are written as soon as they exceed this together, so that a client that does not read is noticed."""
 _MAX_REMARK: Final = 1024
-"""Characters; a remark may repeat what a client sent."""
+"""Characters; a remark may repeat text that a client sent."""
 _APPENDS_COMPLAINT_SECONDS: Final = 60.0
 _MAX_LOGGED_A_SECOND: Final = 50
 _MAX_ENDS_LOGGED_A_SECOND: Final = 1000
-"""Of connections that end, which has cost the client more than the line costs us."""
+"""Lines about connections that end: ending one costs the client more than the line costs the broker."""
 _FLUSH_TIMEOUT: Final = "the disk did not confirm the message in time"
 _SENDS_A_LOOK: Final = 16
-"""Sends are short: the time is looked at once for so many."""
+"""Sends are short, so the time is checked only once per this many."""
 
 
 class Route:
-    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log. `reads`: it
-    looks into files, see `ColdReads`."""
+    """How requests of one code are decoded and handled. `stages`: the handler stages messages for the log. `reads`: the
+    handler looks into files, see `ColdReads`."""
 
     __slots__ = ("decode_json", "decoder", "handler", "is_async", "reads", "stages")
 
@@ -79,7 +79,7 @@ class Route:
 
 
 class Clients(Protocol):
-    """Who has to know of connections."""
+    """A component that is told about lost connections."""
 
     def connection_lost(self, connection: Connection) -> None:
         """A client is gone."""
@@ -100,8 +100,8 @@ class Router:
         sync_flush: bool,
         max_connections: int,
     ) -> None:
-        """`clock`: the messages' clock. `sync_flush`: whether the answers to sends are held until the disk has them.
-        `max_connections`: more are refused, so that there are descriptors left for files."""
+        """`clock`: the messages' clock. `sync_flush`: whether answers to sends are held until their records are on the
+        disk. `max_connections`: further connections are refused, so that descriptors are left for files."""
         self._log = store.log
         self._appender = store.appender
         self._clock = clock
@@ -113,23 +113,23 @@ class Router:
         self._sync_flush = sync_flush
         self._routes: dict[int, Route] = {}
         self._routes_by_start: dict[bytes, Route] = {}
-        """By the first bytes of a JSON header. Every client known writes the code first, and these bytes hold it with
-        the comma behind it..."""
+        """Routes by the first bytes of a JSON header. Every known client writes the code first, so these bytes contain
+        it and the comma behind it; longer codes are in `_routes_by_long_start`."""
         self._routes_by_long_start: dict[bytes, Route] = {}
-        """...but for a code of more than three digits, whose route is found by all bytes up to that comma."""
+        """Routes of codes with more than three digits, by all bytes of the header up to the first comma."""
         self._clients: list[Clients] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
         self._max_connections = max_connections
         self._takes_requests = True
         self._refused_sends = 0
-        """Sends that no line of the log tells of yet."""
+        """Refused sends that have not been logged yet."""
         self._complain_again_at = 0.0
         self._logged_second = 0
         self._logged: Counter[str] = Counter()
-        """Lines of this second, by event..."""
+        """Lines logged in this second, by event."""
         self._not_logged: Counter[str] = Counter()
-        """...and those that were left out."""
+        """Lines left out in this second, by event."""
 
     def add(
         self,
@@ -150,7 +150,7 @@ class Router:
             self._routes_by_start[(start + b'"')[:_START_SIZE]] = self._routes[code]
 
     def add_clients(self, clients: Clients) -> None:
-        """Tell about lost connections."""
+        """Register a component that is told about lost connections."""
         self._clients.append(clients)
 
     # --- connections
@@ -162,7 +162,7 @@ class Router:
         if not has_room:
             reason = f"there are {self._max_connections} connections; more descriptors make room (ulimit -n)"
             self.complain("connection_refused", connection, reason)
-        if not has_room or not self._takes_requests:  # its connection was on its way when the stop began
+        if not has_room or not self._takes_requests:  # it may have been connecting when the stop began
             connection.stop_reading()
             connection.close()
 
@@ -246,7 +246,7 @@ class Router:
         return end
 
     def _call(self, connection: Connection, route: Route, request: Request[Any]) -> bytes | None:
-        """Let a request be handled; gives the frame of the answer, if it is there already. Raises NotNow."""
+        """Have a request handled; return the frame of the answer if there is one already. Raises NotNow."""
         if route.is_async:
             self.spawn(connection, request, route.handler(connection, request))  # type: ignore[arg-type]
             return None
@@ -258,12 +258,12 @@ class Router:
             if answer is None or type(answer) is bytes:
                 return answer
             return self.encode(request, answer)  # type: ignore[arg-type]
-        except Exception as error:  # whatever a request does, the connection and the others go on
+        except Exception as error:  # a failed request must not stop the connection or the other requests
             return self._not_done(connection, route, request, error)
 
     def _not_done(self, connection: Connection, route: Route, request: Request[Any], error: Exception) -> bytes | None:
-        """What becomes of a request whose handler raised: the frame of an answer, or None where the answer comes later,
-        when what the handler looked for has been read. Raises NotNow."""
+        """Deal with a request whose handler raised: return the frame of an answer, or None if the answer comes later,
+        once the missing bytes have been read. Raises NotNow."""
         if isinstance(error, NotInMemory):
             self.spawn(connection, request, self._reads.run(self._again, route, connection, request))
             return None
@@ -272,7 +272,7 @@ class Router:
         return self.encode(request, self._failed(connection, request, error))
 
     def _again(self, route: Route, connection: Connection, request: Request[Any]) -> Answer:
-        """Let a request be handled that waited for the disk. It is under way already: what its handler begins may."""
+        """Handle a request that waited for the disk. It is already admitted, so work that its handler spawns is too."""
         self._is_under_way = True
         try:
             return route.handler(connection, request)  # type: ignore[return-value]
@@ -282,8 +282,8 @@ class Router:
     def _decode_any(
         self, connection: Connection, frame: Frame, now_ms: int
     ) -> tuple[Route | None, Request[Any] | None, bytes | None]:
-        """Decode what the quick way does not: other codecs, responses, unknown codes, wrong fields. Gives the route
-        and the request, or the answer, or neither. Raises FrameError."""
+        """Decode frames that the fast path does not: other codecs, responses, unknown codes, wrong fields. Return the
+        route and the request, or the answer, or neither. Raises FrameError."""
         command = codec.decode(frame)
         connection.last_codec = frame[0]
         if command.flag & FLAG_RESPONSE:
@@ -305,7 +305,7 @@ class Router:
     # --- answers
 
     def encode(self, request: Request[Any], answer: Command) -> bytes | None:
-        """The frame of an answer, in the codec of its request; None where the request wants none."""
+        """Return the frame of an answer, in its request's codec; None if the request wants no answer."""
         if request.flag & FLAG_ONEWAY:
             return None
         answer.opaque = request.opaque
@@ -319,14 +319,14 @@ class Router:
             connection.write(data)
 
     def fail(self, connection: Connection, request: Request[Any], error: Exception) -> None:
-        """Answer a request that a handler kept and could not answer."""
+        """Answer a request with an error, after its handler kept it and could not answer it."""
         self.answer(connection, request, self._failed(connection, request, error))
 
     def answer_when_flushed(self, connection: Connection, request: Request[Any], answer: Answer) -> Answer:
-        """The answer to a request that appended a message, or that says what became of one: kept until the disk has
-        what it goes by, where that is asked for."""
+        """Return the answer to a request that appended a message or tells the fate of one. With SYNC_FLUSH, hold the
+        answer until the records it depends on are on the disk, and return None."""
         if not self._sync_flush or answer is None or self._log.flushed >= self._log.end:
-            return answer  # where nothing was appended no flush would come
+            return answer  # if nothing was appended, no flush would come
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
         if data is not None:
             late = partial(
@@ -343,7 +343,7 @@ class Router:
         return codec.encode(answer, frame_codec)
 
     def _failed(self, connection: Connection, request: Request[Any], error: Exception) -> Command:
-        """The answer to a request whose handler raised."""
+        """Return the answer to a request whose handler raised."""
         if isinstance(error, ProtocolError):
             self.complain("request_refused", connection, str(error), code=request.code)
         elif isinstance(error, OSError):
@@ -354,7 +354,7 @@ class Router:
         return response(code, remark[:_MAX_REMARK])
 
     def complain(self, event: str, connection: Connection, reason: str, **fields: object) -> None:
-        """Log what a client did wrong: a line each, as long as there are not too many of them in a second."""
+        """Log a client's error, one line each, up to a number of lines per second and event."""
         second = int(self._clock.monotonic())
         if second != self._logged_second:
             for flood, not_logged in self._not_logged.items():
@@ -374,7 +374,7 @@ class Router:
     # --- appends
 
     def _commit(self, connection: Connection, sends: int, answers: list[bytes], start: int) -> None:
-        """Write what the handlers of a run of sends staged; `answers` from `start` on are theirs."""
+        """Write the messages that consecutive sends staged; their answers are `answers` from `start` on."""
         before, appended = time.perf_counter(), self._appender.appended
         try:
             self._appender.commit()
@@ -392,8 +392,8 @@ class Router:
             self._held.hold(self._log.end, connection, held, appended, lambda: _timed_out(held))
 
     def _complain_of_appends(self, reason: str, sends: int) -> None:
-        """Log that sends were refused, by a full disk for example: at once, and then once a minute as long as it
-        lasts, not for each."""
+        """Log refused sends (by a full disk, for example): at once, and then at most once a minute instead of for each
+        send."""
         self._refused_sends += sends
         now = self._clock.monotonic()
         if now >= self._complain_again_at:
@@ -412,9 +412,8 @@ class Router:
         size: int = 0,
         at_once: bool = False,
     ) -> None:
-        """Answer a request with what a coroutine gives. `size`: about how many bytes the answer has, where these are
-        many. Raises NotNow where too much is under way, and the handler must not have done anything yet; unless
-        `at_once`."""
+        """Answer a request with a coroutine's result. `size`: roughly the bytes of the answer, if they are many. Raises
+        NotNow if too much is under way, unless `at_once`; the handler must not have changed anything before."""
         size += OWN_BYTES + len(request.body)
         try:
             self._admission.begin(connection, size, at_once=at_once or self._is_under_way)
@@ -437,25 +436,25 @@ class Router:
             self._admission.end(connection, size)
 
     def stop_taking(self) -> None:
-        """Take no more requests, also of those who connect yet; answers that are due still go out."""
+        """Take no more requests, nor any from new connections; outstanding answers are still sent."""
         self._takes_requests = False
         for connection in list(self.connections):
             connection.stop_reading()
 
     async def finish(self, timeout: float) -> None:
-        """Wait for requests that are being handled."""
+        """Wait until the requests in progress are done, at most `timeout` seconds."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout)
 
 
 def _timed_out(answers: list[bytes]) -> list[bytes]:
-    """The answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read where the
-    message is from these too."""
+    """Return the answers to sends whose flush takes too long: stored, but maybe not durable yet. Clients read the
+    position of the message from these too."""
     return [_replaced(answer, ResponseCode.FLUSH_DISK_TIMEOUT, _FLUSH_TIMEOUT, keep_fields=True) for answer in answers]
 
 
 def _replaced(answer: bytes, code: int, remark: str, *, keep_fields: bool = False, of_all: bool = False) -> bytes:
-    """An answer that is not to be given: with this code if it is a success; who was refused is refused, unless it is
+    """Return an answer changed to this code and remark. An answer that is not a success stays as it is, unless
     `of_all`."""
     (frame,) = FrameReader().receive_data(answer)
     command = codec.decode(frame)
@@ -468,7 +467,7 @@ def _replaced(answer: bytes, code: int, remark: str, *, keep_fields: bool = Fals
 
 
 def outcome_of(error: Exception) -> tuple[int, str]:
-    """The response code and remark for what went wrong: the one place where outcomes of the store become codes."""
+    """Return the response code and remark for an error: the one place that maps errors of the store to codes."""
     if isinstance(error, Refused):
         return error.code, error.remark
     if isinstance(error, RecordIllegal):

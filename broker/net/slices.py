@@ -1,4 +1,4 @@
-"""Long work of a request, in slices between which everything else has its turn."""
+"""Long work of a request, in slices with turns of the event loop in between."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ T = TypeVar("T")
 
 
 def always() -> bool:
-    """For work that is done whether its client waits or not."""
+    """The `goes_on` of work that is finished whether or not its client still waits."""
     return True
 
 
 class Slices:
-    """Does the work of all requests that have much."""
+    """Runs the long work of all requests."""
 
     def __init__(self, share: Callable[[], Awaitable[Budget]], reads: ColdReads) -> None:
-        """`share` gives a piece of work its part of the next turn of the loop."""
+        """`share` gives a piece of work its part of the loop's next turn."""
         self._reads = reads
         self._share = share
         self._is_stopped = False
 
     def stop(self) -> None:
-        """End what is under way, before the store is closed: it is answered with an error."""
+        """End the work in progress, before the store is closed: its requests are answered with an error."""
         self._is_stopped = True
 
     async def of(
         self, steps: Iterable[T | ColdRead | None], goes_on: Callable[[], bool] = always, *, is_patient: bool = False
     ) -> AsyncGenerator[T, None]:
-        """What the steps of some work give, with the loop's turns in between. `is_patient`: they never wait for the
-        disk, see `storage.queues.pull.patiently`. Raises Refused when the broker stops, or nobody waits for it any more
-        (`goes_on`)."""
+        """Yield the results of some work's steps, with the loop's turns in between. `is_patient`: the steps never wait
+        for the disk, see `storage.queues.pull.patiently`. Raises Refused when the broker stops, or when nobody waits
+        for the results any more (`goes_on`)."""
         budget: Budget = SPENT
         for found in self._at_once(steps) if is_patient else steps:
             if budget.is_spent:
@@ -50,7 +50,7 @@ class Slices:
                 yield found
 
     def _at_once(self, steps: Iterable[T | ColdRead | None]) -> Iterator[T | ColdRead | None]:
-        """The steps, none of which may wait for the disk."""
+        """Yield the steps' results; no step may wait for the disk."""
         iterator, repeats = iter(steps), Repeats()
         while True:
             try:

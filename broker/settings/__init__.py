@@ -1,1 +1,1 @@
-"""Settings: what they are, where they come from, and how they change while the broker runs."""
+"""Settings: their definitions, their sources, and their changes while the broker runs."""

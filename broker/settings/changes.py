@@ -1,4 +1,4 @@
-"""The settings while the broker runs: the current ones, and who has to know when they change."""
+"""The settings while the broker runs: their current values, and callbacks for when they change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Callback = Callable[[BrokerConfig], None]
 
 
 class Change(NamedTuple):
-    """A property that changed. Values as properties text has them."""
+    """A changed property. Values are in the form of properties text."""
 
     name: str
     old: str
@@ -35,20 +35,20 @@ class LiveSettings:
 
     @property
     def followed(self) -> frozenset[str]:
-        """Properties that somebody wants to hear of."""
+        """Properties that have a callback."""
         return frozenset(self._callbacks)
 
     def on_change(self, names: str | Iterable[str], callback: Callback) -> None:
-        """Call back with the new settings after an update that changed any of some live properties; once an update.
-        The callback must not fail: a bad value is refused before. Raises ValueError where a property is not live."""
+        """Call back with the new settings, once per update that changed any of some live properties. The callback must
+        not fail: invalid values are refused before. Raises ValueError if a property is not live."""
         for name in [names] if isinstance(names, str) else names:
             if name not in LIVE:
                 raise ValueError(f"{name} is no live property")
             self._callbacks.setdefault(name, []).append(callback)
 
     def update(self, values: Mapping[str, str]) -> tuple[list[Change], list[str]]:
-        """Change properties, all or none; gives what changed, and the names of RocketMQ's that have no effect here.
-        Raises ConfigError in one sentence that names what is wrong."""
+        """Change properties, all or none. Return the changes, and the names of RocketMQ's properties that have no
+        effect here. Raises ConfigError with one sentence that names the wrong property or value."""
         old = self.config
         new, ignored = change(old, values)
         changes = [
@@ -64,6 +64,6 @@ class LiveSettings:
             for callback in dict.fromkeys(callbacks):
                 try:
                     callback(new)
-                except Exception:  # the others hear of it all the same
+                except Exception:  # the other callbacks must still run
                     log.exception("setting_not_followed", changes=[change.name for change in changes])
         return changes, ignored

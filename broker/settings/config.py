@@ -1,5 +1,5 @@
-"""The broker's settings: RocketMQ's own property names, from a file, the environment and flags, the later over the
-earlier. Each is declared once, below; the declaration feeds the parser, its errors and the documentation.
+"""The broker's settings: RocketMQ's own property names, from a file, the environment and flags; later sources override
+earlier ones. Each setting is declared once, below; the declaration feeds the parser, its errors and the documentation.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PORTS: Final = (1, 65535)
 _DAY_SECONDS: Final = 86_400
 _MIB: Final = 1024 * 1024
 MAX_QUEUES: Final = 65536
-"""Of a topic, whatever the settings say."""
+"""Maximum number of queues of one topic, whatever the settings say."""
 MAX_DELAY_LEVELS: Final = 1000
-"""The checkpoint's note takes 28 bytes a level, and each has a queue with its files; nobody needs as many."""
+"""The checkpoint's note takes 28 bytes per level, and each level has a queue with files; nobody needs more levels."""
 _TIMER_PRECISION_MS: Final = 1000
 _MAX_REPEATED: Final = 100
 
@@ -44,7 +44,7 @@ def _setting(
     limits: tuple[int, int] | None = None,
     live: bool = False,
 ) -> Any:
-    """`live`: it may change while the broker runs; whoever uses it then subscribes to it, see
+    """`live`: the setting may change while the broker runs; the component that uses it then subscribes to it, see
     `broker.settings.changes`."""
     metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live}
     return dataclasses.field(default=default, metadata=metadata)
@@ -52,7 +52,7 @@ def _setting(
 
 @dataclass(frozen=True)
 class BrokerConfig:
-    """All settings; see `metadata["help"]` of each field. Times are ms and sizes bytes unless said otherwise."""
+    """All settings; each field's `metadata["help"]` explains it. Times are in ms and sizes in bytes unless noted."""
 
     cluster_name: str = _setting("brokerClusterName", "DefaultCluster", "cluster this broker belongs to")
     broker_name: str = _setting("brokerName", "", "name of the broker in routes; default: the machine's host name")
@@ -403,22 +403,22 @@ class BrokerConfig:
 
 
 FIELDS: Final = {field.metadata[_PROPERTY]: field for field in dataclasses.fields(BrokerConfig)}
-"""Property name to field."""
+"""The fields by property name."""
 LIVE: Final = frozenset(name for name, field in FIELDS.items() if field.metadata[_LIVE])
 """Properties that may change while the broker runs."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the settings came from. `file`: path of the configuration file, or None. `pinned`: properties that the
-    environment or a flag says, so that the file has no say in them."""
+    """Where the settings came from. `file`: path of the configuration file, or None. `pinned`: properties set by the
+    environment or a flag, so that the file cannot change them."""
 
     file: str | None = None
     pinned: frozenset[str] = frozenset()
 
 
 class Loaded(NamedTuple):
-    """Settings as read. `ignored`: those of RocketMQ's properties that have no effect here."""
+    """Settings as read. `ignored`: RocketMQ's properties that have no effect here."""
 
     config: BrokerConfig
     ignored: list[str]
@@ -428,7 +428,7 @@ class Loaded(NamedTuple):
 def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> Loaded:
     """Read the settings.
 
-    `overrides` are NAME=VALUE texts. Raises ConfigError in one sentence that names what is wrong.
+    `overrides` are NAME=VALUE texts. Raises ConfigError with one sentence that names the wrong property or value.
     """
     values: dict[str, str] = {}
     if file is not None:
@@ -449,10 +449,11 @@ def load(file: str | None, overrides: Iterable[str] = (), environment: Mapping[s
 
 
 def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
-    """The settings after properties were changed, and the names of those of RocketMQ's that have no effect here.
+    """Return the settings after properties were changed, and the names of RocketMQ's properties that have no effect
+    here.
 
-    Raises ConfigError, in one sentence, for a property that there is not or that only a start can change, and for
-    whatever `load` would refuse.
+    Raises ConfigError, with one sentence, for an unknown property, for one that only a start can change, and for
+    anything that `load` would refuse.
     """
     known, ignored = _sort(values)
     changes = {}
@@ -467,18 +468,18 @@ def change(config: BrokerConfig, values: Mapping[str, str]) -> tuple[BrokerConfi
 
 
 def limits_of(name: str) -> tuple[int, int]:
-    """The least and the greatest value of a setting that is a number and has them."""
+    """Return the smallest and the largest value of a numeric setting that has limits."""
     low, high = FIELDS[name].metadata[_RANGE]
     return low, high
 
 
 def as_text(value: object) -> str:
-    """A value as properties text has it."""
+    """Return a value in the form of properties text."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
 def _sort(values: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others."""
+    """Return the properties that are used, and the names of RocketMQ's that are not. Raises ConfigError for others."""
     for name in values:
         if name not in FIELDS and name not in UNUSED:
             raise ConfigError(f"there is no property {_short(name)}{_nearest(name)}")
@@ -487,7 +488,7 @@ def _sort(values: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _short(text: str) -> str:
-    """A text as an error may repeat it."""
+    """Return a text shortened for repetition in an error."""
     return text if len(text) <= _MAX_REPEATED else f"{text[:_MAX_REPEATED]}..."
 
 
@@ -523,7 +524,7 @@ def _parse(name: str, text: str) -> Any:
 
 
 def _fill(config: BrokerConfig) -> BrokerConfig:
-    """Put in what depends on the machine."""
+    """Fill in values that depend on the machine."""
     changes: dict[str, Any] = {"store_root": os.path.abspath(os.path.expanduser(config.store_root))}
     if config.commitlog_directory:
         changes["commitlog_directory"] = os.path.abspath(os.path.expanduser(config.commitlog_directory))
@@ -536,7 +537,7 @@ def _fill(config: BrokerConfig) -> BrokerConfig:
 
 
 def _own_address() -> str:
-    """The address of the interface that the default route uses; nothing is sent."""
+    """Return the address of the interface that the default route uses; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
@@ -546,7 +547,7 @@ def _own_address() -> str:
 
 
 def _check(config: BrokerConfig) -> BrokerConfig:
-    """The relations between settings."""
+    """Check each setting's support and the relations between settings. Raises ConfigError."""
     for name, wanted in (
         ("aclEnable", config.acl),
         ("authenticationEnabled", config.authentication),
@@ -588,7 +589,7 @@ def _check(config: BrokerConfig) -> BrokerConfig:
 
 
 def parse_addresses(text: str, default_port: int = 9876) -> list[tuple[str, int]]:
-    """Hosts and ports of `host:port;host:port`. Raises ConfigError."""
+    """Return the hosts and ports of `host:port;host:port`. Raises ConfigError."""
     addresses = []
     for part in text.replace(",", ";").split(";"):
         if not part.strip():

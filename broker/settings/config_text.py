@@ -1,10 +1,10 @@
 """The configuration file: a .properties file, read as `java.util.Properties` does, by the library javaproperties.
 
 `=`, `:` or a blank ends a name; # and ! start comments; a backslash at the end of a line continues it on the next one;
-`\\u00e4` is a character by its number. Of a name that comes more than once the last entry counts.
+`\\u00e4` is a character by its number. If a name occurs more than once, its last entry counts.
 
-Two things differ from Java. The file is UTF-8, of which Java sees the bytes as ISO 8859-1: no difference in ASCII. And
-a name with neither separator nor value is refused, where Java takes an empty value.
+It differs from Java in two ways. The file is UTF-8, while Java reads its bytes as ISO 8859-1, which makes no difference
+in ASCII. And a name with neither separator nor value is refused, while Java takes an empty value.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from duemq.broker.errors import ConfigError
 
 _MAX_REPEATED: Final = 100
 _UP_TO_VALUE: Final = re.compile(r"[ \t\f]*(?:\\\r?\n[ \t\f]*|\\.|[^\\=:\s])*[ \t\f]*[=:]?[ \t\f]*", re.DOTALL)
-"""What is before the value in an entry: the name and what separates it from the value."""
+"""Matches the part of an entry before the value: the name and the separator."""
 
 
 def parse(text: str, source: str) -> dict[str, str]:
-    """The properties in a text; `source` is what an error calls the text. Raises ConfigError."""
+    """Return the properties in a text; errors refer to the text as `source`. Raises ConfigError."""
     values = {}
     for line, element in _elements(text, source):
         if isinstance(element, KeyValue):
@@ -38,13 +38,13 @@ def parse(text: str, source: str) -> dict[str, str]:
 
 
 def read(path: str) -> dict[str, str]:
-    """The properties in a file. Raises ConfigError."""
+    """Return the properties in a file. Raises ConfigError."""
     return parse(_text_of(path), path)
 
 
 def save(path: str, changes: Mapping[str, str]) -> None:
-    """Change properties in a file, durably: readers and crashes see the old or the new text. May wait for the disk.
-    Raises ConfigError where the file cannot be read, OSError where it cannot be written."""
+    """Change properties in a file, durably: readers see either the old or the new text, also after a crash. May wait
+    for the disk. Raises ConfigError if the file cannot be read, OSError if it cannot be written."""
     path = os.path.realpath(path)
     text = changed(_text_of(path), changes)
     temporary = f"{path}.tmp"
@@ -67,8 +67,8 @@ def save(path: str, changes: Mapping[str, str]) -> None:
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
-    """A text with other values: in the entries that have the properties, else in new lines at its end. All else stays
-    as it is. Raises ConfigError."""
+    """Return a text with changed values: in the entries that have the properties, else in new lines at the end. The
+    rest of the text stays as it is. Raises ConfigError."""
     entries = [element for _, element in _elements(text, "the configuration file")]
     sources = [element.source for element in entries]
     at = {element.key: number for number, element in enumerate(entries) if isinstance(element, KeyValue)}
@@ -79,7 +79,7 @@ def changed(text: str, changes: Mapping[str, str]) -> str:
             end = source[len(source.rstrip("\r\n")) :]
             head = begin[0].rstrip("\r\n") if begin is not None else ""
             if value[:1] in ("", "=", ":") and not head.rstrip().endswith(("=", ":")):
-                head += "="  # a name alone would be refused, and the value's first character taken for a separator
+                head += "="  # a bare name would be refused, and the value's first character read as a separator
             sources[at[name]] = f"{head}{_escaped(value)}{end}"
         else:
             if sources and not sources[-1].endswith(("\n", "\r")):
@@ -89,14 +89,14 @@ def changed(text: str, changes: Mapping[str, str]) -> str:
 
 
 def _elements(text: str, source: str) -> Iterator[tuple[int, PropertiesElement]]:
-    """The entries, comments and blank lines of a text, each with the number of its first line, from 1 on. Raises
+    """Yield the entries, comments and blank lines of a text, each with the number of its first line, from 1 on. Raises
     ConfigError."""
     line = 1
     elements = javaproperties.parse(text)
     while True:
         try:
             element = next(elements, None)
-        except ValueError as error:  # a \\u that no four digits follow
+        except ValueError as error:  # a \\u that is not followed by four digits
             raise ConfigError(f"{source}, after line {line - 1}: {error}") from None
         if element is None:
             return
@@ -105,10 +105,10 @@ def _elements(text: str, source: str) -> Iterator[tuple[int, PropertiesElement]]
 
 
 def _escaped(value: str) -> str:
-    """A value as Java reads it back, whichever of the two encodings the file is read with."""
+    """Return a value escaped so that Java reads it back in either of the two encodings."""
     escaped = javaproperties.escape(value)
     for character in ":=#!":
-        escaped = escaped.replace(f"\\{character}", character)  # these need it in names only
+        escaped = escaped.replace(f"\\{character}", character)  # only names need these escaped
     return escaped
 
 

@@ -1,4 +1,4 @@
-"""What a setting changes when it changes while the broker runs: one place for all of them, but the scheduler's own."""
+"""Applies live settings to running components: all of them except the scheduler's."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ READ_WHERE_USED: Final = frozenset(
         "shortPollingTimeMills",
     }
 )
-"""Live properties that take effect by being read again each time: handlers have the `LiveSettings`."""
+"""Live properties that need no callback: handlers read them from `LiveSettings` on each use."""
 
 
 def retention_config(config: BrokerConfig) -> RetentionConfig:
-    """The settings of what is deleted when."""
+    """Return the settings that govern the deletion of files."""
     return RetentionConfig(
         reserved_hours=config.file_reserved_hours,
         delete_when=config.delete_when,
@@ -43,7 +43,7 @@ def retention_config(config: BrokerConfig) -> RetentionConfig:
 
 
 def durability_config(config: BrokerConfig) -> DurabilityConfig:
-    """The settings of how often what goes to the disk."""
+    """Return the flush intervals of the settings."""
     return DurabilityConfig(config.flush_interval_ms / 1000, config.queue_flush_interval_ms / 1000)
 
 
@@ -58,7 +58,7 @@ def follow(
     housekeeping: Housekeeping,
     wake_durability: Callable[[], None],
 ) -> None:
-    """Let the parts of a broker follow its settings. `wake_durability` asks for a step of `durability`."""
+    """Make the components of a broker follow its settings. `wake_durability` asks for a step of `durability`."""
 
     def retain(config: BrokerConfig) -> None:
         durability.retention.config = retention_config(config)

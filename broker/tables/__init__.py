@@ -1,1 +1,1 @@
-"""What the broker knows of topics, groups, offsets, clients and locks; kept in config/."""
+"""The broker's tables of topics, groups, offsets, clients and locks; those that outlive it are kept in config/."""

@@ -1,4 +1,4 @@
-"""Who is connected: producers and consumers, by group, as their heartbeats tell."""
+"""The connected producers and consumers, by group, as reported in their heartbeats."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from duemq.storage.clock import Clock
 log = structlog.get_logger(__name__)
 
 EXPIRE_MS: Final = 120_000
-"""A client without a heartbeat for this long is gone."""
+"""Milliseconds without a heartbeat after which a client is gone."""
 _MAX_KNOWN: Final = 256
 _ENTRY_CHARACTERS: Final = 256
-"""A subscription counts as one entry for so many characters."""
+"""A subscription counts as one more entry for each this many characters."""
 
 
 class Client:
-    """A member of a group. `last_heartbeat_ms` in ms since the epoch, for people; `last_heartbeat` in seconds of the
-    monotonic clock."""
+    """A member of a group. `last_heartbeat_ms` is in ms since the epoch, for people; `last_heartbeat` is in seconds of
+    the monotonic clock."""
 
     __slots__ = ("client_id", "connection", "language", "last_heartbeat", "last_heartbeat_ms", "version")
 
@@ -46,19 +46,19 @@ class Client:
 
 
 class Subscription:
-    """What a group wants of a topic."""
+    """A group's subscription to a topic."""
 
     __slots__ = ("_codes", "_is_known", "data")
 
     def __init__(self, data: SubscriptionData) -> None:
-        data.tags_set = data.code_set = None  # of no use here, and as large as the expression again
+        data.tags_set = data.code_set = None  # unused here, and as large as the expression itself
         self.data = data
         self._codes: frozenset[int] | None = None
         self._is_known = False
 
     @property
     def codes(self) -> frozenset[int] | None:
-        """The tags codes, None for all; worked out when they are first asked for."""
+        """The tags codes, None for all; computed on first use."""
         if not self._is_known:
             self._codes = tags_codes(self.data.sub_string)
             self._is_known = True
@@ -66,19 +66,19 @@ class Subscription:
 
     @property
     def entries(self) -> int:
-        """As how many entries of the limit it counts."""
+        """The number of entries that the subscription counts as for maxHeartbeatEntries."""
         return 1 + (len(self.data.sub_string or "") + len(self.data.topic)) // _ENTRY_CHARACTERS
 
 
 def tags_codes(expression: str | None) -> frozenset[int] | None:
-    """The tags codes of a tag expression, "a || b"; None for all."""
+    """Return the tags codes of a tag expression, "a || b"; None for all."""
     if not expression or expression == "*":
         return None
     return _known_codes(expression) if len(expression) <= _MAX_KNOWN else _codes_in(expression)
 
 
 def check_expression(expression: str | None, most_tags: int) -> None:
-    """Raise Refused for an expression that is too long, or has too many tags."""
+    """Raise Refused for an expression that is too long or has too many tags."""
     if not expression or len(expression) <= min(most_tags, _MAX_KNOWN):
         return
     tags = expression.count("||") + 1
@@ -105,7 +105,7 @@ def _codes_in(expression: str) -> frozenset[int] | None:
 
 
 _known_codes = lru_cache(maxsize=4096)(_codes_in)
-"""For expressions of usual length only: what is remembered of those that clients make up stays small."""
+"""Caches expressions of usual length only, so that expressions that clients make up take little memory."""
 
 
 class ConsumerGroup:
@@ -126,11 +126,11 @@ class ConsumerGroup:
 
     @property
     def entries(self) -> int:
-        """As how many entries of the limit its subscriptions count."""
+        """The number of entries that the group's subscriptions count as."""
         return sum(subscription.entries for subscription in self.subscriptions.values())
 
     def update(self, data: ConsumerData) -> bool:
-        """Take over what a heartbeat says; whether that changed the subscriptions."""
+        """Take over the contents of a heartbeat; return whether the subscriptions changed."""
         self.consume_type = data.consume_type or ""
         self.message_model = data.message_model or ""
         self.consume_from_where = data.consume_from_where or ""
@@ -163,23 +163,23 @@ class Clients:
         self._limits = limits
         self._turns = turns
         self.notify = notify
-        """Whether a group's members are told when they change."""
+        """Whether a group's members are notified when the membership changes."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Client]] = {}
         self._of_connection: dict[Connection, set[_Membership]] = {}
         self._by_age: OrderedDict[_Membership, Client] = OrderedDict()
-        """All members, the one whose heartbeat is the oldest first."""
+        """All members, ordered by their last heartbeat, oldest first."""
         self._entries = 0
-        """Members, and what the groups' subscriptions count as."""
+        """The number of members, plus the entries that the groups' subscriptions count as."""
         self._changed: OrderedDict[str, None] = OrderedDict()
-        """Groups whose members are to be told..."""
+        """Groups whose members are still to be notified."""
         self._to_tell: Iterator[Client] = iter(())
-        """...and those of the one that is being told, which is `_telling`."""
+        """The remaining members of the group being notified, `_telling`."""
         self._telling = ""
         self._has_work = False
 
     def check(self, connection: Connection, data: HeartbeatData) -> None:
-        """Raise Refused for a heartbeat that would go beyond the limits; nothing of it is to be taken over then."""
+        """Raise Refused for a heartbeat that would exceed the limits; none of it may be taken over then."""
         limits = self._limits
         if len(data.client_id) > MAX_CLIENT_ID_LENGTH:
             raise _beyond(f"a client id of {len(data.client_id)} characters: at most {MAX_CLIENT_ID_LENGTH} are taken")
@@ -207,7 +207,7 @@ class Clients:
             )
 
     def _check_subscriptions(self, consumer: ConsumerData) -> int:
-        """How many more entries a group's subscriptions count as after a heartbeat. Raises Refused."""
+        """Return how many more entries a group's subscriptions count as after a heartbeat. Raises Refused."""
         subscriptions = consumer.subscription_data_set or ()
         if len(subscriptions) > self._limits.subscriptions:
             raise _beyond(
@@ -224,7 +224,7 @@ class Clients:
     def heartbeat(
         self, connection: Connection, data: HeartbeatData, language: str | None, version: int, quiet: Iterable[str]
     ) -> None:
-        """A client tells which groups it is in. `quiet`: groups that do not want to be told of changes."""
+        """Take over the group memberships in a client's heartbeat. `quiet`: groups that are not notified of changes."""
         if connection.is_closed:
             return
         for producer in data.producer_data_set or ():
@@ -243,20 +243,20 @@ class Clients:
                 self._tell(group.name)
 
     def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
-        """A client leaves a group."""
+        """Remove a client from its groups."""
         if producer_group is not None:
             self._leave(_Membership(False, producer_group, client_id))
         if consumer_group is not None:
             self._leave(_Membership(True, consumer_group, client_id))
 
     def connection_lost(self, connection: Connection) -> None:
-        """All that came over a connection is gone."""
+        """Remove all members that use a connection."""
         for membership in list(self._of_connection.get(connection, ())):
             self._leave(membership)
         self._of_connection.pop(connection, None)
 
     def expire(self) -> None:
-        """Close the connections of clients that stopped their heartbeats, which makes them leave."""
+        """Close the connections of clients whose heartbeats stopped, which removes them from their groups."""
         limit = self._clock.monotonic() - EXPIRE_MS / 1000
         late: dict[Connection, None] = {}
         for client in self._by_age.values():
@@ -268,7 +268,7 @@ class Clients:
             connection.abort()
 
     def consumer(self, group: str, client_id: str) -> Client | None:
-        """A member of a consumer group."""
+        """Return a member of a consumer group, or None."""
         return self._member(_Membership(True, group, client_id))
 
     # --- members
@@ -284,7 +284,7 @@ class Clients:
         language: str | None,
         version: int,
     ) -> bool:
-        """Make a client a member, or note that it still is; whether it is new, or came back over this connection."""
+        """Make a client a member, or note its heartbeat; return whether it is new or came back over this connection."""
         client = self._by_age.get(membership)
         is_new = client is None or client.connection is not connection
         if client is None or is_new:
@@ -323,8 +323,8 @@ class Clients:
     # --- telling
 
     def _tell(self, group: str) -> None:
-        """Have all members of a group told that they have to share anew: once, however many come and go in a turn of
-        the loop."""
+        """Queue a group whose members must rebalance: they are notified once, however many come and go in a turn of the
+        loop."""
         if not self.notify:
             return
         self._changed[group] = None
@@ -333,7 +333,7 @@ class Clients:
             self._turns.add(self, is_little=True)
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.Work`: tell some members."""
+        """See `request_turns.Work`: notify some members."""
         while True:
             member = next(self._to_tell, None)
             if member is not None:

@@ -1,4 +1,4 @@
-"""Consumer groups as an administrator sees them: config/subscriptionGroup.json."""
+"""The settings of consumer groups: config/subscriptionGroup.json."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ class Groups:
         self._file = file
         self._clock = clock
         self.auto_create = auto_create
-        """Whether a group that is not known is made."""
+        """Whether unknown groups are created."""
         self._saved = SavedTable(persister, file, lambda: (self.to_json(), lambda _: None))
         self._extra: dict[str, Any] = {}
         self._unknown: dict[str, dict[str, Any]] = {}
         self.table: dict[str, SubscriptionGroupConfig] = {}
         self._json: dict[str, msgspec.Raw] = {}
-        """Each group as subscriptionGroup.json has it."""
+        """Each group in the JSON form of subscriptionGroup.json."""
         self.version = DataVersion()
 
     def load(self) -> None:
-        """Read the table; nothing is changed. Raises StoreFormatError, OSError."""
+        """Read the table; changes nothing on the disk. Raises StoreFormatError, OSError."""
         data = self._file.read()
         self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
         for name, fields in section(self._file, data, "subscriptionGroupTable", Fields).items():
@@ -79,8 +79,8 @@ class Groups:
             self._saved.save_now()
 
     def get(self, name: str) -> SubscriptionGroupConfig | None:
-        """A group; one that is not known yet is made, where that and its name are allowed. Raises Refused where there
-        are too many to make another."""
+        """Return a group. An unknown group is created if settings and name allow it; otherwise None. Raises Refused if
+        there are too many groups to create another."""
         group = self.table.get(name)
         if group is None and self.auto_create and is_group_name(name):
             self._check_room(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
@@ -89,7 +89,7 @@ class Groups:
         return group
 
     def put(self, group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
-        """Add or change a group. Not durable before `save`. Raises Refused where there are too many."""
+        """Add or change a group; durable only after `save`. Raises Refused if there are too many."""
         if group.group_name not in self.table:
             self._check_room(ResponseCode.SYSTEM_ERROR)
             log.info("group_created", group=group.group_name)
@@ -98,7 +98,7 @@ class Groups:
         return group
 
     def remove(self, name: str) -> bool:
-        """Remove a group. Not durable before `save`."""
+        """Remove a group; durable only after `save`. Return whether it existed."""
         if self.table.pop(name, None) is None:
             return False
         self._unknown.pop(name, None)
@@ -112,7 +112,8 @@ class Groups:
         await self._saved.saved()
 
     def to_json(self) -> dict[str, Any]:
-        """The table as subscriptionGroup.json and GET_ALL_SUBSCRIPTIONGROUP_CONFIG have it; groups as JSON already."""
+        """Return the table in the form of subscriptionGroup.json and GET_ALL_SUBSCRIPTIONGROUP_CONFIG; groups are
+        already JSON."""
         return {
             **self._extra,
             "dataVersion": self.version.to_json(),
@@ -140,5 +141,5 @@ class Groups:
 
 
 def is_group_name(name: str) -> bool:
-    """Whether a group may have this name."""
+    """Return whether a group may have this name."""
     return len(name) <= MAX_GROUP_LENGTH and _NAME.fullmatch(name) is not None

@@ -1,5 +1,5 @@
-"""Locks on queues: who of a consumer group may consume a queue in order. Held in memory, as in RocketMQ: a lock ends
-60 s after it was last renewed."""
+"""Locks on queues: the member of a consumer group that may consume a queue in order. Held in memory, as in RocketMQ: a
+lock ends 60 s after it was last renewed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class QueueLocks:
         self._clock = clock
         self._limits = limits
         self._locks: OrderedDict[tuple[str, MessageQueue], tuple[str, float]] = OrderedDict()
-        """By group and queue, who has it and when it was renewed; the one renewed longest ago first."""
+        """The owner and renewal time (seconds, monotonic) of each lock, by group and queue; the longest unrenewed
+        first."""
 
     def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-        """Lock queues, or renew; gives those that the client holds now. Raises Refused where there would be too many
-        locks in all."""
+        """Lock or renew queues; return those that the client now holds. Raises Refused if there would be too many locks
+        in all."""
         now = self._clock.monotonic()
         locks = self._locks
         wanted = [(group, queue) for queue in queues]
@@ -48,14 +49,14 @@ class QueueLocks:
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give up what the client holds of some queues."""
+        """Release those of the queues that the client holds."""
         for queue in queues:
             key = (group, queue)
             if key in self._locks and self._locks[key][0] == client_id:
                 del self._locks[key]
 
     def expire(self) -> None:
-        """Forget locks that nobody renews."""
+        """Remove locks that are no longer renewed."""
         limit = self._clock.monotonic() - EXPIRE_SECONDS
         while self._locks:
             key, (_, renewed) = next(iter(self._locks.items()))

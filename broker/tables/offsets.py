@@ -1,5 +1,5 @@
-"""How far consumer groups are: config/consumerOffset.json. A consumer offset is the next queue offset a group will
-read of a queue."""
+"""The progress of consumer groups: config/consumerOffset.json. A consumer offset is the next queue offset that a group
+will read from a queue."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from duemq.storage.config_file import ConfigFile
 
 SEPARATOR: Final = "@"
 MAX_OFFSET: Final = (2**63 - 1) // 20
-"""The files of a consume queue, of 20 bytes a message, are named by a place in the queue of 63 bits."""
+"""Consume queue files are named by a 63-bit position in the queue, which has 20 bytes per message."""
 _NONE: Final = -1
-"""An offset in RocketMQ's table that it takes for none."""
+"""An offset that stands for "none" in RocketMQ's table."""
 
 
 class ConsumerOffsets:
@@ -31,11 +31,12 @@ class ConsumerOffsets:
         self._extra: dict[str, Any] = {}
         self._table: dict[str, dict[int, int]] = {}
         self._json: dict[str, msgspec.Raw] = {}
-        """Offsets as consumerOffset.json has them, by the keys of the table, but for those that changed since."""
+        """Offsets in the JSON form of consumerOffset.json, by the keys of the table; outdated for the keys in
+        `_changed`."""
         self._changed: set[str] = set()
-        """Keys whose offsets are not in `_json` yet, and..."""
+        """Keys whose offsets are not in `_json` yet."""
         self._is_saved = True
-        """...whether all is in the file, or was in the last write of it that began."""
+        """Whether everything is in the file, or was in the most recently begun write of it."""
 
     def load(self) -> None:
         """Read the table. Raises StoreFormatError."""
@@ -49,12 +50,12 @@ class ConsumerOffsets:
         self._changed.update(self._table)
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """A consumer offset, or None where the group has none."""
+        """Return a consumer offset, or None if the group has none."""
         offsets = self._table.get(f"{topic}{SEPARATOR}{group}")
         return offsets.get(queue_id) if offsets is not None else None
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set a consumer offset. Raises Refused for one that cannot be."""
+        """Set a consumer offset. Raises Refused if it is out of range."""
         if not 0 <= offset <= MAX_OFFSET:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"commitOffset={offset}: allowed are 0 to {MAX_OFFSET}")
         key = f"{topic}{SEPARATOR}{group}"
@@ -63,32 +64,32 @@ class ConsumerOffsets:
         self._is_saved = False
 
     def topics_of(self, group: str) -> list[str]:
-        """Topics of which a group has offsets."""
+        """Return the topics for which a group has offsets."""
         return [topic for key in self._table for topic, _, name in (key.rpartition(SEPARATOR),) if name == group]
 
     def groups_of(self, topic: str) -> list[str]:
-        """Groups that have offsets of a topic."""
+        """Return the groups that have offsets for a topic."""
         return [name for key in self._table for of, _, name in (key.rpartition(SEPARATOR),) if of == topic]
 
     def remove_topic(self, topic: str) -> None:
-        """Forget a topic's offsets."""
+        """Remove a topic's offsets."""
         for group in self.groups_of(topic):
             self._remove(f"{topic}{SEPARATOR}{group}")
 
     def remove_group(self, group: str) -> None:
-        """Forget a group's offsets."""
+        """Remove a group's offsets."""
         for topic in self.topics_of(group):
             self._remove(f"{topic}{SEPARATOR}{group}")
 
     def to_json(self) -> dict[str, Any]:
-        """The table as consumerOffset.json and GET_ALL_CONSUMER_OFFSET have it; offsets as JSON already."""
+        """Return the table in the form of consumerOffset.json and GET_ALL_CONSUMER_OFFSET; offsets are already JSON."""
         for key in self._changed:
             self._json[key] = msgspec.Raw(fastjson.dumps(self._table[key]))
         self._changed.clear()
         return {**self._extra, "offsetTable": dict(self._json)}
 
     def save_if_changed(self) -> None:
-        """Have the table written in the background, if it changed since the last time or could not be written."""
+        """Have the table written in the background if it changed since the last write, or that failed."""
         if not self._is_saved:
             self._saved.save()
 
@@ -97,7 +98,7 @@ class ConsumerOffsets:
         await self._saved.saved()
 
     def save_now(self) -> None:
-        """Write the table and wait for it."""
+        """Write the table and wait for the write."""
         self._saved.save_now()
 
     def _remove(self, key: str) -> None:

@@ -1,8 +1,9 @@
 """Writing the JSON tables in a thread: the event loop never waits for their disk.
 
-A table is saved as it is when its write begins; who asks for a save while one runs is served by one more write, not by
-one each. How a write ended is a value, not an exception: many may wait for it, and each raises an error of its own.
-What is in memory counts: a table that could not be written is written again later, and once more when the broker stops.
+A table is saved as it is when its write begins; all saves requested while a write runs share one further write. The
+outcome of a write is a value, not an exception: many callers may wait for it, and each raises an error of its own. The
+tables in memory are authoritative: a table that could not be written is written again later, and once more when the
+broker stops.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from duemq.storage.config_file import ConfigFile
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS: Final = 3.0
-"""After this a write that failed is tried again."""
+"""Seconds after which a failed write is tried again."""
 
 Table = dict[str, Any]
 Outcome = asyncio.Future[OSError | None]
-"""Done when a write has ended: None, or what went wrong."""
+"""The result of a write: None, or the error."""
 Written = Callable[[OSError | None], None]
 
 
 class Persister:
-    """All tables, which are written one at a time."""
+    """All tables; they are written one at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, workers: Workers) -> None:
         self.loop = loop
@@ -41,15 +42,15 @@ class Persister:
         return self._workers.run(Background.TABLES, lambda: file.write(table))
 
     async def stop(self) -> None:
-        """Wait for the writes that run, and write what was to be written after them. What fails is logged."""
+        """Wait for running writes, and do those that are queued behind them. Failures are logged."""
         self.is_stopped = True
         for table in self.tables:
             await table.finish()
 
 
 class SavedTable:
-    """A table that lives in memory and is saved into one file. `snapshot` is called when a write begins; it gives what
-    to write, which nobody changes any more, and what to call with the outcome: None, or what went wrong."""
+    """A table that lives in memory and is saved into one file. `snapshot` is called when a write begins; it returns the
+    data to write, which must not change any more, and a function to call with the outcome: None, or the error."""
 
     def __init__(self, persister: Persister, file: ConfigFile, snapshot: Callable[[], tuple[Table, Written]]) -> None:
         self._persister = persister
@@ -58,11 +59,11 @@ class SavedTable:
         self._running: Outcome | None = None
         self._next: Outcome | None = None
         self._failure = ""
-        """Why the file does not have the table, as far as the last write tells; empty where it has."""
+        """Why the last write failed; empty if the file has the table."""
         persister.tables.append(self)
 
     def save(self) -> Outcome:
-        """Save the table as it is now or later, without being waited for."""
+        """Save the table as it is now or later; the caller need not wait for the outcome."""
         if self._running is None and not self._persister.is_stopped:
             return self._start(self._persister.loop.create_future())
         if self._next is None:
@@ -74,23 +75,23 @@ class SavedTable:
         await _succeeded(self.save())
 
     async def written(self) -> None:
-        """Wait for the write that runs, if one does. Raises OSError."""
+        """Wait for the running write, if there is one. Raises OSError."""
         if self._running is not None:
             await _succeeded(self._running)
 
     def save_now(self) -> None:
-        """Save and wait for it, without the event loop: for the begin and the end of the broker. Raises OSError."""
+        """Save and wait, without the event loop: for the start and stop of the broker. Raises OSError."""
         table, written = self._snapshot()
         self._file.write(table)
         written(None)
 
     def loaded(self) -> None:
-        """The file has the table as it is now."""
+        """Note that the file has the current table."""
         _, written = self._snapshot()
         written(None)
 
     async def finish(self) -> None:
-        """Write what waits for the write that runs, or could not be written; no other is started any more."""
+        """Do the write that is queued or has failed; no other is started any more."""
         if self._running is not None:
             await asyncio.wait([self._running])
         done, self._next = self._next, None
@@ -101,7 +102,7 @@ class SavedTable:
         try:
             self._file.write(table)
         except OSError as error:
-            self._failure = ""  # it is told again: the last try of all
+            self._failure = ""  # so that it is logged again: this was the last try
             failure = self._failed(error)
         written(failure)
         if done is not None and not done.done():
@@ -133,7 +134,7 @@ class SavedTable:
             self._start(following)
 
     def _failed(self, error: BaseException) -> OSError:
-        if str(error) != self._failure:  # told once
+        if str(error) != self._failure:  # a repeated failure is logged once
             log.error("table_not_saved", file=self._file.path, reason=str(error))
         self._failure = str(error) or type(error).__name__
         return error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")

@@ -1,5 +1,5 @@
-"""Reading the JSON tables: what is not as it must be is an error that names the file, so that the broker does not start
-with less than was there."""
+"""Reading the JSON tables: an invalid entry is an error that names the file, so that the broker does not start with
+only part of a table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Fields = dict[str, Any]
 
 
 def section(file: ConfigFile, table: Fields, name: str, kind: type[T]) -> dict[str, T]:
-    """A part of a table taken out of it, names to values of a kind; empty where there is none. Raises
+    """Remove a section from a table, and return its values by name, typed; empty if there is none. Raises
     StoreFormatError."""
     return typed(file, table.pop(name, None) or {}, dict[str, kind], name)  # type: ignore[valid-type]
 
 
 def typed(file: ConfigFile, value: object, kind: type[T], name: str) -> T:
-    """A value of a table, typed. Raises StoreFormatError naming it."""
+    """Return a value of a table, typed. Raises StoreFormatError naming it."""
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -31,12 +31,12 @@ def typed(file: ConfigFile, value: object, kind: type[T], name: str) -> T:
 
 
 def check_queues(file: ConfigFile, name: str, **counts: int) -> None:
-    """Raise StoreFormatError where an entry of a table has a number of queues that there cannot be."""
+    """Raise StoreFormatError if an entry of a table has an impossible number of queues."""
     for what, count in counts.items():
         if not 0 <= count <= MAX_QUEUES:
             refuse(file, f"{name}: {what} is {count}, allowed are 0 to {MAX_QUEUES}")
 
 
 def refuse(file: ConfigFile, why: str) -> NoReturn:
-    """Raise StoreFormatError for a table with an entry that cannot be."""
+    """Raise StoreFormatError for a table with an impossible entry."""
     raise StoreFormatError(file.path, f"{why}. Correct it, or put the edition before it, {file.backup}, in its place")

@@ -1,4 +1,4 @@
-"""The broker's topics: config/topics.json, and what the hot path knows of each."""
+"""The broker's topics: config/topics.json, and what the hot path needs of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DLQ_PREFIX: Final = "%DLQ%"
 AUTO_CREATE_TOPIC: Final = "TBW102"
 MAX_TOPIC_LENGTH: Final = 127
 _MAX_NAMED: Final = 20
-"""Topics that a warning names."""
+"""Maximum number of topics that a warning names."""
 
 _NOT_FOR_CLIENTS: Final = frozenset(
     {
@@ -54,12 +54,12 @@ _SYSTEM_PREFIX: Final = "rmq_sys_"
 
 
 DELAY_LEVELS: Final = "delay.levels"
-"""Topic attribute of ours: a table of levels as messageDelayLevel has, for the messages of this topic only. Its delays
-are among the broker's."""
+"""A topic attribute of duemq's own: a table of levels in the form of messageDelayLevel, for the messages of this topic
+only. Its delays are among the broker's."""
 
 
 class Topic:
-    """A topic at run time. `queues` are those for which a message came, by queue id, else None."""
+    """A topic at run time. `queues` holds, by queue id, the queues that have received a message, else None."""
 
     __slots__ = (
         "config",
@@ -74,19 +74,19 @@ class Topic:
     )
 
     def __init__(self, store: MessageStore, config: TopicConfig, extra: Fields, *, takes_messages: bool) -> None:
-        """`takes_messages`: whether the broker takes any at all."""
+        """`takes_messages`: whether the broker takes messages at all."""
         self.store = store
         self.takes_messages = takes_messages
         self.config = config
         self.extra = extra
         self.is_saved = False
         self.is_direct = False
-        """Whether a plain send needs no further look at the topic."""
+        """Whether a plain send needs no further check of the topic."""
         self.delay_levels: DelayLevels | None = None
-        """The topic's own table of levels, where it has one (attribute delay.levels)."""
+        """The topic's own table of levels, if it has one (attribute delay.levels)."""
         self.queues: list[ConsumeQueue | None] = []
         self.json = msgspec.Raw()
-        """The topic as topics.json has it."""
+        """The topic in the JSON form of topics.json."""
         self.change(config)
 
     @property
@@ -96,11 +96,11 @@ class Topic:
 
     @property
     def queue_limit(self) -> int:
-        """Queue ids are below this."""
+        """All queue ids are below this."""
         return max(self.config.read_queue_nums, self.config.write_queue_nums)
 
     def change(self, config: TopicConfig) -> None:
-        """Take over another config."""
+        """Take over a new config."""
         self.config = config
         self.json = msgspec.Raw(fastjson.dumps({**self.extra, **config.to_json()}))
         known = self.store.queues.get(config.topic_name, {})
@@ -109,7 +109,7 @@ class Topic:
         self.refresh()
 
     def refresh(self) -> None:
-        """Work out anew what `is_direct` says."""
+        """Recompute `is_direct`."""
         config = self.config
         self.is_direct = (
             self.is_saved
@@ -120,7 +120,7 @@ class Topic:
         )
 
     def queue(self, queue_id: int) -> ConsumeQueue:
-        """A queue, made if it is not there. The id is below `queue_limit`."""
+        """Return a queue, creating it if missing. The id must be below `queue_limit`."""
         queue = self.queues[queue_id]
         if queue is None:
             queue = self.queues[queue_id] = self.store.ensure_queue(self.config.topic_name, queue_id)
@@ -128,8 +128,8 @@ class Topic:
 
 
 def delay_levels_of(config: TopicConfig) -> DelayLevels | None:
-    """The table of levels in a topic's attributes; None without one, or with one that is wrong, which the
-    admin API refuses."""
+    """Return the table of levels in a topic's attributes; None if there is none, or an invalid one, which the admin API
+    refuses."""
     text = (config.attributes or {}).get(DELAY_LEVELS)
     try:
         return DelayLevels(text) if text is not None else None
@@ -138,7 +138,7 @@ def delay_levels_of(config: TopicConfig) -> DelayLevels | None:
 
 
 def timer_policy_of(config: TopicConfig) -> TimerPolicy | None:
-    """What a topic's attributes ask for its timers; None without any, or with one that is wrong, which the admin API
+    """Return the timer policy in a topic's attributes; None if there is none, or an invalid one, which the admin API
     refuses."""
     try:
         return policy_of(config.attributes or {})
@@ -160,20 +160,20 @@ class Topics:
         on_change: Callable[[], None] = lambda: None,
         on_policy: Callable[[str, TimerPolicy | None], None] = lambda name, policy: None,
     ) -> None:
-        """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's policy for its
-        timers may have changed."""
+        """`on_change` is called after topics were added, changed or removed, `on_policy` when a topic's timer policy
+        may have changed."""
         self._limits = limits
         self._queues = 0
-        """Of all topics together."""
+        """The number of queues of all topics together."""
         self._config = config
         self._store = store
         self._clock = clock
         self._file = file
         self._saved = SavedTable(persister, file, self._snapshot)
         self._unsaved: list[Topic] = []
-        """Topics that no write of the table has begun with yet..."""
+        """Topics that are not part of any write of the table yet."""
         self._in_write: set[Topic] = set()
-        """...and those that the one which runs is the first to have."""
+        """Topics that the running write is the first to contain."""
         self._extra: Fields = {}
         self.table: dict[str, Topic] = {}
         self.version = DataVersion()
@@ -183,7 +183,7 @@ class Topics:
     # --- start
 
     def load(self) -> None:
-        """Read the table; nothing is changed. Raises StoreFormatError, OSError."""
+        """Read the table; changes nothing on the disk. Raises StoreFormatError, OSError."""
         data = self._file.read()
         self.version = typed(self._file, data.pop("dataVersion", None) or {}, DataVersion, "dataVersion")
         known = {field.encode_name for field in msgspec.structs.fields(TopicConfig)}
@@ -198,9 +198,10 @@ class Topics:
         self._extra = data
 
     def begin(self) -> None:
-        """Add RocketMQ's own topics that are missing, and let all take messages; the store is open. Where the table was
-        lost, or an earlier edition was taken, the topics that have queues are made again: their messages would be there
-        and nobody could read them. Raises OSError."""
+        """Add RocketMQ's own topics that are missing, and let all topics take messages; the store is open.
+
+        If the table was lost, or an earlier edition was read, the topics that have queues are created again, since
+        nobody could otherwise read their messages. Raises OSError."""
         loaded = copy(self.version)
         if not self._file.is_newest:
             self._make_again()
@@ -247,7 +248,7 @@ class Topics:
         return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if TOPIC_NAME.fullmatch(name)]
 
     def reconfigure(self, config: BrokerConfig) -> None:
-        """Take over settings that changed: brokerPermission, autoCreateTopicEnable, defaultTopicQueueNums."""
+        """Apply changed settings: brokerPermission, autoCreateTopicEnable, defaultTopicQueueNums."""
         old, self._config = self._config, config
         if config.auto_create_topic and (
             AUTO_CREATE_TOPIC not in self.table or config.default_topic_queues != old.default_topic_queues
@@ -265,22 +266,22 @@ class Topics:
     # --- finding
 
     def get(self, name: str) -> Topic | None:
-        """A topic, or None."""
+        """Return a topic, or None."""
         return self.table.get(name)
 
     def is_own(self, name: str) -> bool:
-        """Whether a topic is one that the broker makes for itself."""
+        """Return whether the broker makes this topic for itself."""
         return is_own_topic(name, self._config)
 
     def own_names(self) -> list[str]:
-        """The broker's own topics that there are."""
+        """Return the names of the broker's own topics that exist."""
         return [name for name in self.table if self.is_own(name)]
 
     # --- changing
 
     def create_for_send(self, name: str, default_topic: str, queues: int, sys_flag: int) -> Topic | None:
-        """Make a topic because a message was sent to it, after the example of a default topic that allows it; None
-        where that is not allowed. It takes messages when `save` is done. Raises Refused where there are too many."""
+        """Create a topic because a message was sent to it, modelled on a default topic that allows this; return None if
+        it is not allowed. The topic takes messages once `save` is done. Raises Refused if there are too many."""
         default = self.table.get(default_topic)
         if default is None or not default.config.perm & PERM_INHERIT:
             return None
@@ -293,7 +294,7 @@ class Topics:
         return self.put(TopicConfig(name, queues, queues, perm, kind, sys_flag))
 
     def create_for_group(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
-        """Make the retry or dead-letter topic of a group, or give the one there is. Raises Refused where there are too
+        """Return the retry or dead-letter topic of a group, creating it if missing. Raises Refused if there are too
         many."""
         topic = self.table.get(name)
         if topic is not None:
@@ -301,8 +302,7 @@ class Topics:
         return self.put(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=sys_flag))
 
     def put(self, config: TopicConfig) -> Topic:
-        """Add or change a topic. It is not durable before `save`. Raises Refused where there are too many topics or
-        queues."""
+        """Add or change a topic; durable only after `save`. Raises Refused if there are too many topics or queues."""
         topic = self.table.get(config.topic_name)
         if not self.is_own(config.topic_name):
             self._check_room(topic, max(config.read_queue_nums, config.write_queue_nums), ResponseCode.SYSTEM_ERROR)
@@ -321,7 +321,7 @@ class Topics:
         return topic
 
     def remove(self, name: str) -> bool:
-        """Remove a topic; its queues are the caller's to remove. Not durable before `save`."""
+        """Remove a topic; the caller removes its queues. Durable only after `save`. Return whether it existed."""
         topic = self.table.pop(name, None)
         if topic is None:
             return False
@@ -338,7 +338,7 @@ class Topics:
         await self._saved.saved()
 
     async def saved(self, topic: Topic) -> None:
-        """Wait until a topic is durable: by the write that runs, if it is in that. Raises OSError."""
+        """Wait until a topic is durable: by the running write if that contains it. Raises OSError."""
         if not topic.is_saved:
             await (self._saved.written() if topic in self._in_write else self._saved.saved())
 
@@ -347,7 +347,7 @@ class Topics:
         self._saved.save()
 
     def to_json(self) -> dict[str, Any]:
-        """The table as topics.json and GET_ALL_TOPIC_CONFIG have it; topics as JSON already."""
+        """Return the table in the form of topics.json and GET_ALL_TOPIC_CONFIG; topics are already JSON."""
         return {
             **self._extra,
             "dataVersion": self.version.to_json(),
@@ -355,15 +355,15 @@ class Topics:
         }
 
     def announced(self, topic: Topic) -> TopicConfig:
-        """A topic as name servers are told of it: a broker that takes or gives no messages has no topic that does, so
-        that clients go to others."""
+        """Return a topic as name servers are told of it: without the permissions that brokerPermission denies, so that
+        clients go to other brokers."""
         permission = self._config.broker_permission
         if permission & PERM_READ and permission & PERM_WRITE:
             return topic.config
         return msgspec.structs.replace(topic.config, perm=topic.config.perm & permission)
 
     def announcement(self) -> dict[str, Any]:
-        """The table as name servers are told of it."""
+        """Return the table as name servers are told of it."""
         if self._config.broker_permission & PERM_READ and self._config.broker_permission & PERM_WRITE:
             return self.to_json()
         return {
@@ -382,7 +382,7 @@ class Topics:
         return topic
 
     def _check_room(self, topic: Topic | None, queues: int, code: int) -> None:
-        """Raise Refused where a topic cannot be made, or cannot have so many queues: None stands for a new one."""
+        """Raise Refused if a topic cannot be created (None), or cannot have this many queues."""
         limits = self._limits
         had = topic.queue_limit if topic is not None else 0
         if topic is None and len(self.table) >= limits.topics:
@@ -396,7 +396,8 @@ class Topics:
         raise Refused(code, f"{why}, or raise that setting")
 
     def _snapshot(self) -> tuple[Table, Written]:
-        """The table for a write, and what lets topics take messages when it is durable: those that it has."""
+        """Return the table for a write, and the function that, once it is durable, lets its new topics take
+        messages."""
         unsaved, self._unsaved = self._unsaved, []
         self._in_write.update(unsaved)
 
@@ -417,7 +418,7 @@ class Topics:
 
 
 def is_own_topic(name: str, config: BrokerConfig) -> bool:
-    """Whether a topic is one that the broker makes for itself."""
+    """Return whether the broker makes this topic for itself."""
     return (
         name in _SYSTEM
         or name.startswith(_SYSTEM_PREFIX)
@@ -426,7 +427,8 @@ def is_own_topic(name: str, config: BrokerConfig) -> bool:
 
 
 def missing_topics(store: MessageStore, known: Container[str], is_own: Callable[[str], bool]) -> Iterator[TopicConfig]:
-    """Topics that have messages and are not known, with as many queues as those are in, and default permissions."""
+    """Yield the topics that have messages but are unknown, with default permissions and queues enough for these
+    messages."""
     for name, queues in store.queues.items():
         count = 1 + max((queue_id for queue_id, queue in queues.items() if queue.next_offset), default=-1)
         if count and name not in known and not is_own(name):
@@ -450,6 +452,6 @@ def check_name(name: str) -> None:
 
 
 def check_sendable(name: str) -> None:
-    """Raise Refused where clients may not send to a topic."""
+    """Raise Refused if clients may not send to a topic."""
     if name in _NOT_FOR_CLIENTS:
         raise Refused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
