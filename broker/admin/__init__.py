@@ -1,1 +1,1 @@
-"""Handlers of administration, and what they tell of the broker."""
+"""Handlers of administration requests, and the figures that they report."""

@@ -1,4 +1,4 @@
-"""What administrators and their tools ask: topics and groups, statistics, connections, the broker itself."""
+"""Requests of administrators and their tools: topics and groups, statistics, connections, the broker itself."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class AdminHandlers:
     # --- topics
 
     async def create_topic(self, _: Connection, request: Request[headers.CreateTopic]) -> Answer:
-        """Make or change a topic; it is routable when this is answered."""
+        """Create or change a topic; it is routable when this is answered."""
         header = request.header
         check_name(header.topic)
         if self._topics.is_own(header.topic):
@@ -138,7 +138,7 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS)
 
     def _check_delay_levels(self, text: str | None) -> None:
-        """A topic's own table of levels: each delay needs a queue, which is one of the broker's levels."""
+        """Check a topic's own table of levels: each delay needs a queue, that is, one of the broker's levels."""
         if text is None:
             return
         table = self._sources.levels.table
@@ -155,13 +155,13 @@ class AdminHandlers:
                 )
 
     async def delete_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
-        """Remove a topic, its queues and what consumers know of it."""
+        """Remove a topic, its queues and its consumer offsets."""
         name = request.header.topic
         if self._topics.is_own(name):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         error = await self._remove_topic(name)
         await self._topics.save()
-        await self._offsets.save()  # or they would be of a topic that has the name later
+        await self._offsets.save()  # otherwise they would apply to a later topic of the same name
         await self._told_name_servers()
         if error is not None:
             raise Refused(
@@ -172,7 +172,7 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS)
 
     async def _remove_topic(self, name: str) -> Exception | None:
-        """Remove a topic; gives why its files could not be removed, if so."""
+        """Remove a topic; return the error if its files could not be removed."""
         self._topics.remove(name)
         self._polls.end(name)
         self._offsets.remove_topic(name)
@@ -186,22 +186,22 @@ class AdminHandlers:
             await told
 
     def all_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Give the table of topics."""
+        """Return the table of topics."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._topics.to_json()))
 
     def topic_config(self, _: Connection, request: Request[headers.Topic]) -> Answer:
-        """Give one topic."""
+        """Return one topic."""
         topic = self._topics.get(request.header.topic)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {request.header.topic}")
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({**topic.extra, **topic.config.to_json()}))
 
     def system_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Tell the broker's own topics."""
+        """Return the names of the broker's own topics."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"topicList": self._topics.own_names()}))
 
     async def topic_stats(self, _: Connection, request: Request[headers.Topic]) -> Answer:
-        """Tell the offsets of a topic's queues, and when their last message was stored."""
+        """Return the offsets of a topic's queues, and the store time of the last message in each."""
         name = request.header.topic
         topic = self._topics.get(name)
         if topic is None:
@@ -224,7 +224,7 @@ class AdminHandlers:
     # --- groups
 
     async def create_group(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Make or change a consumer group."""
+        """Create or change a consumer group."""
         group = bodies.decode_request(request.body, SubscriptionGroupConfig)
         check_name(group.group_name)
         most = self._limits.queues_per_topic
@@ -239,7 +239,7 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS)
 
     async def delete_group(self, _: Connection, request: Request[headers.DeleteSubscriptionGroup]) -> Answer:
-        """Remove a consumer group, and its offsets where asked for."""
+        """Remove a consumer group, and its offsets if requested."""
         header = request.header
         self._groups.remove(header.group_name)
         if header.remove_offset or header.clean_offset:
@@ -250,18 +250,18 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS)
 
     def all_groups(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Give the table of groups."""
+        """Return the table of groups."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._groups.to_json()))
 
     def group_config(self, _: Connection, request: Request[headers.Group]) -> Answer:
-        """Give one group."""
+        """Return one group."""
         group = self._groups.get(request.header.group)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"no group {request.header.group}")
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(group))
 
     def groups_of_topic(self, _: Connection, request: Request[headers.Topic]) -> Answer:
-        """Tell which groups read a topic, now or before."""
+        """Return the groups that read a topic, now or earlier."""
         topic = request.header.topic
         names = dict.fromkeys(self._offsets.groups_of(topic))
         names.update(
@@ -270,7 +270,7 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"groupList": list(names)}))
 
     async def consume_stats(self, _: Connection, request: Request[headers.GetConsumeStats]) -> Answer:
-        """Tell how far a group is in each queue, and how fast it is."""
+        """Return a group's progress in each queue, and its rate of consumption."""
         header = request.header
         topics = [header.topic] if header.topic else self._offsets.topics_of(header.consumer_group)
         online = self._clients.consumers.get(header.consumer_group)
@@ -300,7 +300,7 @@ class AdminHandlers:
     # --- connections
 
     def consumer_connections(self, _: Connection, request: Request[headers.ConsumerGroup]) -> Answer:
-        """Tell who of a consumer group is online, and what it subscribes."""
+        """Return the online members of a consumer group, and its subscriptions."""
         group = self._clients.consumers.get(request.header.consumer_group)
         if group is None:
             raise Refused(
@@ -323,7 +323,7 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
     def producer_connections(self, _: Connection, request: Request[headers.ProducerGroup]) -> Answer:
-        """Tell who of a producer group is online."""
+        """Return the online members of a producer group."""
         members = self._clients.producers.get(request.header.producer_group)
         if members is None:
             name = request.header.producer_group
@@ -332,7 +332,7 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(body))
 
     def all_producers(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Tell all producers that are online."""
+        """Return all online producers."""
         data = {
             group: [
                 {
@@ -349,7 +349,7 @@ class AdminHandlers:
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"data": data}))
 
     async def running_info(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
-        """Ask a consumer what it does."""
+        """Ask a consumer for its running info."""
         return await self._relay(request, request.header.to_ext(), request.body)
 
     async def consume_directly(self, _: Connection, request: Request[headers.RelayToConsumer]) -> Answer:
@@ -365,7 +365,7 @@ class AdminHandlers:
         return await self._relay(request, {**header.to_ext(), "brokerName": self._settings.config.broker_name}, record)
 
     async def _relay(self, request: Request[headers.RelayToConsumer], ext: dict[str, str], body: bytes) -> Answer:
-        """Send a request on to a consumer, and its answer back."""
+        """Relay a request to a consumer, and return its answer."""
         group, client_id = request.header.consumer_group, request.header.client_id or ""
         client = self._clients.consumer(group, client_id)
         if client is None:
@@ -387,19 +387,19 @@ class AdminHandlers:
     # --- the broker
 
     def runtime_info(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Tell how the broker is."""
+        """Return the broker's runtime figures."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"table": runtime_info.collect(self._sources)}))
 
 
 _OWN_PREFIXES: Final = ("timer.", "delay.")
 _OWN_ATTRIBUTES: Final = (*ATTRIBUTES, DELAY_LEVELS)
-"""The attributes that this broker goes by. Others are kept for the brokers that know them; one whose name looks like
-ours would do nothing, and nobody would know."""
+"""The attributes that duemq supports. Others are kept for the brokers that know them, but an unknown attribute that has
+one of duemq's prefixes is refused: it would have no effect, and nobody would notice."""
 
 
 def _attributes(old: dict[str, str] | None, changes: str | None) -> dict[str, str] | None:
-    """5.x's topic attributes after changes such as "+a=b,-c". Raises Refused."""
-    # More than all attributes that there may be, and what makes each of them a change.
+    """Return 5.x's topic attributes after changes such as "+a=b,-c". Raises Refused."""
+    # More than all attributes that a topic may have, including the characters that make each of them a change.
     if len(changes or "") > 2 * (MAX_ATTRIBUTES_LENGTH + 3 * MAX_ATTRIBUTES):
         raise Refused(
             ResponseCode.SYSTEM_ERROR,

@@ -1,4 +1,4 @@
-"""MOVE_CLOCK (30001), duemq's own: users' tests move the broker's clock rather than wait for a delay."""
+"""MOVE_CLOCK (30001), duemq's own: users' tests move the broker's clock instead of waiting for a delay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 
 class ClockHandlers:
-    """Moves a clock, if it is one that moves. `moved` is called after that."""
+    """Moves a clock, if it can be moved; `moved` is called afterwards."""
 
     def __init__(self, clock: Clock, moved: Callable[[], None]) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class ClockHandlers:
         router.add(RequestCode.MOVE_CLOCK, MoveClock, self.move)
 
     def move(self, connection: Connection, request: Request[MoveClock]) -> Answer:
-        """Move the clock ahead; answers with the new time. By 0 it only tells the time."""
+        """Move the clock ahead; the answer has the new time. A move by 0 only returns the time."""
         clock, ms = self._clock, request.header.advance_millis
         if not isinstance(clock, MovableClock):
             raise Refused(

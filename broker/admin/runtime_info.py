@@ -1,5 +1,5 @@
-"""The answer to GET_BROKER_RUNTIME_INFO (28): RocketMQ's keys, all of them, since its tools and the exporter read most
-without looking whether they are there."""
+"""The answer to GET_BROKER_RUNTIME_INFO (28). It has all of RocketMQ's keys, since its tools and the exporter read most
+of them without checking that they exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from duemq.storage.store import MessageStore
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the figures come from."""
+    """The components that the figures are taken from."""
 
     settings: LiveSettings
     store: MessageStore
@@ -33,13 +33,13 @@ class Sources:
     retention: Retention
     polls: LongPolls
     clock: Clock
-    """Of the machine..."""
+    """The machine's clock."""
     messages_clock: Clock
-    """...and of the messages."""
+    """The messages' clock."""
 
 
 def collect(sources: Sources) -> dict[str, str]:
-    """The table; times are ms since the epoch, sizes bytes unless the value has a unit."""
+    """Return the table; times are in ms since the epoch, sizes in bytes unless the value has a unit."""
     config, store, stats = sources.settings.config, sources.store, sources.stats
     log, appender = store.log, store.appender
     oldest = read_record(log, log.begin, check_crc=False)
@@ -95,7 +95,7 @@ def collect(sources: Sources) -> dict[str, str]:
         "getFoundTps": stats.rates("found"),
         "getMissTps": stats.rates("missed"),
         "getTotalTps": stats.rates("total"),
-        # 4.9 and 5.x spell this one differently, and their tools read only their own spelling.
+        # 4.9 and 5.x spell this key differently, and their tools read only their own spelling.
         "getTransferedTps": stats.rates("transferred"),
         "getTransferredTps": stats.rates("transferred"),
         "timerReadBehind": timers.late_ms // 1000,
@@ -106,7 +106,7 @@ def collect(sources: Sources) -> dict[str, str]:
     }
     for level in sources.levels.levels.values():
         table[f"scheduleMessageOffset_{level.number}"] = f"{level.offset},{level.queue.next_offset}"
-        # Ours: what an operator asks next.
+        # duemq's own: backlog and lateness of the level, which an operator asks for next.
         table[f"scheduleLevel_{level.number}"] = sources.levels.describe(level, now_ms)
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in table.items()}
 

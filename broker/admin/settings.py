@@ -22,11 +22,11 @@ log = structlog.get_logger(__name__)
 
 
 class SettingsHandlers:
-    """Tells the settings and changes them."""
+    """Returns and changes the settings."""
 
     def __init__(self, settings: LiveSettings, workers: Workers, levels_noted: Callable[[], Awaitable[bool]]) -> None:
-        """`levels_noted` waits until a crash does not undo a change of the table of levels; whether it came to that in
-        time."""
+        """`levels_noted` waits until a crash can no longer undo a change of the table of levels; it returns whether
+        that happened in time."""
         self._settings = settings
         self._workers = workers
         self._levels_noted = levels_noted
@@ -37,7 +37,7 @@ class SettingsHandlers:
         router.add(RequestCode.UPDATE_BROKER_CONFIG, NoFields, self.update)
 
     def get(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Give the settings as properties text."""
+        """Return the settings as properties text."""
         settings = self._settings
         values = {name: getattr(settings.config, field.name) for name, field in FIELDS.items()}
         lines = [f"{name}={as_text(value)}\n" for name, value in sorted(values.items())]
@@ -46,9 +46,9 @@ class SettingsHandlers:
         return answer
 
     async def update(self, connection: Connection, request: Request[NoFields]) -> Answer:
-        """Change settings, all or none. They have effect when this is answered, and are in the configuration file if
-        there is one; of the table of levels the checkpoint knows then. Where one of the two could not be done, which
-        the answer says, they have effect all the same, until the next start or crash."""
+        """Change settings, all or none. When this is answered they are in effect and in the configuration file, if
+        there is one, and the checkpoint has the table of levels. If the file or the checkpoint could not be written,
+        the answer says so; the settings are still in effect, until the next start or crash."""
         bodies.check_size(request.body, "settings")
         try:
             values = config_text.parse(bytes(request.body).decode(), "the request")
@@ -60,7 +60,8 @@ class SettingsHandlers:
             log.warning("properties_ignored", properties=ignored, peer=connection.peer)
         why_not_kept, is_noted = "", True
         if any(change.name == "messageDelayLevel" for change in changes):
-            # First of all: were it in the file alone, after a kill all that waits would go by the new table.
+            # The checkpoint first: if only the file had the table, after a kill all waiting messages would go by the
+            # new one.
             is_noted = await self._levels_noted()
         if changes:
             why_not_kept = await self._save(changes)
@@ -92,7 +93,7 @@ class SettingsHandlers:
         return response(ResponseCode.SUCCESS)
 
     async def _save(self, changes: list[Change]) -> str:
-        """Put changes into the configuration file, if there is one; gives why that was not possible, or nothing."""
+        """Write changes to the configuration file, if there is one; return why that failed, or an empty string."""
         file = self._settings.origin.file
         if file is None:
             return ""

@@ -1,6 +1,6 @@
-"""Counters, and rates over the last 10 s, minute and ten minutes, as brokerStatus shows them.
+"""Counters, and rates over the last 10 s, minute and ten minutes, as shown by brokerStatus.
 
-Nothing is counted per message on the way in: what was stored follows from the queues' offsets and the appender.
+Nothing is counted per stored message: the number follows from the queues' offsets and the appender.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SAMPLE_SECONDS: Final = 1.0
 _WINDOWS: Final = (10, 60, 600)
 _DAY_MS: Final = 86_400_000
 PUT_TIME_LIMITS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
-"""Bounds of the buckets in which RocketMQ counts how long writes take; the first counts those below 1 ms."""
+"""Bounds, in ms, of the buckets in which RocketMQ counts write times; the first bucket is for writes below 1 ms."""
 
 
 class _Sample(NamedTuple):
@@ -30,7 +30,7 @@ class _Sample(NamedTuple):
 
 
 class Stats:
-    """What the broker did since it started. Times ms since the epoch."""
+    """The broker's activity since its start. Times are in ms since the epoch."""
 
     def __init__(self, appender: Appender, clock: Clock) -> None:
         self._appender = appender
@@ -42,17 +42,17 @@ class Stats:
         self.missed = 0
         """Pulls that found none."""
         self.transferred = 0
-        """Messages given to consumers."""
+        """Messages delivered to consumers."""
         self.put_times = [0] * (len(PUT_TIME_LIMITS_MS) + 1)
-        """Writes to the commitlog, by bucket of how long they took."""
+        """Number of writes to the commitlog in each bucket of write time."""
         self.put_time_max_ms = 0
         self.put_failed = 0
-        """Messages refused because writing failed."""
+        """Messages refused because a write failed."""
         self._samples: deque[_Sample] = deque(maxlen=_WINDOWS[-1] + 1)
         self._by_group: dict[tuple[str, str], int] = {}
-        """Messages given out in the last ten seconds, by topic and group: what is kept is of those who read now."""
+        """Messages delivered in the current ten seconds, by topic and group; only active groups take memory."""
         self._groups_before: deque[tuple[float, dict[tuple[str, str], int]]] = deque(maxlen=6)
-        """The same of the ten seconds before, six times, each with its begin."""
+        """The same for each of the previous six periods of ten seconds, with the period's begin."""
         self._groups_since = clock.monotonic()
         self._mornings = [(0, 0), (0, 0)]
         self._day = self.start_ms // _DAY_MS
@@ -60,7 +60,7 @@ class Stats:
 
     @property
     def running_ms(self) -> int:
-        """How long the broker has been running."""
+        """How long the broker has been running, in ms."""
         return int((self._clock.monotonic() - self._started) * 1000)
 
     def pulled(self, header: PullMessage, found: Pulled) -> None:
@@ -83,7 +83,7 @@ class Stats:
         self.put_time_max_ms = max(self.put_time_max_ms, ms)
 
     def put_time_percentile(self, part: float) -> float:
-        """An upper bound in ms of what this part of all writes took, from the buckets."""
+        """Return an upper bound, in ms, of the time that this fraction of all writes took, from the buckets."""
         rest = sum(self.put_times) * (1 - part)
         for bucket in range(len(self.put_times) - 1, 0, -1):
             rest -= self.put_times[bucket]
@@ -104,7 +104,7 @@ class Stats:
             self._mornings = [self._mornings[1], (self._appender.appended, self.transferred)]
 
     def group_rate(self, topic: str, group: str) -> float:
-        """Messages a second given to a group, over the last minute."""
+        """Return the messages per second delivered to a group over the last minute."""
         since = self._groups_before[0][0] if self._groups_before else self._groups_since
         elapsed = self._clock.monotonic() - since
         if elapsed <= 0:
@@ -114,7 +114,7 @@ class Stats:
         return (before + self._by_group.get(key, 0)) / elapsed
 
     def rates(self, field: str) -> str:
-        """The rates of put, found, missed, transferred or total, over the three windows: "a b c"."""
+        """Return the rates of put, found, missed, transferred or total, over the three windows: "a b c"."""
         return " ".join(str(self._rate(field, window)) for window in _WINDOWS)
 
     def _rate(self, field: str, window: int) -> float:
@@ -128,5 +128,5 @@ class Stats:
         return float((getattr(last, field) - getattr(first, field)) / elapsed)
 
     def mornings(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Messages taken and given out up to the morning of yesterday, and of today."""
+        """Return the messages stored and delivered up to yesterday's morning, and up to today's."""
         return self._mornings[0], self._mornings[1]

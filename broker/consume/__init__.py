@@ -1,1 +1,1 @@
-"""Handlers of what consumers ask: pulls, offsets, their groups."""
+"""Handlers of consumers' requests: pulls, offsets, group membership."""

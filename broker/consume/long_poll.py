@@ -1,15 +1,15 @@
-"""Pulls that wait for messages. The append itself wakes them, once for all messages that one turn of the event loop
-brought; nothing polls.
+"""Pulls that wait for messages. The append itself wakes them, once for all messages of one turn of the event loop;
+nothing polls.
 
-A held pull costs about a kilobyte. How many there may be is bounded: beyond that a pull is answered at once. A client
-that does not read its responses gets no messages pushed into its buffer; its pulls stay held until it reads again, or
-their time is up.
+A held pull costs about a kilobyte. Their number is bounded: beyond it a pull is answered at once. A client that does
+not read its responses gets no messages pushed into its buffer; its pulls stay held until it reads again or their time
+is up.
 
-There may be 100,000 of them on one queue, of one second, or of one client that leaves: whatever is to be done for many
-is done in turns (see `request_turns`).
+Up to 100,000 pulls may belong to one queue, to one second, or to one client that leaves: work for many pulls is
+therefore done in turns (see `request_turns`).
 
-A held pull belongs to a queue object. When its topic is deleted, that object never gets a message again: a topic that
-is made later under the same name has others. So the pulls of a deleted topic end at once.
+A held pull belongs to a queue object. When its topic is deleted, that object never gets a message again: a later topic
+of the same name has new queue objects. So the pulls of a deleted topic end at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_HOLD_SECONDS: Final = 60.0
 
 
 class HeldPull:
-    """A pull that waits. `offset` is where to look next: messages before it were looked at and not wanted."""
+    """A waiting pull. `offset` is where to look next: the messages before it have been looked at and did not match."""
 
     __slots__ = ("codes", "connection", "deadline", "is_held", "offset", "queue", "request")
 
@@ -48,17 +48,17 @@ class HeldPull:
         self.codes = codes
         self.deadline = deadline
         self.is_held = False
-        """Whether it waits now."""
+        """Whether the pull waits now."""
 
     @property
     def second(self) -> int:
-        """The second at whose end it is answered at the latest."""
+        """The second at whose end the pull is answered at the latest."""
         return int(self.deadline) + 1
 
 
 class LongPolls:
-    """All held pulls. `serve` answers a pull if there are messages for it, and says whether it did; `expire` answers
-    that there are none; `fail` answers where one of them raised."""
+    """All held pulls. `serve` answers a pull if there are messages for it, and returns whether it did; `expire` answers
+    that there are none; `fail` answers if one of the two raised."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LongPolls:
         self._loop = loop
         self._turns = turns
         self._capacity = capacity
-        """How many may wait, as of now; whoever waits already stays."""
+        """Returns how many pulls may wait at present; pulls that already wait stay."""
         self._serve = serve
         self._expire = expire
         self._fail = fail
@@ -82,25 +82,26 @@ class LongPolls:
         self._by_second: dict[int, dict[HeldPull, None]] = {}
         self._by_connection: dict[Connection, dict[HeldPull, None]] = {}
         self._passed_over: dict[Connection, dict[HeldPull, None]] = {}
-        """Pulls that are to be served when their connections take answers again: messages came meanwhile."""
+        """Pulls to serve when their connections take answers again, because messages arrived meanwhile."""
         self._woken: dict[ConsumeQueue, None] = {}
         self._to_wake: deque[ConsumeQueue] = deque()
-        """Queues that got messages, taken from `_woken` all at once..."""
+        """Queues that got messages; filled with all of `_woken` at once. As in the queues of work below, a pull may no
+        longer be held when its turn comes."""
         self._to_serve: deque[HeldPull] = deque()
-        """...the pulls of one of them..."""
+        """The pulls of one woken queue that are still to be served."""
         self._to_leave: deque[ConsumeQueue] = deque()
-        """...queues that nobody may pull from any more..."""
+        """Queues that can no longer be pulled from."""
         self._to_end: deque[HeldPull] = deque()
-        """...pulls of those, and pulls whose time is up..."""
+        """Pulls of such queues, and pulls whose time is up; they are still to be answered."""
         self._to_forget: deque[HeldPull] = deque()
-        """...and those whose clients are gone. Any of these may not be held any more when their turn comes."""
+        """Pulls of lost connections that are still to be removed."""
         self._has_work = False
         self._timer: asyncio.TimerHandle | None = None
         self.count = 0
-        """Pulls that wait."""
+        """The number of waiting pulls."""
 
     def hold(self, pull: HeldPull) -> bool:
-        """Let a pull wait for its queue; False where too many wait already."""
+        """Let a pull wait for its queue; return False if too many wait already."""
         if self.count >= self._capacity():
             return False
         self.count += 1
@@ -119,7 +120,7 @@ class LongPolls:
         return True
 
     def connection_lost(self, connection: Connection) -> None:
-        """Whoever waited over a connection is gone."""
+        """Remove the pulls of a lost connection."""
         self._passed_over.pop(connection, None)
         pulls = self._by_connection.pop(connection, None)
         if pulls is not None:
@@ -127,14 +128,15 @@ class LongPolls:
             self._begin()
 
     def end(self, topic: str, first_queue_id: int = 0) -> None:
-        """Nobody may pull any more from the queues of a topic, from a queue id on: answer those who wait for them."""
+        """Answer the pulls that wait for a topic's queues from a queue id on, because these can no longer be pulled
+        from."""
         queues = [queue for queue in self._queues.get(topic, ()) if queue.queue_id >= first_queue_id]
         if queues:
             self._to_leave.extend(queues)
             self._begin()
 
     def stop(self) -> None:
-        """Answer everybody."""
+        """Answer all pulls."""
         if self._timer is not None:
             self._timer.cancel()
         for pulls in list(self._held.values()):
@@ -142,7 +144,7 @@ class LongPolls:
                 self._end(pull)
 
     def work(self, is_over: IsOver) -> bool:
-        """See `request_turns.Work`: serve, end or forget some pulls."""
+        """See `request_turns.Work`: serve, end or remove some pulls."""
         while True:
             if self._to_forget:
                 self._forget(self._to_forget.popleft())
@@ -161,7 +163,7 @@ class LongPolls:
                 self._has_work = False
                 return False
             if is_over():
-                # Each of those who wait asked for little, however many they are.
+                # Each waiting pull is little work, however many there are.
                 self._turns.add(self, is_little=True)
                 return False
 
@@ -184,7 +186,7 @@ class LongPolls:
             return
         try:
             is_served = self._serve(pull)
-        except Exception as error:  # the others go on
+        except Exception as error:  # the other pulls must still be served
             self._fail(pull, error)
             is_served = True
         if is_served:
@@ -216,7 +218,7 @@ class LongPolls:
             pull.queue.unwatch(self._arrived)
 
     def _tick(self) -> None:
-        """Once a second, as long as somebody waits: those whose time is up are to be answered."""
+        """Run once a second while pulls wait: queue those whose time is up for their answer."""
         now = self._loop.time()
         for second in [second for second in self._by_second if second <= now]:
             self._to_end.extend(self._by_second.pop(second))
@@ -239,7 +241,8 @@ T = TypeVar("T")
 
 
 def _take_out(table: dict[K, dict[T, None]], key: K, member: T) -> bool:
-    """Take a pull or a queue out of its group in a table, if the group is there; whether it was the last of it."""
+    """Take a pull or a queue out of its group in a table, if the group exists; return whether the group is now
+    empty."""
     members = table.get(key)
     if members is None:
         return False

@@ -1,4 +1,4 @@
-"""What clients say of themselves: heartbeats (34, 35, 46), members of a group (38), locks on queues (41, 42)."""
+"""Clients and their groups: heartbeats (34, 35, 46), members of a group (38), locks on queues (41, 42)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _ClientConfig(msgspec.Struct, rename="camel"):
 
 
 class ClientHandlers:
-    """Keeps the members of groups."""
+    """Maintains the members of groups and their locks."""
 
     def __init__(self, topics: Topics, groups: Groups, clients: Clients, locks: QueueLocks) -> None:
         self._topics = topics
@@ -45,7 +45,7 @@ class ClientHandlers:
         router.add_clients(self._clients)
 
     def heartbeat(self, connection: Connection, request: Request[NoFields]) -> Answer:
-        """Note which groups a client is in. The retry topic of a consumer group is there from its first heartbeat."""
+        """Note the groups of a client. A consumer group's retry topic is created with its first heartbeat."""
         data = bodies.decode_request(request.body, HeartbeatData)
         self._clients.check(connection, data)
         connection.last_codec = request.codec
@@ -57,7 +57,8 @@ class ClientHandlers:
         return response(ResponseCode.SUCCESS)
 
     def _make_group(self, consumer: ConsumerData) -> bool:
-        """Make what a consumer group needs; whether its members want to be told of changes."""
+        """Create a consumer group and its retry topic if missing; return whether its members want to be notified of
+        changes. Raises Refused."""
         if not is_group_name(consumer.group_name):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -74,13 +75,13 @@ class ClientHandlers:
         return group.notify_consumer_ids_changed_enable
 
     def unregister(self, _: Connection, request: Request[UnregisterClient]) -> Answer:
-        """Let a client leave its groups."""
+        """Remove a client from its groups."""
         header = request.header
         self._clients.unregister(header.client_id, header.producer_group, header.consumer_group)
         return response(ResponseCode.SUCCESS)
 
     def check_config(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Say whether a subscription can be served: by tags only."""
+        """Check that a subscription can be served: only tags can. Raises Refused."""
         subscription = bodies.decode_request(request.body, _ClientConfig).subscription_data
         if subscription is not None and subscription.expression_type not in (None, "", "TAG"):
             raise Refused(
@@ -90,14 +91,14 @@ class ClientHandlers:
         return response(ResponseCode.SUCCESS)
 
     def members(self, _: Connection, request: Request[ConsumerGroup]) -> Answer:
-        """Tell the client ids of a group's members."""
+        """Return the client ids of a group's members."""
         group = self._clients.consumers.get(request.header.consumer_group)
         if group is None or not group.members:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {request.header.consumer_group}")
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(ConsumerIdList(list(group.members))))
 
     def lock(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Lock queues for a client; tells which it holds."""
+        """Lock queues for a client; return those that it holds."""
         body = _lock_batch(request)
         held = self._locks.lock(body.consumer_group, body.client_id, body.mq_set or ())
         return response(ResponseCode.SUCCESS, body=fastjson.dumps({"lockOKMQSet": [queue.to_json() for queue in held]}))

@@ -1,4 +1,4 @@
-"""Offsets: of queues (29, 30, 31, 32), of consumer groups (14, 15, 43), of levels (45); one message (33)."""
+"""Offsets of queues (29, 30, 31, 32), of consumer groups (14, 15, 43) and of levels (45); one message (33)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from duemq.storage.store import MessageStore
 
 
 class OffsetHandlers:
-    """Answers where queues, groups and levels are."""
+    """Answers requests for the offsets of queues, groups and levels."""
 
     def __init__(
         self, store: MessageStore, topics: Topics, groups: Groups, offsets: ConsumerOffsets, levels: LevelQueues
@@ -51,8 +51,8 @@ class OffsetHandlers:
         router.add(RequestCode.GET_ALL_DELAY_OFFSET, NoFields, self.all_delay_offsets)
 
     def query(self, _: Connection, request: Request[QueryConsumerOffset]) -> Answer:
-        """Tell how far a group is. A group that never was in a queue begins at its start, unless messages there are
-        so old that they are on the disk only: then the consumer decides by its consumeFromWhere."""
+        """Return a group's offset in a queue. A group that has none begins at 0, unless the queue's first messages are
+        so old that they are only on the disk: then the consumer decides by its consumeFromWhere."""
         header = request.header
         offset = self._offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None:
@@ -71,7 +71,7 @@ class OffsetHandlers:
         return self._store.log.end - unit[0] <= self._store.config.cached_size
 
     def update(self, _: Connection, request: Request[UpdateConsumerOffset]) -> Answer:
-        """Note how far a group is. As in 5.x, only of what there is: the note is kept for good."""
+        """Commit a group's offset. As in 5.x, group, topic and queue must exist, since offsets are kept for good."""
         header = request.header
         if self._groups.get(header.consumer_group) is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!")
@@ -87,17 +87,17 @@ class OffsetHandlers:
         return response(ResponseCode.SUCCESS)
 
     def maximum(self, _: Connection, request: Request[QueueOfTopic]) -> Answer:
-        """Tell the offset of a queue's next message."""
+        """Return the offset of a queue's next message."""
         queue = self._store.queue(request.header.topic, request.header.queue_id)
         return response(ResponseCode.SUCCESS, None, OffsetResponse(queue.next_offset if queue is not None else 0))
 
     def minimum(self, _: Connection, request: Request[QueueOfTopic]) -> Answer:
-        """Tell the offset of a queue's oldest message."""
+        """Return the offset of a queue's oldest message."""
         queue = self._store.queue(request.header.topic, request.header.queue_id)
         return response(ResponseCode.SUCCESS, None, OffsetResponse(queue.min_offset if queue is not None else 0))
 
     def search(self, _: Connection, request: Request[SearchOffset]) -> Answer:
-        """Tell the offset of the first message stored at or after a time (UPPER: the last at or before it)."""
+        """Return the offset of the first message stored at or after a time (UPPER: the last at or before it)."""
         header = request.header
         queue = self._store.queue(header.topic, header.queue_id)
         upper = (header.boundary_type or "").upper() == "UPPER"
@@ -105,22 +105,22 @@ class OffsetHandlers:
         return response(ResponseCode.SUCCESS, None, OffsetResponse(offset))
 
     def earliest(self, _: Connection, request: Request[QueueOfTopic]) -> Answer:
-        """Tell when a queue's oldest message was stored; -1 without one."""
+        """Return the store time of a queue's oldest message; -1 if there is none."""
         queue = self._store.queue(request.header.topic, request.header.queue_id)
         timestamp = self._store.store_timestamp_of(queue, queue.min_offset) if queue is not None else -1
         return response(ResponseCode.SUCCESS, None, TimestampResponse(timestamp))
 
     def view(self, _: Connection, request: Request[ViewMessage]) -> Answer:
-        """Give the record at a physical offset."""
+        """Return the record at a physical offset."""
         record = self._store.record_at(request.header.offset)
         if record is None:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"can not find message by offset: {request.header.offset}")
         return response(ResponseCode.SUCCESS, body=record)
 
     def all_consumer_offsets(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Give the table of all consumer offsets."""
+        """Return the table of all consumer offsets."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._offsets.to_json()))
 
     def all_delay_offsets(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Give the levels' progress."""
+        """Return the levels' progress."""
         return response(ResponseCode.SUCCESS, body=fastjson.dumps(self._levels.to_json()))

@@ -56,7 +56,7 @@ _ANSWER: Final = (
 
 
 class PullHandlers:
-    """Gives messages out."""
+    """Handles pulls."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PullHandlers:
         router.add_clients(self.polls)
 
     def stop(self) -> None:
-        """Answer those who wait."""
+        """Answer all held pulls."""
         self.polls.stop()
 
     def pull(self, connection: Connection, request: Request[PullMessage]) -> Answer:
@@ -125,8 +125,8 @@ class PullHandlers:
     # --- checks
 
     def _check(self, header: PullMessage) -> None:
-        """Raise Refused where the broker, the group, the topic or its queue allows no pull. Any of them may change
-        while a pull is held."""
+        """Raise Refused if the broker, the group, the topic or its queue does not allow the pull. Any of them may
+        change while a pull is held."""
         if not self._settings.config.broker_permission & PERM_READ:
             raise Refused(
                 ResponseCode.NO_PERMISSION,
@@ -153,7 +153,7 @@ class PullHandlers:
             )
 
     def _codes(self, header: PullMessage) -> frozenset[int] | None:
-        """The tags codes a pull is for; None for all."""
+        """Return the tags codes that a pull asks for; None for all. Raises Refused."""
         group = self._clients.consumers.get(header.consumer_group)
         if header.sys_flag & PULL_SUBSCRIPTION:
             _check_expression_type(header.expression_type)
@@ -188,14 +188,15 @@ class PullHandlers:
     @staticmethod
     def _code(header: PullMessage, found: Pulled) -> int:
         code = _CODE_OF.get(found.status)
-        if code is None:  # the queue has no messages: whoever asks from elsewhere than 0 is told so
+        if code is None:  # the queue has no messages: a pull from an offset other than 0 is told so
             return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
         return code
 
     def _answer(
         self, connection: Connection, request: Request[PullMessage], found: Pulled, *, at_once: bool = False
     ) -> Answer:
-        """The answer; later, where the messages have to be read from the disk. Raises NotNow, unless `at_once`."""
+        """Return the answer, or None if it comes later because messages must be read from the disk. Raises NotNow,
+        unless `at_once`."""
         code = self._code(request.header, found)
         if found.status is not PullStatus.FOUND:
             if code == ResponseCode.PULL_OFFSET_MOVED:
@@ -216,7 +217,7 @@ class PullHandlers:
         return self._answer_found(request, found, body)
 
     def _answer_found(self, request: Request[PullMessage], found: Pulled, body: Body) -> Answer:
-        """The answer with messages, but for those that are not in the commitlog any more."""
+        """Return the answer with its messages, except those that are missing from the commitlog."""
         body = without_missing(found, body, self._store.log.segment_size)
         if found.status is not PullStatus.FOUND:
             log.warning(
@@ -231,7 +232,7 @@ class PullHandlers:
         return self._encode(request, found, self._code(request.header, found), body)
 
     async def _answer_cold(self, request: Request[PullMessage], found: Pulled) -> Answer:
-        """Read what is not in the page cache, in a thread."""
+        """Read the messages that are not in the page cache, in a thread, and return the answer."""
         read = ColdRead(self._store.log, found.ranges)
         try:
             body = await self._workers.run(Background.PULLS, read.run)
@@ -272,7 +273,8 @@ class PullHandlers:
         return self.polls.hold(HeldPull(connection, request, queue, header.queue_offset, codes, deadline))
 
     def _serve_held(self, held: HeldPull) -> bool:
-        """Answer a held pull if there is something for it. Raises Refused where it would not be allowed now."""
+        """Answer a held pull if there are messages for it; return whether it was answered. Raises Refused if the pull
+        is no longer allowed."""
         header = held.request.header
         self._check(header)
         try:
@@ -290,7 +292,7 @@ class PullHandlers:
         return True
 
     def _expire_held(self, held: HeldPull) -> None:
-        """Answer a held pull that nothing came for. Raises Refused where it would not be allowed now."""
+        """Answer a held pull whose time is up. Raises Refused if it is no longer allowed."""
         self._check(held.request.header)
         try:
             found = self._reads.at_once(self._find, held.request.header, held.offset, held.codes)
@@ -301,7 +303,7 @@ class PullHandlers:
         self._router.answer(held.connection, held.request, answer)
 
     def _answer_later(self, held: HeldPull) -> None:
-        """Answer a held pull when the consume queue has been read from the disk, whether it has messages or not."""
+        """Answer a held pull once the consume queue has been read from the disk, with or without messages."""
 
         async def answer() -> Answer:
             found = await self._reads.run(self._find, held.request.header, held.offset, held.codes)
@@ -311,8 +313,8 @@ class PullHandlers:
         self._router.spawn(held.connection, held.request, answer(), at_once=True)
 
     def _answer_held(self, held: HeldPull, found: Pulled) -> Answer:
-        """The answer to a pull that was held; a client that wants few of many messages need not have those looked at
-        again."""
+        """Return the answer to a held pull. If all new messages failed to match, it tells the client to go on behind
+        them, so that they need not be looked at again."""
         if held.offset > held.request.header.queue_offset and found.status is not PullStatus.FOUND:
             found.status = PullStatus.NO_MATCHED_MESSAGE
         elif found.status is PullStatus.FOUND and held.connection.is_stalled:

@@ -1,8 +1,8 @@
-"""INVOKE_BROKER_TO_RESET_OFFSET (222): an administrator sends a consumer group that is online elsewhere.
+"""INVOKE_BROKER_TO_RESET_OFFSET (222): an administrator moves an online consumer group to other offsets.
 
-The broker works the offsets out and tells them to every member (RESET_CONSUMER_CLIENT_OFFSET, 220); those drop what
-they have read, commit the new offsets, and begin again there. The broker itself changes nothing: a member that is not
-told would commit the old offset again.
+The broker computes the offsets and sends them to every member (RESET_CONSUMER_CLIENT_OFFSET, 220); the members drop
+what they have pulled, commit the new offsets, and continue there. The broker itself changes nothing: a member that is
+not told would commit the old offset again.
 
 Behaviour after apache/rocketmq broker/client/net/Broker2Client.java (4.9.7).
 """
@@ -35,7 +35,7 @@ _NO_OFFSET: Final = -1
 
 
 class ResetOffsetHandlers:
-    """Sends consumer groups elsewhere."""
+    """Resets the offsets of consumer groups."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class ResetOffsetHandlers:
         router.add(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset, self.reset)
 
     async def reset(self, connection: Connection, request: Request[ResetOffset]) -> Answer:
-        """Tell all members of a group where to go on; answers with the offsets."""
+        """Send all members of a group their new offsets, and answer with these."""
         header = request.header
         offsets = await self._new_offsets(header)
         members = self._members(header)
         notice = ResetOffset(header.topic, header.group, header.timestamp, header.is_force)
         for member in members:
-            # The C++ client reads lists only. Where the admin is one, RocketMQ takes all members for such.
+            # The C++ client reads only lists. If the admin client is a C++ one, RocketMQ sends lists to all members.
             as_list = "CPP" in (request.language, member.language)
             body = reset_offset_body(offsets, as_list=as_list)
             member.connection.notify(
@@ -82,7 +82,7 @@ class ResetOffsetHandlers:
         return response(ResponseCode.SUCCESS, body=reset_offset_body(offsets))
 
     async def _new_offsets(self, header: ResetOffset) -> dict[MessageQueue, int]:
-        """Where the group is to go on, in each queue of the topic. Raises Refused."""
+        """Return the group's new offset in each requested queue of the topic. Raises Refused."""
         topic = self._topics.get(header.topic)
         if topic is None:
             raise Refused(
@@ -122,7 +122,7 @@ class ResetOffsetHandlers:
         return wanted if header.is_force or wanted < current else current
 
     def _members(self, header: ResetOffset) -> list[Client]:
-        """The members of the group, all of which understand the notice. Raises Refused."""
+        """Return the members of the group, all of which understand the notice. Raises Refused."""
         group = self._clients.consumers.get(header.group)
         members = list(group.members.values()) if group is not None else []
         if not members:

@@ -1,12 +1,12 @@
-"""Any file of a store, ours or RocketMQ's, as lines of text, for whoever looks for a fault. Nothing is written, and no
-broker has to be stopped; what one writes meanwhile may be seen in part.
+"""Prints any file of a store, duemq's or RocketMQ's, as lines of text, for finding faults. Nothing is written, and no
+broker has to be stopped; writes of a running broker may be seen in part.
 
-    python -m duemq.broker.dump FILE...       of a directory, for example a whole store, all files
-        --from N --to N                       where to begin, and before what to stop; see below
-        --limit N                             so many lines of each file
+    python -m duemq.broker.dump FILE...       for a directory, such as a whole store, all files in it
+        --from N --to N                       where to begin, and where to stop before; see below
+        --limit N                             at most N lines of each file
         --body                                the bodies of messages as well
 
-| file | a line for each | --from, --to |
+| file | one line for each | --from, --to |
 | --- | --- | --- |
 | commitlog/, cut/ | record | physical offset |
 | consumequeue/ | unit | queue offset |
@@ -16,8 +16,8 @@ broker has to be stopped; what one writes meanwhile may be seen in part.
 | checkpoint, queuecheck, timercheck | value, note, block | |
 | JSON tables in config/ | entry | |
 
-What a file is its path tells, or else its content. Bytes that are not what they should be are a line with the word
-`damaged`, and the lines go on with what can be read behind them. Exit code 1 where a file could not be read.
+The kind of a file follows from its path, or else from its content. Damaged bytes are shown as a line with the word
+`damaged`, and the lines go on with what can be read behind them. Exit code 1 if a file could not be read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command, see the module; gives its exit code."""
+    """Run the command, see the module; return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m duemq.broker.dump",
         description="Show files of a store as text.",
@@ -68,5 +68,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have seen enough
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Which file of a store a file is: by where it lies and how it is named, else by what it begins with."""
+"""Recognises the kind of a store's file: by its directory and name, else by its first bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BY_NAME: Final = {
 _BY_DIRECTORY: Final = {"commitlog": _COMMITLOG, "cut": _COMMITLOG, "timerlog": _TIMERS}
 _INDEX_DIGITS: Final = 17
 _BESIDE: Final = (".bak", ".tmp", ".new")
-"""What names of files end with that are to take the place of others, or are what was before."""
+"""Suffixes of files that will replace others, and of backups."""
 _AT_FIRST: Final = 64
 _PLAIN: Final[dict[str, Callable[[Source], Iterator[str]]]] = {
     "checkpoint": tables.checkpoint_file,
@@ -45,7 +45,7 @@ _POSITIONED: Final[dict[str, Callable[[Source, int, int], Iterator[str]]]] = {
 
 
 def kind_of(source: Source) -> str:
-    """What a file is, in words. Raises OSError."""
+    """Return the kind of a file, in words. Raises OSError."""
     name = source.name
     for end in _BESIDE:
         name = name.removesuffix(end)
@@ -78,8 +78,8 @@ def _by_content(source: Source) -> str:
 def lines(
     path: str, start: int = BEGIN, end: int = END, limit: int | None = None, *, with_bodies: bool = False
 ) -> Iterator[str]:
-    """The lines of a file: what it is and how large, then its content, at most `limit` lines of that. `start`, `end`:
-    see `dump.__main__`. Never raises for what the file holds; raises OSError where it cannot be read."""
+    """Yield the lines of a file: its kind and size, then its content, at most `limit` lines of it. `start`, `end`: see
+    `dump.__main__`. Never raises because of a file's content; raises OSError if the file cannot be read."""
     with Source(path) as source:
         kind = kind_of(source)
         yield f"{path}: {kind}, {source.size} bytes"

@@ -1,6 +1,7 @@
-"""Lines of the files that are named by offsets: commitlog, consume queue, timer log. `start`, `end`: where the lines
-begin and stop, physical offsets, queue offsets or positions in the timer log. What is damaged is told, and what can be
-read behind it is. Raises OSError."""
+"""Lines of the files that are named by offsets: commitlog, consume queue, timer log.
+
+`start`, `end`: where the lines begin and stop, as physical offsets, queue offsets or positions in the timer log. Damage
+is reported, and the readable data behind it is shown. Raises OSError."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _UNITS: Final = 16_384
-"""Units that are looked at together."""
+"""Number of units that are read together."""
 _SEARCHED: Final = WINDOW - MAGIC_AT - 4
 _MAGIC_NAMES: Final = {
     timer_log.NORMAL: "normal",
@@ -46,7 +47,7 @@ _MARKS: Final = {consume_queue.WITHDRAWN_SIZE: "withdrawn", consume_queue.DELIVE
 
 
 def commitlog(source: Source, start: int, end: int, *, with_bodies: bool) -> Iterator[str]:
-    """The records of a file, and what ends it."""
+    """Yield the records of a file, and the marker that ends it."""
     base = source.base
     at = _following(source, start - base) if start > base else 0
     while at < source.size and base + at < end:
@@ -72,7 +73,7 @@ def commitlog(source: Source, start: int, end: int, *, with_bodies: bool) -> Ite
 
 
 def _record(source: Source, at: int) -> StoredMessage | str:
-    """The record at a byte of the file, or why there is none."""
+    """Return the record at a byte of the file, or the reason why there is none."""
     size, magic = END_MARKER.unpack(source.read(at, END_MARKER_SIZE).ljust(END_MARKER_SIZE, b"\0"))
     if magic not in (MAGIC_V1, MAGIC_V2) or not MIN_SIZE <= size <= source.size - at:
         return f"magic {magic:#010x}, size {size}, with {source.size - at} bytes left"
@@ -83,8 +84,8 @@ def _record(source: Source, at: int) -> StoredMessage | str:
 
 
 def _following(source: Source, at: int) -> int:
-    """Where the next record begins, from a byte of the file on, that says that it lies there; the file's size where
-    there is none."""
+    """Return the position, from a byte of the file on, of the next record whose own physical offset matches; the file's
+    size if there is none."""
     at = max(0, at)
     while at < source.size:
         data = source.read(at, WINDOW)
@@ -100,7 +101,7 @@ def _following(source: Source, at: int) -> int:
 
 
 def queue(source: Source, start: int, end: int) -> Iterator[str]:
-    """The units of a file, by queue offset."""
+    """Yield the units of a file, by queue offset."""
     unit, unit_size = consume_queue.UNIT, consume_queue.UNIT_SIZE
     topic = source.parents[1] if len(source.parents) > 1 else ""
     first = source.base // unit_size
@@ -143,7 +144,7 @@ def _unit(topic: str, physical: int, size: int, code: int) -> str:
 
 
 def timers(source: Source, start: int, end: int) -> Iterator[str]:
-    """The units of a file of the timer log, and what ends it."""
+    """Yield the units of a timer log file, and the marker that ends it."""
     base, unit_size = source.base, timer_log.UNIT_SIZE
     at = max(0, start - base) // unit_size * unit_size
     while at < source.size and base + at < end:

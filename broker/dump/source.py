@@ -1,4 +1,4 @@
-"""A file that is looked at: read in windows, never written, whatever is in it."""
+"""A file under inspection: read in windows, and never written, whatever its content."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final
 WINDOW: Final = 1 << 20
 _ZEROS: Final = bytes(WINDOW)
 NAME_DIGITS: Final = 20
-"""Of a file that is named by the offset of its first byte."""
+"""Digits in the name of a file that is named by the offset of its first byte."""
 
 
 class Source:
-    """One open file. A context manager. Raises OSError where it cannot be opened or read."""
+    """One open file. A context manager. Raises OSError if it cannot be opened or read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.name = os.path.basename(path)
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for who writes into it
+        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for a writer
         self.size = os.fstat(self._fd).st_size
         self._window, self._window_at = b"", 0
 
@@ -31,16 +31,16 @@ class Source:
 
     @property
     def parents(self) -> list[str]:
-        """Names of the directories that the file is in, the nearest one first."""
+        """Names of the directories that contain the file, the nearest first."""
         return os.path.dirname(os.path.abspath(self.path)).split(os.sep)[:0:-1]
 
     @property
     def base(self) -> int:
-        """The offset that its name says, 0 where it says none."""
+        """The offset in the file's name, 0 if there is none."""
         return int(self.name) if len(self.name) == NAME_DIGITS and self.name.isdecimal() else 0
 
     def read(self, at: int, size: int) -> bytes:
-        """Bytes of the file; fewer at its end."""
+        """Return bytes of the file; fewer at its end."""
         start = at - self._window_at
         if start < 0 or start + size > len(self._window):
             self._window = self._pread(at, max(size, WINDOW))
@@ -58,11 +58,11 @@ class Source:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def whole(self) -> bytes:
-        """All of a small file."""
+        """Return the whole content of a small file."""
         return self._pread(0, self.size)
 
     def after_zeros(self, at: int) -> int:
-        """Where the first byte is, from `at` on, that is not zero; the file's size where there is none."""
+        """Return the position of the first non-zero byte from `at` on; the file's size if there is none."""
         while at < self.size:
             try:
                 at = os.lseek(self._fd, at, os.SEEK_DATA)

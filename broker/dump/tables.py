@@ -1,5 +1,6 @@
-"""Lines of the other files of a store: those of fixed layout, and the JSON tables. What is damaged is told. `start`,
-`end`: of the wheel seconds since the epoch, of an index file numbers of items. Raises OSError."""
+"""Lines of a store's other files: those of fixed layout, and the JSON tables. Damage is reported.
+
+`start`, `end`: seconds since the epoch in the wheel, numbers of items in an index file. Raises OSError."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from duemq.storage.files import OsFiles
 from duemq.storage.queues import check, index_file
 
 _SHOWN: Final = 1024
-"""Bytes of what is not known."""
+"""Bytes shown of unknown content."""
 
 
 # --- the wheel and the index
 
 
 def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
-    """The slots that were ever used, by their seconds."""
+    """Yield the slots that were ever used, by their seconds."""
     if source.size != wheel.FILE_SIZE:
         yield f"damaged: {source.size} bytes; a timer wheel has {wheel.FILE_SIZE}"
     data = source.whole()
@@ -53,8 +54,8 @@ def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
 
 
 def index(source: Source, start: int, end: int) -> Iterator[str]:
-    """The head of an index file, and its items."""
-    # The owner writes such files and never reads one, so its layouts are not public.
+    """Yield the head of an index file, and its items."""
+    # The owning module writes such files and never reads one, so its layouts are not public.
     header, item = index_file._HEADER, index_file._STORED
     if source.size != index_file.FILE_SIZE:
         yield f"damaged: {source.size} bytes; an index file has {index_file.FILE_SIZE}"
@@ -83,7 +84,7 @@ def index(source: Source, start: int, end: int) -> Iterator[str]:
 
 
 def checkpoint_file(source: Source) -> Iterator[str]:
-    """The times of a checkpoint, and what its notes say."""
+    """Yield the times of a checkpoint, and the content of its notes."""
     data = source.whole()
     found = checkpoint.decode(data)
     yield fields(
@@ -150,7 +151,7 @@ def _timers(note: TimerNote) -> Iterator[str]:
 
 
 def timer_check(source: Source) -> Iterator[str]:
-    """What timercheck says."""
+    """Yield the content of timercheck."""
     found = formats.load_check(OsFiles(), source.path)
     if found is None:
         yield f"damaged: {source.size} bytes are too few"
@@ -169,8 +170,8 @@ def _numbers(found: TimerCheck) -> dict[str, int]:
 
 
 def queue_check(source: Source) -> Iterator[str]:
-    """The blocks of queuecheck, and what each says."""
-    # Only a start with its own settings reads this file, so its owner's decoders are not public.
+    """Yield the blocks of queuecheck, and the content of each."""
+    # Only a start with its own settings reads this file, so the decoders of the owning module are not public.
     data = source.whole()
     segment_size = check._HEAD.unpack(data[: check._HEAD.size])[1] if len(data) >= check._HEAD.size else 0
     yield fields(queueFileSize=segment_size)
@@ -212,7 +213,7 @@ def _said(items: bytes, segment_size: int) -> Iterator[str]:
 
 
 def table(source: Source) -> Iterator[str]:
-    """A JSON table, RocketMQ's or ours, an entry a line."""
+    """Yield the entries of a JSON table, RocketMQ's or duemq's, one per line."""
     data = source.whole()
     try:
         found: Any = decode_table(data, source.path)
@@ -241,6 +242,6 @@ def _entry(value: object) -> str:
 
 
 def unknown(source: Source) -> Iterator[str]:
-    """The first bytes of a file that is none of a store's, or has no layout, as `lock` and `abort`."""
+    """Yield the first bytes of a file that is not one of a store's, or has no layout, such as `lock` and `abort`."""
     if source.size:
         yield shown(source.read(0, _SHOWN), _SHOWN) + (f" of {source.size} bytes" if source.size > _SHOWN else "")

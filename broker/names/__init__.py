@@ -1,1 +1,1 @@
-"""The name server inside, and registration at those outside."""
+"""The embedded name server, and registration with external ones."""

@@ -1,5 +1,5 @@
-"""The name server: where topics are. Embedded, it knows its own broker's topics at once, and those of other brokers
-that register with it as they would with RocketMQ's.
+"""The name server: it tells which brokers have a topic. Embedded, it knows its own broker's topics at once, and those
+of other brokers that register with it as they would with RocketMQ's.
 
 Codes: 105, 106, 206, 224, 304, 216 for clients and tools; 100, 101, 102, 219 key-value configuration (ordered topics);
 103, 104, 322 for brokers. Behaviour after apache/rocketmq namesrv/routeinfo/RouteInfoManager.java (4.9.7).
@@ -48,12 +48,12 @@ log = structlog.get_logger(__name__)
 ORDER_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 EXPIRE_MS: Final = 120_000
 _BROKER_BYTES: Final = 1024
-"""What a registration without topics counts as."""
+"""The size that a registration without topics counts as."""
 PRIMARY: Final = 0
 
 
 class _Broker(msgspec.Struct):
-    """A broker that registered: of one name, with one broker id."""
+    """A registered broker: one broker id of one name."""
 
     cluster: str
     name: str
@@ -63,14 +63,14 @@ class _Broker(msgspec.Struct):
     version: DataVersion
     topics: dict[str, TopicConfig]
     size: int
-    """Of its registration, in bytes."""
+    """Size of the registration in bytes."""
     last_update: float
-    """Seconds of the monotonic clock."""
+    """Time of the last registration or version query, in seconds of the monotonic clock."""
     connection: Connection
 
 
 def _check_queues(topics: Mapping[str, TopicConfig]) -> None:
-    """Refuse topics of so many queues that clients would not survive their routes."""
+    """Raise Refused for topics with more queues than clients can handle in a route."""
     for topic, config in topics.items():
         for count in (config.read_queue_nums, config.write_queue_nums):
             if not 0 <= count <= MAX_QUEUES:
@@ -80,7 +80,7 @@ def _check_queues(topics: Mapping[str, TopicConfig]) -> None:
 
 
 class NameServer:
-    """Routes of all brokers known. The own broker's topics are looked up, not copied."""
+    """Routes of all known brokers. The own broker's topics are looked up, not copied."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class NameServer:
         self._brokers: dict[tuple[str, int], _Broker] = {}
         self._of_connection: dict[Connection, set[tuple[str, int]]] = {}
         self._registered = 0
-        """Size of all registrations."""
+        """Size of all registrations in bytes."""
 
     def load(self) -> None:
         """Read the key-value configuration. Raises StoreFormatError."""
@@ -133,7 +133,7 @@ class NameServer:
     # --- routes
 
     def _all_brokers(self, names: Container[str] | None = None) -> list[BrokerData]:
-        """Every broker name, or those of some, with its addresses, the own one first."""
+        """Return all brokers, or those of some names, with their addresses; the own broker first."""
         brokers: dict[str, BrokerData] = {}
         if names is None or self._own.broker_name in names:
             brokers[self._own.broker_name] = BrokerData(dict(self._own.broker_addrs), *self._own_names())
@@ -148,7 +148,7 @@ class NameServer:
         return self._own.broker_name, self._own.cluster
 
     def _configs_of(self, topic: str) -> dict[str, TopicConfig]:
-        """How the brokers have a topic, by broker name."""
+        """Return the configurations of a topic, by broker name."""
         configs = {
             broker.name: broker.topics[topic]
             for broker in self._brokers.values()
@@ -160,7 +160,7 @@ class NameServer:
         return configs
 
     def route(self, _: Connection, request: Request[GetRouteInfo]) -> Answer:
-        """Tell where a topic is."""
+        """Return the route of a topic."""
         name = request.header.topic
         configs = self._configs_of(name)
         if not configs:
@@ -179,7 +179,7 @@ class NameServer:
         return response(ResponseCode.SUCCESS, body=TopicRoute(brokers, queues, order).to_json(strict=strict))
 
     def clusters(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Tell which brokers there are."""
+        """Return the clusters and their brokers."""
         brokers = self._all_brokers()
         names: dict[str, list[str]] = {}
         for broker in brokers:
@@ -187,14 +187,14 @@ class NameServer:
         return response(ResponseCode.SUCCESS, body=bodies.cluster_info(brokers, names))
 
     def all_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Tell all topics."""
+        """Return all topics."""
         names = dict.fromkeys(self._topics.table)
         for broker in self._brokers.values():
             names.update(dict.fromkeys(broker.topics))
         return _topic_list(list(names))
 
     def topics_of_cluster(self, _: Connection, request: Request[Cluster]) -> Answer:
-        """Tell the topics that a cluster has."""
+        """Return the topics of a cluster."""
         names: dict[str, None] = {}
         if request.header.cluster == self._own.cluster:
             names.update(dict.fromkeys(self._topics.table))
@@ -204,14 +204,14 @@ class NameServer:
         return _topic_list(list(names))
 
     def system_topics(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Tell the topics named after clusters and brokers."""
+        """Return the topics named after clusters and brokers."""
         brokers = self._all_brokers()
         names = dict.fromkeys(name for broker in brokers for name in (broker.cluster, broker.broker_name))
         return _topic_list(list(names), brokers[0].broker_addrs[PRIMARY])
 
     def delete_topic(self, _: Connection, request: Request[Topic]) -> Answer:
-        """Forget a topic of other brokers until they register it again; that of the own broker goes with its own
-        request."""
+        """Remove a topic of other brokers until they register it again; the own broker's topic is deleted by a request
+        to the broker."""
         for broker in self._brokers.values():
             broker.topics.pop(request.header.topic, None)
         return response(ResponseCode.SUCCESS)
@@ -243,7 +243,7 @@ class NameServer:
         return response(ResponseCode.SUCCESS)
 
     def get_value(self, _: Connection, request: Request[KVKey]) -> Answer:
-        """Tell a value."""
+        """Return a value."""
         value = self._kv.get(request.header.namespace, {}).get(request.header.key)
         if value is None:
             raise Refused(
@@ -267,7 +267,7 @@ class NameServer:
         self._kv_size += _size(namespace, key, value)
 
     def _remove_value(self, namespace: str, key: str) -> bool:
-        """Whether there was one."""
+        """Remove a value; return whether there was one."""
         values = self._kv.get(namespace, {})
         value = values.pop(key, None)
         if value is None:
@@ -282,7 +282,7 @@ class NameServer:
         return {"configTable": {namespace: dict(values) for namespace, values in self._kv.items()}}, lambda _: None
 
     def list_values(self, _: Connection, request: Request[KVNamespace]) -> Answer:
-        """Tell the values of a namespace."""
+        """Return the values of a namespace."""
         values = self._kv.get(request.header.namespace)
         if values is None:
             raise Refused(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {request.header.namespace}")
@@ -291,7 +291,7 @@ class NameServer:
     # --- other brokers
 
     def register_broker(self, connection: Connection, request: Request[RegisterBroker]) -> Answer:
-        """Note another broker and its topics."""
+        """Register another broker and its topics."""
         header = request.header
         if header.body_crc32 and zlib.crc32(request.body) & 0x7FFFFFFF != header.body_crc32:
             raise Refused(ResponseCode.SYSTEM_ERROR, "crc32 not match")
@@ -345,12 +345,12 @@ class NameServer:
         return answer
 
     def unregister_broker(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
-        """Forget another broker."""
+        """Remove another broker."""
         self._forget((request.header.broker_name, request.header.broker_id))
         return response(ResponseCode.SUCCESS)
 
     def query_data_version(self, _: Connection, request: Request[BrokerIdentity]) -> Answer:
-        """Tell a broker whether its topics changed since it registered them."""
+        """Tell a broker whether its topics have changed since it registered them."""
         broker = self._brokers.get((request.header.broker_name, request.header.broker_id))
         asked = bodies.decode_request(request.body, DataVersion)
         answer = response(ResponseCode.SUCCESS)
@@ -362,13 +362,13 @@ class NameServer:
         return answer
 
     def connection_lost(self, connection: Connection) -> None:
-        """A broker that closed its connection is gone."""
+        """Remove the brokers registered over a lost connection."""
         for key in list(self._of_connection.get(connection, ())):
             self._forget(key)
         self._of_connection.pop(connection, None)
 
     def expire(self) -> None:
-        """Forget brokers that do not register any more."""
+        """Remove brokers that have stopped registering."""
         limit = self._clock.monotonic() - EXPIRE_MS / 1000
         for key in [key for key, broker in self._brokers.items() if broker.last_update < limit]:
             self._forget(key)

@@ -1,9 +1,8 @@
-"""Registering with external name servers (`namesrvAddr`), RocketMQ's own included: at start, every
+"""Registration with external name servers (`namesrvAddr`), including RocketMQ's: at start, every
 registerNameServerPeriod, and at once when topics change.
 
-Each name server has a loop of its own, so that one that cannot be reached, or does not answer, keeps nothing from the
-others: they forget a broker after 120 s. Changes that come while a registration is under way are told by the next one,
-all at once.
+Each name server has a loop of its own, so that one that is unreachable or does not answer does not delay registration
+with the others: they forget a broker after 120 s. Changes made during a registration are all sent in the next one.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 6.0
 GOODBYE_SECONDS = 1.0
 _PAUSE_A_BYTE = 25e-9
-"""Seconds between two registrations, for each byte of them: ten times what making one takes. While thousands of topics
-come, the broker must not be busy with telling of each."""
+"""Pause between two registrations, in seconds per byte of one: ten times what encoding takes. It keeps the broker from
+being busy with registrations while thousands of topics are created."""
 _SHORTEST_PAUSE = 0.001
 
 Address = tuple[str, int]
@@ -54,18 +53,18 @@ class Registration:
             server.start()
 
     def register_now(self) -> asyncio.Future[None]:
-        """Register with all name servers; done when each has answered, or failed. Those that are known to be down are
-        tried, but not waited for."""
+        """Register with all name servers; the future is done when each has answered or failed. Name servers known to be
+        down are tried but not waited for."""
         waiting = [server.register_now() for server in self._servers]
         return asyncio.ensure_future(_all([each for each in waiting if each is not None]))
 
     async def stop(self) -> None:
-        """Tell the name servers that the broker goes."""
+        """Tell the name servers that the broker stops."""
         goodbye = Command(code=RequestCode.UNREGISTER_BROKER, ext=self._identity.to_ext())
         await asyncio.gather(*(server.stop(goodbye) for server in self._servers))
 
     def _request(self) -> Command:
-        """The registration as it is now."""
+        """Return a registration with the current topics."""
         body = encode_registration(self._topics.announcement())
         identity = self._identity
         host, _, port = identity.broker_addr.rpartition(":")
@@ -81,7 +80,7 @@ class Registration:
 
 
 class _NameServer:
-    """One name server. Whatever happens with it, its loop goes on."""
+    """One name server. Its loop survives all errors."""
 
     def __init__(self, address: Address, period: float, connect: Connect, request: Callable[[], Command]) -> None:
         self._address = address
@@ -93,7 +92,7 @@ class _NameServer:
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []
-        """Who wants to know when the next registration has ended."""
+        """Futures to resolve when the next registration has ended."""
         self._why_down: str | None = None
         self._pause = 0.0
 
@@ -101,7 +100,8 @@ class _NameServer:
         self._task = asyncio.get_running_loop().create_task(self._keep_registered())
 
     def register_now(self) -> asyncio.Future[None] | None:
-        """Done when a registration that begins from now on has ended; None for a server that is known to be down."""
+        """Return a future that is done when a registration that begins from now on has ended; None for a server known
+        to be down."""
         self._wanted.set()
         if self._why_down is not None or self._task is None:
             return None
@@ -134,7 +134,7 @@ class _NameServer:
                     await self._wanted.wait()
 
     async def _register(self) -> str | None:
-        """Register once; why that was not possible, or None."""
+        """Register once; return the reason if that failed, else None."""
         try:
             connection = await self._connected()
             request = self._request()
@@ -158,7 +158,7 @@ class _NameServer:
         return self._connection
 
     def _note(self, why: str | None) -> None:
-        """Say when the name server is lost, for what reason, and when it is found, not every time."""
+        """Log when the name server is lost, with the reason, and when it is found again, but not every attempt."""
         if why == self._why_down:
             return
         self._why_down = why

@@ -1,1 +1,1 @@
-"""Handlers of what producers send, and of what consumers send back."""
+"""Handlers of producers' sends, and of messages that consumers send back."""

@@ -1,4 +1,4 @@
-"""Answers to sends. One to a JSON request is made by a format of bytes, ready but for its numbers."""
+"""Answers to sends. The answer to a JSON request is made from a format of bytes that lacks only the numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageResponse, response
 
 FRAME: Final = struct.Struct(">II").pack
-"""Sizes of a frame and of its JSON header."""
+"""Packs the sizes of a frame and of its JSON header."""
 _UNIQ_KEY: Final = f"{properties.UNIQ_KEY}{properties.NAME_END}"
 _UNIQ_KEY_SIZE: Final = len(_UNIQ_KEY)
 
@@ -26,15 +26,15 @@ class SendAnswers:
     """Makes the answers to sends."""
 
     def __init__(self, config: BrokerConfig, store_host: bytes) -> None:
-        """`store_host`: as records have it, part of the ids. Of the settings used here none changes while the broker
-        runs."""
+        """`store_host`: in the form of records; part of the message ids. None of the settings used here changes while
+        the broker runs."""
         self._store_host = store_host
         self._broker_name = config.broker_name
         self._extra_ext = {"MSG_REGION": config.region, "TRACE_ON": "true" if config.trace_on else "false"}
         self._gives_handles = " " not in config.broker_name
-        """The words of a handle are parted by blanks."""
+        """False if the broker's name contains a blank, since blanks separate the words of a handle."""
         self.plain = self._format(b"")
-        """The JSON header for a message: physical offset, queue id, queue offset, opaque."""
+        """The JSON header of an answer; takes physical offset, queue id, queue offset, opaque."""
         self._timer = self._format(b',"recallHandle":"%b"')
 
     def _format(self, more: bytes) -> bytes:
@@ -47,7 +47,7 @@ class SendAnswers:
         )
 
     def accepted(self, request: Request[SendMessage], queue_id: int, queue_offset: int, physical_offset: int) -> Answer:
-        """The answer for a message that is staged, None where the sender wants none (one-way)."""
+        """Return the answer for a staged message; None if the sender wants none (one-way)."""
         if request.flag & FLAG_ONEWAY:
             return None
         if request.codec == JSON:
@@ -65,8 +65,8 @@ class SendAnswers:
         deliver_ms: int,
         slot_ms: int,
     ) -> Answer:
-        """The answer for a message that is staged and waits for its time. It has a handle to recall the message by, if
-        that has a UNIQ_KEY. `slot_ms`: TIMER_OUT_MS."""
+        """Return the answer for a staged message that waits for its time. It has a recall handle if the message has a
+        UNIQ_KEY. `slot_ms`: TIMER_OUT_MS."""
         if request.flag & FLAG_ONEWAY:
             return None
         header = request.header
@@ -81,7 +81,7 @@ class SendAnswers:
         return self.answer(message_id, queue_id, queue_offset, handle.decode())
 
     def answer(self, message_id: str, queue_id: int, queue_offset: int, handle: str | None = None) -> Command:
-        """An answer as a command. `message_id`: several are parted by commas."""
+        """Return an answer as a command. `message_id`: several ids are separated by commas."""
         header = SendMessageResponse(message_id, queue_id, queue_offset, recall_handle=handle)
         answer = response(ResponseCode.SUCCESS, None, header)
         answer.ext.update(self._extra_ext)
@@ -89,7 +89,7 @@ class SendAnswers:
 
 
 def _unique_key(text: str) -> str | None:
-    """The UNIQ_KEY of a message, None without one or with one that a recall handle cannot have."""
+    """Return the UNIQ_KEY of a message; None if it has none, or one that a recall handle cannot contain."""
     at = text.find(_UNIQ_KEY)
     if at < 0:
         return None

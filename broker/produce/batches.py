@@ -1,4 +1,4 @@
-"""SEND_BATCH_MESSAGE (320), and sends that say they are a batch: several messages for one queue, all or none."""
+"""SEND_BATCH_MESSAGE (320), and sends marked as a batch: several messages for one queue, stored all or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from duemq.storage.log.append import Appender
 
 
 class BatchHandlers:
-    """Takes batches in."""
+    """Handles batches."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class BatchHandlers:
         return self._answers.answer(",".join(message_ids), queue_id, offsets[0])
 
     def _parts(self, data: bytes, request_text: str) -> list[tuple[int, bytes, bytes]]:
-        """The messages of a batch: flag, body, and properties as stored. Raises Refused, BodyError, RecordTooLarge."""
+        """Return the messages of a batch: flag, body, and properties as stored. Raises Refused, BodyError,
+        RecordTooLarge."""
         if len(data) > self._appender.max_body_size:
             raise RecordTooLarge("a batch", len(data), self._appender.max_body_size)
         most = self._limits.batch_messages
@@ -108,16 +109,16 @@ class BatchHandlers:
         return [(flag, body, _part_properties(text, common)) for flag, body, text in decoded]
 
     def _common_properties(self, text: str) -> str:
-        """What each message of a batch is stored with besides its own properties: those of the request, and CLUSTER.
-        They come last, and so they count where a message has one of the same name. All as in RocketMQ, which also
-        leaves WAIT in both."""
+        """Return the properties that each message of a batch is stored with besides its own: those of the request, and
+        CLUSTER. They come last, and therefore win over properties of the same name in a message. All this is as in
+        RocketMQ, which also keeps WAIT in both."""
         common = properties.parse(text)
         common[properties.CLUSTER] = self._settings.config.cluster_name
         return properties.format_properties(common)
 
 
 def _part_properties(text: str, common: str) -> bytes:
-    """The stored properties of a message of a batch. Raises Refused for one that asks for a time of its own."""
+    """Return the stored properties of a message of a batch. Raises Refused if it asks for a time of its own."""
     asked = read_request(text)
     if asked.replace_key is not None:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot replace another: send it on its own")

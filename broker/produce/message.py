@@ -1,8 +1,8 @@
-"""A message on its way in, understood once.
+"""Incoming messages, with their properties parsed once.
 
-`read_request` reads from the property text what the sender asks for. The handlers decide by it, and by the topic, where
-the message goes: a `NewMessage`, whose `due` says whether it is delivered at once, by a delay level, or at a time.
-`Staging` then stages it, and looks at the properties no more.
+`read_request` reads from the property text what the sender asks for. From that and from the topic, the handlers decide
+where the message goes: a `NewMessage`, whose `due` says whether it is delivered at once, by a delay level, or at a
+time. `Staging` then stages it without looking at the properties again.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 
 
 class DelayRequest(NamedTuple):
-    """What the properties of a message ask for."""
+    """The requests in a message's properties."""
 
     level: int = 0
-    """Delay level, as the sender counts: it may be beyond the table. 0 or less: none."""
+    """The delay level as sent: it may be beyond the table. 0 or less: none."""
     asks_time: bool = False
-    """Whether one of TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS is there, be its value wrong."""
+    """Whether TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is present, even with an invalid value."""
     replace_key: str | None = None
-    """The key whose waiting message this one takes the place of (TIMER_REPLACE)."""
+    """The key whose waiting message this one replaces (TIMER_REPLACE)."""
     is_half: bool = False
-    """Whether it is the half message of a transaction (TRAN_MSG)."""
+    """Whether the message is the half message of a transaction (TRAN_MSG)."""
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it asks for a level or a time."""
+        """Whether the message asks for a level or a time."""
         return self.level > 0 or self.asks_time
 
 
@@ -42,50 +42,50 @@ class ByLevel(NamedTuple):
     """The message waits in the queue of a delay level."""
 
     level: int
-    """One of the broker's table."""
+    """A level of the broker's table."""
     tells_due: bool = False
-    """Whether its property DUE_MS is to say when it is due."""
+    """Whether the property DUE_MS is to be set to the due time."""
 
 
 class ByTimer(NamedTuple):
     """The message waits for a time in the timer wheel."""
 
     deliver_ms: int
-    """When it is due, ms since the epoch."""
+    """When the message is due, ms since the epoch."""
     deletes: bool = False
-    """Whether it is no message but deletes one that waits (TIMER_DEL_UNIQKEY)."""
+    """Whether the record is not a message but deletes a waiting one (TIMER_DEL_UNIQKEY)."""
     origin: int = 0
-    """Physical offset of the record that it replaces; 0 for none."""
+    """Physical offset of the record that this one replaces; 0 for none."""
     key: int = 0
-    """Hash of its topic's key by which it can be replaced, see `Timers.staged`."""
+    """Hash of the topic's key by which the message can be replaced, see `Timers.staged`."""
 
 
 Due = ByLevel | ByTimer | None
-"""How a message waits; None where it is delivered at once."""
+"""How a message waits; None if it is delivered at once."""
 
 
 class NewMessage(NamedTuple):
     """A message that is about to be staged."""
 
     queue: ConsumeQueue
-    """Where it is delivered, at once or when it is due."""
+    """The queue that the message is delivered to, at once or when it is due."""
     due: Due
     text: str
-    """The properties that its consumers get, without those that tell where it waits."""
+    """The properties that consumers get, without those that tell where the message waits."""
     body: Body
     born_timestamp: int
-    """When the sender made it, ms since the epoch."""
+    """When the sender created the message, ms since the epoch."""
     born_host: bytes
-    """As in the record: address and port."""
+    """The sender's address and port, in the form of records."""
     flag: int
     sys_flag: int
     reconsume_times: int
-    """How often a consumer group has tried it."""
+    """How many times a consumer group has tried to process the message."""
 
 
 def read_request(text: str) -> DelayRequest:
-    """What a property text asks for. Raises Refused for a level that is no number, and for TIMER_REPLACE with a value
-    or keys that it cannot have."""
+    """Return the requests in a property text. Raises Refused for a level that is not a number, and for TIMER_REPLACE
+    with an invalid value or key."""
     level = _level_of(text) if _DELAY in text else 0
     has_timers = "TIMER_" in text
     if not has_timers and "TRAN_MSG" not in text:
@@ -103,8 +103,8 @@ def read_request(text: str) -> DelayRequest:
 
 
 def as_stored(text: str, cluster: str) -> str:
-    """The properties of a send as records have them: without WAIT, which is for the broker only, and with the property
-    `cluster` (name and value) last, as RocketMQ has them."""
+    """Return the properties of a send in the form of records: without WAIT, which is meant only for the broker, and
+    with the property `cluster` (name and value) last, as in RocketMQ."""
     if _WAIT_TRUE in text:
         text = text.replace(_WAIT_TRUE, properties.PROPERTY_END, 1)
     elif "WAIT\x01" in text:
@@ -117,8 +117,8 @@ def as_stored(text: str, cluster: str) -> str:
 
 
 def _level_of(text: str) -> int:
-    """The delay level, 0 without. Raises Refused where it is no number, or nothing: RocketMQ passes over properties
-    without a value, and would deliver the message at once."""
+    """Return the delay level, 0 if there is none. Raises Refused if it is empty or not a number: RocketMQ ignores
+    properties without a value, and would deliver the message at once."""
     level = properties.get(text, properties.DELAY)
     if level is None:
         if properties.is_empty(text, properties.DELAY):

@@ -1,8 +1,8 @@
-"""Sends that take the place of a message that waits (TIMER_REPLACE), one after the other.
+"""Sends that replace a waiting message (TIMER_REPLACE), handled one after the other.
 
-Each is written on its own, and as it came: the last one counts. It has to know what waits for its key. So the first one
-after a start waits until the timers have counted that, and each one reads the record of the message that it replaces,
-in a thread where the disk has to be waited for.
+Each is written separately and in order of arrival: the last one wins. The broker has to know which messages wait for
+which key. So the first replacement after a start waits until the timers have indexed that, and each one reads the
+record of the message that it replaces, in a thread if that has to wait for the disk.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from duemq.storage.store import MessageStore
 
 MAX_WAITING: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
-"""When this many sends wait, or sends of this size in all, further ones are refused."""
+"""Further sends are refused once MAX_WAITING sends wait, or sends of this size in all."""
 
 
 class Replacements:
-    """The sends that wait for their turn."""
+    """The sends that wait for their turn to replace a message."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Replacements:
     def take(
         self, connection: Connection, request: Request[SendMessage], asked: DelayRequest, *, at_once: bool
     ) -> None:
-        """Take a send that replaces a message, when it has its turn; its answer comes then. `at_once`: see
-        `Router.spawn`. Raises Refused where too many wait."""
+        """Take a send that replaces a message; it is handled and answered when its turn comes. `at_once`: see
+        `Router.spawn`. Raises Refused if too many wait."""
         self._check(len(request.body))
         self._router.spawn(connection, request, self._send(connection, request, asked), at_once=at_once)
 
     def _check(self, size: int) -> None:
-        """Raises Refused where a send of a size is too much now."""
+        """Raise Refused if there is no room for a send of this size now."""
         if self._waiting >= MAX_WAITING or self._waiting_bytes + size > MAX_WAITING_BYTES:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
@@ -93,7 +93,7 @@ class Replacements:
                 if ranges and not self._store.is_cached(ranges):
                     await self._reads.read(ColdRead(self._store.log, ranges).run)
                 stage = await self._reads.run(self._look, connection, request, asked, key)
-                return self._staged(connection, request, stage)  # nothing else has had a turn since the look
+                return self._staged(connection, request, stage)  # nothing else has run since the look
         finally:
             self._waiting -= 1
             self._waiting_bytes -= size
@@ -109,9 +109,11 @@ class Replacements:
     def _look(
         self, connection: Connection, request: Request[SendMessage], asked: DelayRequest, key: str
     ) -> Callable[[], Answer]:
-        """Look at the messages that one replaces, which wait for its topic and key; gives what stages it, to be called
-        before anything else happens. All that has to be read is read here, where nothing is staged yet: a look that
-        would have to wait for the disk is repeated. Raises Refused, NotInMemory, StoreError, OSError."""
+        """Look at the messages to replace, which wait for the same topic and key. Return a function that stages the new
+        message, to be called before anything else happens.
+
+        Everything that must be read is read here, where nothing is staged yet, because a look that would have to wait
+        for the disk is repeated. Raises Refused, NotInMemory, StoreError, OSError."""
         request.now_ms = self._clock.now_ms()
         try:
             return self._replacement(connection, request, asked, key)
@@ -132,7 +134,7 @@ class Replacements:
         now_ms = self._appender.begin(request.now_ms)
         text = header.properties or ""
         if asked.level > 0:
-            # By the wheel: the queue of a level does not tell what waits there for which key.
+            # By the wheel: a level's queue cannot tell which of its messages wait for which key.
             level = self._staging.by_level(topic, asked.level).level
             text = properties.without_all(text, (properties.DELAY, *properties.TIMERS))
             due_ms = self._levels.table.deliver_time(level, now_ms)
@@ -174,7 +176,7 @@ class Replacements:
         return replace
 
     async def _known(self) -> None:
-        """Wait until it is known what waits for which key."""
+        """Wait until the index of waiting messages by key is complete."""
         if self._timers.is_counted:
             return
         counted = asyncio.Event()
@@ -183,11 +185,11 @@ class Replacements:
 
 
 def _in_place_of(message: NewMessage, origin: int, key: str, now_ms: int) -> NewMessage:
-    """A message that takes the place of the record at a physical offset."""
+    """Return a message that replaces the record at a physical offset."""
     due = message.due
     if isinstance(due, ByTimer):
         return message._replace(due=due._replace(origin=origin))
-    # Through the wheel all the same: there one record tells both, that it is due and what it replaces.
+    # An overdue message also goes through the wheel: one record there says that it is due and what it replaces.
     text = properties.without_all(message.text, properties.TIMERS)
     text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(now_ms))
     return message._replace(due=ByTimer(now_ms, origin=origin, key=key_hash(key)), text=text)

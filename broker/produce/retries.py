@@ -1,4 +1,4 @@
-"""What RocketMQ's rules for retries say: how often a message is tried again, and which topics are made for that."""
+"""RocketMQ's rules for retries: how many times a message is tried again, and which topics are created for that."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from duemq.protocol.requests.headers import Request, SendMessage
 
 
 class Retries:
-    """The rules, for the topics and groups of a broker."""
+    """Applies the rules to the topics and groups of a broker."""
 
     def __init__(self, topics: Topics, groups: Groups) -> None:
         self._topics = topics
         self._groups = groups
 
     def limit(self, group_name: str, version: int, asked: int | None) -> int:
-        """After how many deliveries a message of a group is a dead letter, `asked` by a client of a version. Raises
-        Refused where there is no such group."""
+        """Return the number of deliveries after which a message of a group becomes a dead letter. `asked`: the number
+        that a client of this version asked for. Raises Refused if there is no such group."""
         group = self._groups.get(group_name)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group_name}")
@@ -27,17 +27,17 @@ class Retries:
         return group.retry_max_times
 
     def retry_topic(self, group_name: str, queues: int, sys_flag: int = 0) -> Topic:
-        """The topic of a group's retries, made if need be. Raises Refused, see `dead_letters`."""
+        """Return the retry topic of a group, creating it if missing. Raises Refused, see `dead_letters`."""
         return self._topic(f"{RETRY_PREFIX}{group_name}", queues, sys_flag)
 
     def dead_letters(self, group_name: str, sys_flag: int = 0) -> Topic:
-        """The topic of a group's dead letters, made if need be. Raises Refused where it cannot have that name, or where
-        somebody left it without queues."""
+        """Return the dead-letter topic of a group, creating it if missing. Raises Refused if the name is not allowed,
+        or if the topic was left without queues."""
         return self._topic(f"{DLQ_PREFIX}{group_name}", 1, sys_flag)
 
     def dead_letters_of(self, request: Request[SendMessage]) -> Topic | None:
-        """The topic of dead letters to which a retry goes that its consumer sends; None where the message is to be
-        tried again. Raises Refused."""
+        """Return the dead-letter topic for a retry that its consumer sends; None if the message is to be tried again.
+        Raises Refused."""
         header = request.header
         group_name = header.topic.removeprefix(RETRY_PREFIX)
         limit = self.limit(group_name, request.version, header.max_reconsume_times)

@@ -1,9 +1,9 @@
 """SEND_MESSAGE (10) and SEND_MESSAGE_V2 (310).
 
-Messages are staged here (see `storage.log.append`) and written by the router, once for all sends that one read brought.
-To a known topic there are three short ways: `send` for a message without a delay, `_send_level` for one with a delay
-level, `_send_timer` for one with a time. They look for the few names that matter in the property text, and do what the
-long way would do, which `_send_special` begins: that takes everything.
+Messages are staged here (see `storage.log.append`) and written by the router, once for all sends of a read. For known
+topics there are three fast paths: `send` for a message without a delay, `_send_level` for one with a delay level, and
+`_send_timer` for one with a time. They search the property text for the few names that matter, and have the same effect
+as the general path, which begins at `_send_special` and takes every message.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _find_level: Final = re.compile("(?:\\A|\x02)DELAY\x01([1-9][0-9]{0,3})(?:\x02|\
 _find_timer: Final = re.compile(
     "TIMER_DEL(?<![^\x02]TIMER_DEL)(IVER_MS|AY_MS|AY_SEC)\x01([0-9]{1,13})(?:\x02|\\Z)"
 ).search
-"""Finds one of the properties that ask for a time. The letters before the lookbehind are what makes it quick."""
+"""Finds one of the properties that ask for a time. The literal before the lookbehind makes the search fast."""
 
 
 class SendHandlers:
-    """Takes messages in."""
+    """Handles sends."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class SendHandlers:
         """Take one message that asks for a time, for a known topic that takes messages."""
         found = _find_timer(text)
         if found is None or text.count("TIMER_") != 1 or _DELAY in text or "REAL_" in text:
-            # It asks for no time after all, or a broker has added to its properties before.
+            # It asks for no time after all, or a broker has already added to its properties.
             return self._send_special(connection, request)
         appender, timers = self._appender, self._timers
         now_ms = appender.store_timestamp if appender.has_begun else appender.begin(request.now_ms)
@@ -161,7 +161,7 @@ class SendHandlers:
             raise self._staging.refused(refusal, deliver_ms - now_ms)
         header, body = request.header, request.body
         queue_id, slot_ms = header.queue_id, out_ms(deliver_ms)
-        # What a delay comes to is told to consumers, as that of a message with a time is.
+        # The due time computed from a delay is passed on to consumers, as an explicit time is.
         told = f"\x02TIMER_DELIVER_MS\x01{deliver_ms}" if kind != "IVER_MS" else ""
         property_bytes = (
             f"{as_stored(text, self._cluster)}{told}\x02TIMER_OUT_MS\x01{slot_ms}"
@@ -230,7 +230,7 @@ class SendHandlers:
         )
         return self._answers.accepted(request, queue_id, offset, appender.last_physical_offset)
 
-    # --- what is special about a message or a topic
+    # --- the general path
 
     def _send_special(self, connection: Connection, request: Request[SendMessage]) -> Answer:
         return self._when_ready.stage(connection, request, self._stage_special)
@@ -243,7 +243,7 @@ class SendHandlers:
         text = header.properties or ""
         is_retry = header.topic.startswith(RETRY_PREFIX)
         if is_retry and "TIMER_" in text:
-            # What a retry has of a timer is left of the message's first delivery.
+            # Timer properties of a retry are left over from the message's first delivery.
             text = properties.without_all(text, TIMER_NAMES)
         asked = read_request(text)
         if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
@@ -272,7 +272,7 @@ class SendHandlers:
         is_retry: bool,
         at_once: bool,
     ) -> NewMessage:
-        """The message of a send: where it goes, and when. Raises Refused, TopicNotSaved, NotInMemory."""
+        """Return the message of a send, with its queue and due time. Raises Refused, TopicNotSaved, NotInMemory."""
         header = request.header
         queue_id, level = header.queue_id, asked.level
         if is_retry and (dead := self._retries.dead_letters_of(request)) is not None:
@@ -283,9 +283,9 @@ class SendHandlers:
             queue_id = random.randrange(topic.config.write_queue_nums)
         due: Due = None
         if level > 0:
-            # The level counts, and not a time.
+            # A level takes precedence over a time.
             text = properties.without_all(text, TIMER_NAMES) if "TIMER_" in text else text
-            # DUE_MS of our producer is its reckoning, by a clock that may be slow or fast.
+            # DUE_MS from duemq's producer is its own estimate, by a clock that may be slow or fast.
             due = self._staging.by_level(topic, level, tells_due=_DUE in text and not is_retry)
         elif "TIMER_D" in text:
             if at_once:

@@ -34,7 +34,7 @@ _NOT_FOR_RETRIES: Final = (
 
 
 class SendBackHandlers:
-    """Delivers messages again."""
+    """Schedules retries of messages that could not be processed."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SendBackHandlers:
         router.add(RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBack, self.send_back)
 
     async def send_back(self, connection: Connection, request: Request[ConsumerSendMsgBack]) -> Answer:
-        """A consumer could not process a message: deliver it again later, or put it to the dead letters."""
+        """A consumer could not process a message: deliver it again later, or move it to the dead letters."""
         header = request.header
         group = self._groups.get(header.group)
         if group is None:
@@ -90,7 +90,7 @@ class SendBackHandlers:
                 topic = self._retries.retry_topic(header.group, group.retry_queue_nums, sys_flag)
             if topic.is_saved:
                 break
-            await self._topics.saved(topic)  # it may be deleted meanwhile: then there is another one, or none
+            await self._topics.saved(topic)  # it may be deleted meanwhile: then look it up again
         if not topic.config.perm & PERM_WRITE:
             raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
         appender = self._store.appender
@@ -103,7 +103,7 @@ class SendBackHandlers:
         return self._router.answer_when_flushed(connection, request, response(ResponseCode.SUCCESS))
 
     def _stage_again(self, message: StoredMessage, topic: Topic, level: int) -> None:
-        """Stage a message that was delivered before, one more time."""
+        """Stage a previously delivered message once more."""
         text = message.properties_text
         if properties.get(text, properties.RETRY_TOPIC) is None:
             text = properties.with_property(text, properties.RETRY_TOPIC, message.topic)

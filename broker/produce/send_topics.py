@@ -1,4 +1,4 @@
-"""The topic that a send names: whether it takes the message, and making it where that is allowed."""
+"""The topic that a send names: checks whether it takes the message, and creates it if that is allowed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class SendTopics:
         self.held = held
 
     def topic_of(self, header: SendMessage) -> Topic:
-        """The topic of a send, which takes it, made if it was not there. Raises Refused, and TopicNotSaved."""
+        """Return the topic of a send, created if missing, after checking that it takes the send. Raises Refused,
+        TopicNotSaved."""
         if self.held.is_full:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
@@ -53,7 +54,7 @@ class SendTopics:
         return topic
 
     def _create(self, header: SendMessage) -> Topic:
-        """Make the topic of a send, if that is allowed."""
+        """Create the topic of a send. Raises Refused if that is not allowed."""
         name = header.topic
         check_sendable(name)
         is_retry = name.startswith(RETRY_PREFIX)
@@ -70,7 +71,8 @@ class SendTopics:
         return topic
 
     def refuse_half_message(self) -> Refused:
-        """The error for the half message of a transaction, which this broker cannot hold back until its commit."""
+        """Return the error for the half message of a transaction, which this broker cannot hold back until its
+        commit."""
         return Refused(
             ResponseCode.NO_PERMISSION,
             f"the broker[{self._settings.config.advertised_host}] sending transaction message is forbidden",

@@ -1,5 +1,5 @@
-"""Where a message that comes in is put: into its queue, or where it waits, which is the queue of a delay level or that
-of the timers. What its properties ask for is refused here where it cannot be had."""
+"""Where an incoming message is stored: in its queue, or in the queue of a delay level or of the timers, where it waits.
+Property requests that cannot be fulfilled are refused here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIMER_NAMES: Final = (
 )
 _DELAY: Final = f"{properties.DELAY}{properties.NAME_END}"
 HOST_FLAGS: Final = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
-"""How long the hosts in a record are: that is ours to say, and not what a client's sysflag says of it."""
+"""The flags for the size of the hosts in a record. The broker sets them itself, whatever a client's sysflag says."""
 
 
 class Staging:
@@ -36,15 +36,15 @@ class Staging:
 
     def __init__(self, store: MessageStore, levels: LevelQueues, timers: Timers, cluster_name: str) -> None:
         self.cluster = f"{properties.CLUSTER}{properties.NAME_END}{cluster_name}"
-        """The property CLUSTER that new messages get, see `as_stored`."""
+        """The property CLUSTER of new messages, see `as_stored`."""
         self._store = store
         self._appender = store.appender
         self._levels = levels
         self._timers = timers
 
     def by_level(self, topic: Topic, asked: int, *, tells_due: bool = False) -> ByLevel:
-        """The level of the broker's table for the level above 0 that a message to a topic asks for. Raises Refused
-        where the topic has a table of its own with a delay that the broker's has not: that would have no queue."""
+        """Return the level of the broker's table for the requested level, above 0, of a message to a topic. Raises
+        Refused if the topic's own table has a delay that the broker's table lacks, because there is no queue for it."""
         table, own = self._levels.table, topic.delay_levels
         if own is None:
             return ByLevel(table.cap(asked), tells_due)
@@ -60,9 +60,9 @@ class Staging:
         return ByLevel(found, tells_due)
 
     def by_timer(self, text: str, now_ms: int) -> tuple[ByTimer | None, str]:
-        """The time for which a message that comes now has to wait, None for one that need not; and its properties
-        without what another broker, or an earlier delivery, added about that, but with the time that a delay comes to.
-        Raises Refused."""
+        """Return when a message that arrives now is due, None if it need not wait; and its properties, without those
+        that another broker or an earlier delivery added about waiting, and with the time computed from a delay. Raises
+        Refused."""
         now_ms = self._appender.begin(now_ms)
         try:
             deliver_ms = deliver_time(text, now_ms)
@@ -85,7 +85,7 @@ class Staging:
         return ByTimer(deliver_ms, deletes), text
 
     def refused(self, refusal: Refusal, delay_ms: int) -> Refused:
-        """The error for a message that the timers do not take; `delay_ms` is how long it would have to wait."""
+        """Return the error for a message that the timers refuse; `delay_ms` is how long it would have to wait."""
         config = self._timers.config
         if refusal is Refusal.DISABLED:
             return Refused(
@@ -116,8 +116,8 @@ class Staging:
         )
 
     def stage(self, message: NewMessage, now_ms: int, *, is_stored: bool = False) -> int:
-        """Stage a message that comes now; gives its queue offset. `is_stored`: it was stored before, and comes once
-        more. Raises RecordIllegal, StoreError."""
+        """Stage a message that arrives now; return its queue offset. `is_stored`: it was stored before and is stored
+        once more. Raises RecordIllegal, StoreError."""
         queue, due, text = message.queue, message.due, message.text
         appender = self._appender
         if checksum.NAME in text:
@@ -136,13 +136,13 @@ class Staging:
                 if due.origin:
                     text = properties.with_property(text, properties.TIMER_ROLL_TIMES, "1")
                 if due.deletes:
-                    # It is to be looked at, by its unique key: it has no time, and names no record but one it replaces.
+                    # Found by its unique key: it has no due time, and names no record except one that it replaces.
                     code, prepared = properties.tags_code_of(text), due.origin
                 else:
                     code, prepared = due.deliver_ms, due.origin or due.deliver_ms
                 waits_in = self._timers.queue
             text = _with_real_queue(text, queue.topic, queue.queue_id)
-            # A retry takes what room there is. It has properties of brokers', which it goes without if need be.
+            # A retry uses the room that is left. It can drop properties that brokers added, if necessary.
             room = 0 if is_stored else AGAIN_ROOM
             queue = waits_in
         property_bytes = text.encode()
@@ -165,7 +165,7 @@ class Staging:
 
 
 def _level_text(due: ByLevel, text: str, due_ms: int) -> str:
-    """The properties of a message that waits by a level until a time."""
+    """Return the properties of a message that waits by a level until `due_ms`."""
     level = str(due.level)
     if text.count(_DELAY) != 1 or properties.get(text, properties.DELAY) != level:
         text = properties.with_property(text, properties.DELAY, level)
@@ -175,7 +175,7 @@ def _level_text(due: ByLevel, text: str, due_ms: int) -> str:
 
 
 def _with_real_queue(text: str, topic: str, queue_id: int) -> str:
-    """Properties with REAL_TOPIC and REAL_QID at their end, where deliveries look first."""
+    """Return properties with REAL_TOPIC and REAL_QID at the end, where deliveries look first."""
     if "REAL_" in text:
         text = properties.without_all(text, (properties.REAL_TOPIC, properties.REAL_QID))
     separator = properties.PROPERTY_END if text and text[-1] != properties.PROPERTY_END else ""

@@ -1,4 +1,5 @@
-"""Staging that may have to wait: until a new topic is durable, or until what decides about a message has been read."""
+"""Staging that may have to wait: until a new topic is durable, or until the data that decides about a message is
+read."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ class Stage(Protocol):
     """Stages the messages of a request."""
 
     def __call__(self, connection: Connection, request: Request[SendMessage], *, at_once: bool) -> Answer:
-        """The answer, or None where that comes later. `at_once`: see `Router.spawn`; then the caller sees to it that
-        the disk is not waited for. Raises TopicNotSaved, NotInMemory; then nothing of the request is staged."""
+        """Stage; return the answer, or None if it comes later. `at_once`: see `Router.spawn`; the caller then ensures
+        that staging does not wait for the disk. Raises TopicNotSaved, NotInMemory; then nothing of the request is
+        staged."""
 
 
 class WhenReady:
@@ -35,7 +37,8 @@ class WhenReady:
         self._reads = reads
 
     def stage(self, connection: Connection, request: Request[SendMessage], stage: Stage) -> Answer:
-        """Stage the messages of a request by `stage`: now, or in a task of its own; then the answer is None."""
+        """Stage the messages of a request by `stage`: now, or in a task of its own, in which case the answer is
+        None."""
         topic: Topic | None
         try:
             return stage(connection, request, at_once=False)
@@ -57,7 +60,7 @@ class WhenReady:
                 break
             except TopicNotSaved as error:
                 topic = error.topic
-        self._appender.commit()  # nothing else has had a turn since they were staged
+        self._appender.commit()  # nothing else has run since they were staged
         return self._router.answer_when_flushed(connection, request, answer)
 
     def _stage_again(self, connection: Connection, request: Request[SendMessage], stage: Stage) -> Answer:

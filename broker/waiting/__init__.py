@@ -1,1 +1,1 @@
-"""Handlers of what is asked about messages that wait: lists, changes, recalls."""
+"""Handlers of requests about waiting messages: lists, changes, recalls."""

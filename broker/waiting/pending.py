@@ -1,7 +1,7 @@
-"""What waits, for operators and programs: LIST_PENDING (30003), DUE_CURVE (30004), CHANGE_PENDING (30005), all duemq's
-own.
+"""Waiting messages, for operators and programs: LIST_PENDING (30003), DUE_CURVE (30004), CHANGE_PENDING (30005), all
+duemq's own.
 
-A search may read the timer log as a whole. It is done in slices, between which everything else has its turn; few at a
+A search may read the whole timer log. It is done in slices, with other work in between; only a few searches run at a
 time, since each holds a piece of the log.
 """
 
@@ -43,18 +43,18 @@ T = TypeVar("T")
 
 MAX_PAGE: Final = 1000
 MAX_PAGE_BYTES: Final = 1024 * 1024
-"""A page ends before its messages have more properties than this."""
+"""A page ends before the properties of its messages exceed this."""
 MAX_IDS: Final = 1000
-"""Most message ids in one request, and in the answer about a selection."""
+"""Maximum number of message ids in one request, and in the answer about a selection."""
 MAX_STEPS: Final = 10_000
 MIN_STEP_MS: Final = 1000
 MAX_SEARCHES: Final = 2
 MAX_QUEUED: Final = 64
-"""Searches that wait for their turn; further ones are refused."""
+"""Number of searches that may wait for their turn; further ones are refused."""
 _CHANGE_UNITS: Final = 256
-"""So many messages of a selection are looked for before they are changed."""
+"""Number of messages of a selection that are looked for before they are changed."""
 _MAX_MS: Final = 2**53
-"""No number of ms beyond this is a time."""
+"""Numbers of ms beyond this are not times."""
 
 _CANCEL: Final = "cancel"
 _RESCHEDULE: Final = "reschedule"
@@ -63,7 +63,7 @@ ACTIONS: Final[dict[str, ChangeOutcome]] = {
     _RESCHEDULE: "RESCHEDULED",
     "deliver": "DELIVERED_NOW",
 }
-"""What can be done to messages, and what is said of those to which it was."""
+"""The actions on messages, each with the outcome reported when it succeeds."""
 _REFUSALS: Final = {
     Refusal.DISABLED: (ResponseCode.SYSTEM_ERROR, "timerWheelEnable is false"),
     Refusal.TOO_FAR: (ResponseCode.MESSAGE_ILLEGAL, "the time is further ahead than timerMaxDelaySec"),
@@ -79,14 +79,14 @@ _OUTCOMES: Final[dict[Cancelled, ChangeOutcome]] = {
 
 
 class _Found(NamedTuple):
-    """A message to be changed: its id, and the physical offset of its record, None where that is to be found out."""
+    """A message to change: its id, and the physical offset of its record, None if that is still to be looked up."""
 
     message_id: str
     place: int | None = None
 
 
 class PendingHandlers:
-    """Lists, counts and changes what waits. `clock` is the messages' clock."""
+    """Lists, counts and changes waiting messages. `clock` is the messages' clock."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class PendingHandlers:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until one more search may begin. Raises Refused where too many wait."""
+        """Wait until one more search may begin. Raises Refused if too many wait."""
         if self._queued >= MAX_QUEUED:
             raise Refused(ResponseCode.SYSTEM_BUSY, f"{MAX_QUEUED} searches wait already, try again later")
         self._queued += 1
@@ -132,7 +132,7 @@ class PendingHandlers:
             self._turns.release()
 
     async def _result(self, connection: Connection, steps: Iterator[T | ColdRead | None]) -> T:
-        """The one result of a search."""
+        """Run a search, and return its one result."""
         async with self._turn():
             results = [
                 found async for found in self._slices.of(steps, lambda: not connection.is_closed, is_patient=True)
@@ -142,7 +142,7 @@ class PendingHandlers:
     # --- looking
 
     async def list_pending(self, connection: Connection, request: Request[ListPending]) -> Answer:
-        """Give a page of the messages that wait, or count them."""
+        """Return a page of the waiting messages, or count them."""
         header = request.header
         selection = _selection(header)
         if header.count_only:
@@ -175,7 +175,7 @@ class PendingHandlers:
         return PendingPage(messages, None, len(messages))
 
     async def curve(self, connection: Connection, request: Request[DueCurve]) -> Answer:
-        """Tell how many messages are due in each span of time."""
+        """Return the number of messages due in each step of time."""
         header = request.header
         begin_ms = header.begin_ms if header.begin_ms is not None else self._clock.now_ms() // 1000 * 1000
         if not MIN_STEP_MS <= header.step_ms <= _MAX_MS or not 1 <= header.steps <= MAX_STEPS:
@@ -193,8 +193,8 @@ class PendingHandlers:
     # --- changing
 
     async def change(self, connection: Connection, request: Request[ChangePending]) -> Answer:
-        """Cancel messages, give them another time or deliver them now, and tell what became of each. It is answered
-        when that is as durable as a send would be."""
+        """Cancel messages, give them another time or deliver them now; return the outcome for each. The answer is sent
+        once the changes are as durable as a send would be."""
         header = request.header
         self._waiting.check_allowed("change")
         _check_action(header)
@@ -217,7 +217,7 @@ class PendingHandlers:
         return self._router.answer_when_flushed(connection, request, answer)
 
     def _named(self, header: ChangePending) -> Iterator[_Found]:
-        """The messages that a request names. Raises Refused, RemoteProtocolError."""
+        """Return the messages that a request names. Raises Refused, RemoteProtocolError."""
         ids = (header.msg_id or "").split(",")
         if len(ids) > MAX_IDS:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"{header.action} failed, {len(ids)} ids are over {MAX_IDS}")
@@ -228,11 +228,11 @@ class PendingHandlers:
         return map(_Found, ids)
 
     async def _change_selected(self, selection: Selection, header: ChangePending, done: ChangedMessages) -> None:
-        """Change the messages of a selection, some of which are looked for before they are changed. Raises Refused,
+        """Change the messages of a selection: some are looked for and then changed, repeatedly. Raises Refused,
         StoreError, OSError."""
         part: list[_Found] = []
         async for found in self._slices.of(self._pending.select(selection, self._clock.now_ms()), is_patient=True):
-            # Not the message itself: together they may be large.
+            # The messages themselves are not kept: together they may be large.
             part.append(_Found(given_id(found.message), found.message.physical_offset))
             if len(part) == _CHANGE_UNITS:
                 await self._change(part, header, done)
@@ -240,7 +240,7 @@ class PendingHandlers:
         await self._change(part, header, done)
 
     async def _change(self, messages: Iterable[_Found], header: ChangePending, done: ChangedMessages) -> None:
-        """Change messages, and note what became of each. Raises Refused, StoreError, OSError."""
+        """Change messages, and note the outcome for each. Raises Refused, StoreError, OSError."""
         async for found in self._slices.of(messages):
             outcome = await self._change_one(found, header)
             done.counts[outcome] = done.counts.get(outcome, 0) + 1
@@ -263,7 +263,7 @@ class PendingHandlers:
         return _OUTCOMES[result] if result is not Cancelled.CANCELLED else ACTIONS[header.action]
 
     def _check_time(self, deliver_ms: int) -> None:
-        """Raises Refused where no message may wait for a time now."""
+        """Raise Refused if no message may now be scheduled for this time."""
         now_ms = self._clock.now_ms()
         refusal = self._timers.refusal(deliver_ms, now_ms) if deliver_ms > now_ms else None
         if refusal is not None:
@@ -284,12 +284,12 @@ def _check_action(header: ChangePending) -> None:
 
 
 def _selection(header: ListPending | ChangePending) -> Selection:
-    """The messages that a request selects. A text without characters is none, as in the binary header."""
+    """Return the messages that a request selects. An empty text counts as absent, as in the binary header."""
     return Selection(header.topic or None, header.key or None, header.begin_ms, header.end_ms)
 
 
 def _selection_to_change(header: ChangePending) -> Selection:
-    """As `_selection`, but not without a topic and something more. Raises Refused."""
+    """As `_selection`, but require a topic and at least one more criterion. Raises Refused."""
     selection = _selection(header)
     if selection.topic is None or selection[1:] == (None, None, None):
         raise Refused(

@@ -1,4 +1,4 @@
-"""Messages that wait: RECALL_MESSAGE (370), GET_TIMER_CHECK_POINT (60), GET_TIMER_METRICS (61), and CANCEL_MESSAGE
+"""Waiting messages: RECALL_MESSAGE (370), GET_TIMER_CHECK_POINT (60), GET_TIMER_METRICS (61), and CANCEL_MESSAGE
 (30002), duemq's own."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from duemq.storage.queues.pull import ColdRead, patiently
 from duemq.storage.store import MessageStore
 
 MAX_CANCELLED: Final = 1000
-"""Most message ids in one request."""
+"""Maximum number of message ids in one request."""
 
 _OUTCOMES: Final[dict[Cancelled, CancelOutcome]] = {
     Cancelled.CANCELLED: "CANCELLED",
@@ -58,7 +58,7 @@ _NOT_RECALLED: Final = {
 
 
 class TimerHandlers:
-    """Cancels messages that wait, and tells of the timers."""
+    """Cancels waiting messages, and reports on the timers."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class TimerHandlers:
     # --- cancelling
 
     async def recall(self, connection: Connection, request: Request[RecallMessage]) -> Answer:
-        """Cancel the message that a handle names. It is answered when that is as durable as a send would be; also where
-        the message was delivered before, which may be in memory only."""
+        """Cancel the message that a handle names. The answer is sent once the result is as durable as a send would be;
+        this includes an earlier delivery, which may still be only in memory."""
         header = request.header
         self.check_allowed("recall")
         if self._topics.get(header.topic) is None:
@@ -118,7 +118,7 @@ class TimerHandlers:
         return self._router.answer_when_flushed(connection, request, answer)
 
     async def _recall_place(self, handle: RecallHandle, place: tuple[int, int]) -> Cancelled:
-        """Cancel by a handle of ours, which says where the message lies."""
+        """Cancel by a handle from duemq, which contains the record's physical offset."""
         physical_offset, _ = place
         if physical_offset >= self._store.log.end:
             return Cancelled.UNKNOWN
@@ -127,12 +127,12 @@ class TimerHandlers:
             message.get_property(properties.REAL_TOPIC) != handle.topic
             or message.get_property(properties.UNIQ_KEY) != handle.unique_key
         ):
-            # The handle is of another store, which this broker had before.
+            # The handle is from another store, which this broker had earlier.
             return Cancelled.UNKNOWN
         return await self._cancel(physical_offset)
 
     async def _recall_key(self, connection: Connection, handle: RecallHandle, now_ms: int) -> Cancelled:
-        """Cancel by a handle of Apache's broker: the message is looked for in its slot. Raises Refused."""
+        """Cancel by a handle from Apache's broker: the message is searched for in its slot. Raises Refused."""
         latest = now_ms + self._timers.config.max_delay * 1000
         physical_offset = None
         if 0 < handle.slot_ms < latest:
@@ -147,7 +147,7 @@ class TimerHandlers:
         return Cancelled.UNKNOWN
 
     async def cancel(self, connection: Connection, request: Request[CancelMessage]) -> Answer:
-        """Cancel messages by the ids that this broker gave them, and tell what became of each."""
+        """Cancel messages by their offset message ids; return the outcome for each."""
         self.check_allowed("cancel")
         ids = request.header.msg_id.split(",")
         if len(ids) > MAX_CANCELLED:
@@ -168,12 +168,13 @@ class TimerHandlers:
         return self._router.answer_when_flushed(connection, request, answer)
 
     async def place_of(self, message_id: str) -> int | None:
-        """The physical offset in an id, None where it is of another broker or store. Raises RemoteProtocolError."""
+        """Return the physical offset in an id, None if the id is from another broker or store. Raises
+        RemoteProtocolError."""
         _, _, physical_offset = parse_offset_message_id(message_id)
         if physical_offset >= self._store.log.end:
             return None
         message = await self._record_of(physical_offset)
-        # A store that moved has messages whose ids name its old address: each record knows its own.
+        # After a store has moved, ids of older messages contain its old address, which each record also holds.
         known = (
             given_id(message)
             if message is not None and message.physical_offset != physical_offset
@@ -194,13 +195,13 @@ class TimerHandlers:
         return await self.outcome(lambda: self._timers.changes.cancel(physical_offset, self._clock.now_ms()))
 
     async def outcome(self, change: Callable[[], Cancelled | None]) -> Cancelled:
-        """What became of a change of `TimerChanges`, tried again when ids are known if it needs them."""
+        """Return the outcome of a change of `TimerChanges`, repeated once the ids are known if it needs them."""
         while (result := await self._reads.run(change)) is None:
             await self._learn_ids()
         return result
 
     async def _learn_ids(self) -> None:
-        """Have the timers know by which records messages wait that were appended again."""
+        """Have the timers learn which records stand for waiting messages that were appended again."""
         ids = self._timers.changes.ids
         async with self._learning:
 
@@ -213,7 +214,7 @@ class TimerHandlers:
                 pass
 
     def check_allowed(self, what: str) -> None:
-        """Raises Refused where messages that wait are not to be touched."""
+        """Raise Refused if waiting messages must not be changed (recallMessageEnable)."""
         if not self._settings.config.recall_enabled:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"{what} failed, operation is forbidden: recallMessageEnable is false"
@@ -222,9 +223,9 @@ class TimerHandlers:
     # --- telling
 
     def checkpoint(self, _: Connection, __: Request[NoFields]) -> Answer:
-        """Give how far the timers are, as RocketMQ's replicas read it."""
+        """Return the timers' progress, in the form that RocketMQ's replicas read."""
         return response(ResponseCode.SUCCESS, body=self._timers.checkpoint_body())
 
     def metrics(self, _: Connection, request: Request[NoFields]) -> Answer:
-        """Give how many messages of each topic wait."""
+        """Return the number of waiting messages of each topic."""
         return response(ResponseCode.SUCCESS, body=metrics_json(self._timers.metrics(), request.now_ms, 0))
