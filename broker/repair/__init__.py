@@ -1,1 +1,1 @@
-"""`duemq store repair`: derived files made anew from the commitlog, without a broker."""
+"""`duemq store repair`: rebuilds derived files from the commitlog, without a broker."""

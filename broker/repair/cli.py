@@ -1,5 +1,5 @@
 """The commands under `duemq store`, for stores that no broker has open. Exit code 0: done, or nothing to do; 1: a dry
-run found what is to be repaired; 2: it could not be done, which one line on stderr tells."""
+run found something to repair; 2: it could not be done, for the reason in one line on stderr."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def repair_command(
         from duemq.broker.repair.repair import repair, settings_of
         from duemq.storage.clock import SystemClock, look
 
-        logs.silence()  # what is found is printed
+        logs.silence()  # the report is printed instead
         report = repair(
             str(store),
             now=look(SystemClock()),
@@ -97,7 +97,7 @@ def _one_line_errors() -> Iterator[None]:
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
         except BrokenPipeError:
-            # Whoever read our output is gone. Python writes what is left of it at its end, and would complain.
+            # The reader of our output is gone. Python would complain when it flushes the rest at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(FAILED)
         except OSError as error:
@@ -112,7 +112,7 @@ def _fail(text: str) -> NoReturn:
 
 
 class _Progress:
-    """How much of the commitlog is read, in one line of a terminal."""
+    """Shows the part of the commitlog that is read, in one line of a terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
@@ -126,7 +126,7 @@ class _Progress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
     def show(self, done: int, total: int) -> None:
-        """So many bytes of so many are read."""
+        """Show that `done` of `total` bytes are read."""
         if self._is_shown and total and done / total >= self._next:
             self._next = done / total + _STEP
             click.echo(f"\rreading the commitlog: {done / total:.0%}", nl=False, err=True)

@@ -1,16 +1,16 @@
-"""What is wrong with the files beside a commitlog: how they differ from those that were made anew from it.
+"""Finds faults in the files beside a commitlog: their differences from files that were rebuilt from it.
 
-    consumequeue/      unit by unit: the record and its size, but for marks of withdrawn and delivered messages; in the
-                       schedule topic also when the message is due
-    abort              whether the broker that had the store last ended in order; in duemq's stores also by whether the
-                       checkpoint is of the end of the commitlog. If not, what it did last is not in the two files
-                       below, by which Apache's brokers go: these deliver it again
+    consumequeue/      unit by unit: the record and its size, except for marks of withdrawn and delivered messages; in
+                       the schedule topic also the due time
+    abort              whether the broker that last had the store stopped cleanly; in duemq's stores also whether the
+                       checkpoint is of the commitlog's end. If not, its last deliveries are missing from the two files
+                       below. Apache's brokers go by these, and would deliver again
     delayOffset.json   by level
-    timercheck         of duemq's: whether it has what the checkpoint has
-    timer wheel        whether each message that waits is in a slot that is still to come, or in the timer topic's queue
-                       behind what was read of that; and whether the wheel's slots lead to the timer log's units
+    timercheck         of duemq's stores: whether it agrees with the checkpoint
+    timer wheel        whether each waiting message is in a slot that is still to come, or in the timer topic's queue
+                       behind the part already read; and whether the wheel's slots lead to the timer log's units
 
-A difference is told once for a file, with the first of its places.
+Each file is reported once, with the first of its places.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 _AT_ONCE: Final = 65_536
-"""Units."""
+"""Number of units that are compared at a time."""
 
 
 class Difference(NamedTuple):
-    """What is wrong with a file."""
+    """A fault in a file."""
 
     path: str
-    """Below the store's directory."""
+    """Path relative to the store's directory."""
     why: str
 
 
 class Made(NamedTuple):
-    """What was made anew."""
+    """The rebuilt files and what they contain."""
 
     root: str
     levels: dict[int, int]
@@ -62,12 +62,12 @@ class Made(NamedTuple):
     waiting: Integers
     """Physical offsets, ascending, of messages in the timer wheel."""
     end: int
-    """Where the commitlog ends."""
+    """The end of the commitlog, a physical offset."""
 
 
 def find(root: str, made: Made, files: Files, *, is_ours: bool) -> list[Difference]:
-    """How the files under `root` differ from what was made. `is_ours`: whether duemq had the store last. Raises
-    OSError."""
+    """Return the differences of the files under `root` from the rebuilt ones. `is_ours`: whether duemq had the store
+    last. Raises OSError."""
     found = list(_queues(root, made.root, files))
     found += _ending(root, made.end, files, is_ours=is_ours)
     found += _delay_offsets(root, made.levels, files)
@@ -87,7 +87,7 @@ class _Queue:
     def __init__(self, directory: str) -> None:
         names = sorted(name for name in os.listdir(directory) if name.isdecimal()) if os.path.isdir(directory) else []
         self.sizes = {os.path.getsize(os.path.join(directory, name)) for name in names}
-        """Of its files, in bytes; a broker wants all of one size."""
+        """Sizes of the queue's files, in bytes; a broker requires that all have one size."""
         self._files = [
             (int(name), size, os.path.join(directory, name))
             for name in names
@@ -96,14 +96,14 @@ class _Queue:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The queue offsets that the files have."""
+        """The queue offsets in the files: the first, and the one behind the last."""
         if not self._files:
             return 0, 0
         first, last = self._files[0], self._files[-1]
         return first[0] // UNIT_SIZE, (last[0] + last[1]) // UNIT_SIZE
 
     def units(self, start: int, end: int) -> NDArray[Any]:
-        """Units of some queue offsets; zeros where there is no file."""
+        """Return the units of some queue offsets; zeros if there is no file."""
         result = bytearray((end - start) * UNIT_SIZE)
         low, high = start * UNIT_SIZE, end * UNIT_SIZE
         for base, size, path in self._files:
@@ -117,7 +117,7 @@ class _Queue:
 
 
 def written_units(path: str) -> NDArray[Any]:
-    """The units of a file of a consume queue, as `storage.log.copies.UNITS`, without the hole behind them. Raises
+    """Return the units of a consume queue file, as `storage.log.copies.UNITS`, without the hole behind them. Raises
     OSError."""
     with open(path, "rb") as file:
         data = file.read(_written(path))
@@ -125,7 +125,8 @@ def written_units(path: str) -> NDArray[Any]:
 
 
 def _written(path: str) -> int:
-    """Bytes of a file up to the last that is not a hole, rounded up to whole units: most of a queue's files is one."""
+    """Return the number of bytes before a file's trailing hole, rounded up to whole units: most of a queue's file is a
+    hole."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size, end = os.fstat(fd).st_size, 0
@@ -133,7 +134,7 @@ def _written(path: str) -> int:
             try:
                 end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # nothing but a hole follows
+                if error.errno != errno.ENXIO:  # only a hole follows
                     return size
                 break
         return min(size, -(-end // UNIT_SIZE) * UNIT_SIZE)
@@ -165,7 +166,7 @@ def _queue_names(files: Files, directory: str) -> Iterator[tuple[str, int]]:
 
 
 def _compared(topic: str, old: _Queue, made: _Queue) -> str:
-    """What is wrong with a queue."""
+    """Return what is wrong with a queue, or an empty string."""
     lacks, others, more = _Places(), _Places(), _Places()
     start, end = min(old.bounds[0], made.bounds[0]), max(old.bounds[1], made.bounds[1])
     for at in range(start, end, _AT_ONCE):
@@ -173,7 +174,7 @@ def _compared(topic: str, old: _Queue, made: _Queue) -> str:
         a, b = old.units(at, stop), made.units(at, stop)
         is_there, has_to_be = _is_unit(a), _is_unit(b)
         is_same = (a["physical_offset"] == b["physical_offset"]) & _is_same_size(a["size"], b["size"])
-        if topic != TIMER_TOPIC:  # RocketMQ's have the hash of the tags there, ours the time
+        if topic != TIMER_TOPIC:  # there RocketMQ's units have the hash of the tags, duemq's the time
             is_same &= a["tags_code"] == b["tags_code"]
         is_same |= (a["size"] == PADDING_SIZE) & (b["size"] == PADDING_SIZE)
         lacks.add(at, has_to_be & ~is_there)
@@ -184,7 +185,7 @@ def _compared(topic: str, old: _Queue, made: _Queue) -> str:
         parts.append(f"lacks {lacks.text}")
     if others.count:
         parts.append(f"has other bytes in {others.text}")
-    # Units of what expired are there until their file goes.
+    # Units of expired records remain until their file is deleted.
     if more.count and more.first >= made.bounds[0] and made.bounds[1]:
         parts.append(f"has {more.text} of no record")
     return " and ".join(parts)
@@ -202,7 +203,7 @@ def _is_same_size(a: NDArray[Any], b: NDArray[Any]) -> Mask:
 
 
 class _Places:
-    """Queue offsets, told in few words."""
+    """Queue offsets, described in a few words."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -237,7 +238,7 @@ def _ending(root: str, end: int, files: Files, *, is_ours: bool) -> Iterator[Dif
 
 
 def _timercheck(root: str, files: Files) -> Iterator[Difference]:
-    """Of duemq's stores: RocketMQ's have nothing to compare it with."""
+    """Check timercheck of duemq's stores; RocketMQ's have nothing to compare it with."""
     note = _timer_note(root, files)
     if note is None or not note.queue_offset:
         return
@@ -249,7 +250,7 @@ def _timercheck(root: str, files: Files) -> Iterator[Difference]:
 
 
 def _timer_note(root: str, files: Files) -> formats.TimerNote | None:
-    """How far the timers are by the checkpoint; None where it does not say that."""
+    """Return the progress of the timers in the checkpoint; None if it does not contain that."""
     known = checkpoint.load(files, os.path.join(root, "checkpoint"))
     return None if known.is_foreign else formats.decode_note(known.notes.get("timers", b""))
 
@@ -318,7 +319,7 @@ def _timers(root: str, waiting: Integers, files: Files, *, is_ours: bool) -> Ite
 
 
 def _behind(root: str, queue_offset: int) -> Integers:
-    """Physical offsets in the timer topic's queue from a queue offset on."""
+    """Return the physical offsets in the timer topic's queue from a queue offset on."""
     queue = _Queue(os.path.join(root, "consumequeue", TIMER_TOPIC, "0"))
     units = queue.units(queue_offset, max(queue_offset, queue.bounds[1]))
     return joined([units["physical_offset"][_is_unit(units)].astype(np.int64)])

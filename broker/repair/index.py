@@ -1,4 +1,4 @@
-"""RocketMQ's index made anew from a commitlog that is read: what `storage.queues.index_file` draws."""
+"""Rebuilds RocketMQ's index while a commitlog is read; `storage.queues.index_file` describes the layout."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from duemq.storage.log.scan import ScannedRecord
 
 _BATCH: Final = 1 << 15
-"""Items are worked out so many at a time."""
+"""Number of items whose hashes are computed together."""
 MOST: Final = 5_000_000
-"""Items in a file: it could take four times as many, which takes memory."""
+"""Maximum number of items in a file. A file could hold four times as many, but that would take memory."""
 _UNIQ_KEY, _KEYS = properties.UNIQ_KEY.encode(), properties.KEYS.encode()
 _MATTER: Final = re.compile(rb"(?:^|\x02)(" + _UNIQ_KEY + b"|" + _KEYS + rb")\x01([^\x02]+)")
 
 
 class IndexMaker:
-    """Looks at the records of a commitlog in their order, keeps their items in a file, and makes the index of those."""
+    """Looks at a commitlog's records in order, keeps their items in a file, and makes the index from it."""
 
     def __init__(self, scratch: str) -> None:
-        """`scratch`: where the file of items goes, 20 bytes each. Raises OSError."""
+        """`scratch`: path of the file of items, 20 bytes each. Raises OSError."""
         self._path = scratch
         self._file = open(scratch, "wb")  # noqa: SIM115, it is closed by `close`
         self._texts: list[bytes] = []
         self._topics: list[bytes] = []
         self._places: list[tuple[int, int]] = []
         self._hashes: dict[bytes, int] = {}
-        """Of the topics, with what follows them in a key."""
+        """Hashes of the topics, including the separator that follows a topic in a key."""
         self.end_ms = 0
         """Store time of the last record that is indexed."""
 
@@ -87,7 +87,7 @@ class IndexMaker:
         self._texts, self._topics, self._places = [], [], []
 
     def write(self, directory: str, seconds: float) -> int:
-        """Make the files, named by a time in seconds since the epoch; gives how many. Raises OSError."""
+        """Write the files, named by a time in seconds since the epoch; return their number. Raises OSError."""
         self._flush()
         self._file.flush()
         os.makedirs(directory, exist_ok=True)

@@ -1,21 +1,21 @@
-"""`duemq store repair`: what a store has beside its commitlog, made anew from the commitlog alone.
+"""`duemq store repair`: rebuilds everything beside a store's commitlog, from the commitlog alone.
 
     consumequeue/, queuecheck        by `storage.durability.recovery`, all of them
-    config/delayOffset.json          by `scheduler.levels.service`: what the commitlog says was delivered is done
+    config/delayOffset.json          by `scheduler.levels.service`: deliveries recorded in the commitlog are done
     timerlog/, timerwheel,           by `scheduler.timers.service`, from the timer topic's queue
     config/timercheck, timermetrics
     checkpoint                       by `storage.durability.owner`, as of the commitlog's end
-    config/topics.json               only where it lacks topics that have messages
-    index/                           where that is asked for: `broker.repair.index`
+    config/topics.json               only if it lacks topics that have messages
+    index/                           if requested: `broker.repair.index`
 
-It is a start of the broker on an empty directory that has the store's commitlog, and what a clean stop does so that
-RocketMQ's broker can go on; but nothing is delivered, and no byte of the commitlog is changed. What was delivered the
-records say, also RocketMQ's (`scheduler.delivery.deliveries`).
+A repair is a start of the broker on an empty directory that has the store's commitlog, followed by the steps of a clean
+stop that let RocketMQ's broker go on; but nothing is delivered, and no byte of the commitlog is changed. The records
+themselves tell which messages were delivered, including RocketMQ's (`scheduler.delivery.deliveries`).
 
-    <store>/repair.partial/new/   what is made. Then each file or directory is put into its place, and what was
-    <store>/repair.partial/old/   there goes here, until all are; with `to` the new store is made beside its name
+    <store>/repair.partial/new/   the rebuilt files. Each file or directory is then moved into its place, and the
+    <store>/repair.partial/old/   previous one to here, until all are; with `to` the new store is made beside its name
 
-Whatever ends the work leaves the commitlog as it was, and the next run puts back what lies in old/ and has no new one.
+However a run ends, the commitlog is unchanged, and the next run puts back files in old/ that have no new one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the commitlog that were read, and how many there are."""
+"""Called with the number of commitlog bytes read, and their total."""
 
 _TABLES: Final = ("topics.json", "delayOffset.json", "timercheck", "timermetrics")
 _PLACED: Final = (
@@ -94,12 +94,12 @@ _PLACED: Final = (
     "checkpoint",
     "abort",
 )
-"""In this order. Where there is nothing new the old one goes."""
+"""Replaced in this order. A file without a rebuilt one is removed."""
 _KEPT: Final = ("config/topics.json", "index")
-"""Unless there is a new one."""
+"""Kept if there is no rebuilt one."""
 _FOLDERS: Final = ("config", "consumequeue", "timerlog", "index", REPAIR_DIRECTORY)
 _FILES: Final = ("config/consumerOffset.json", "config/subscriptionGroup.json", "lock")
-"""What is read, or has to be a file for a broker to start, beside what is placed."""
+"""Files that are read, or that must be regular files for a broker to start, besides those in `_PLACED`."""
 _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
 _USED_SETTINGS: Final = (
     "storePathCommitLog",
@@ -115,53 +115,53 @@ _SIZES: Final = (
     ("mappedFileSizeConsumeQueue", "consumequeue", 2, UNIT_SIZE),
     ("mappedFileSizeTimerLog", "timerlog", 0, TIMER_UNIT_SIZE),
 )
-"""Settings that files tell by their size: in which directory, how deep in it, and the size of a unit in them."""
+"""Settings that follow from file sizes: the directory of the files, its depth, and the size of a unit."""
 _LOOK_UNITS: Final = 100
 
 
 @dataclass
 class Report:
-    """What was found and done. Sizes in bytes, offsets physical."""
+    """The findings and results of a repair. Sizes in bytes, offsets physical."""
 
     written_by: str
-    """duemq, RocketMQ 4.x or RocketMQ 5.x: who had the store last."""
+    """The last owner of the store: duemq, RocketMQ 4.x or RocketMQ 5.x."""
     commitlog_begin: int = 0
     commitlog_end: int = 0
     records: int = 0
     differences: list[Difference] = field(default_factory=list)
-    """What is wrong beside the commitlog."""
+    """Faults in the files beside the commitlog."""
     damages: list[Damage] = field(default_factory=list)
     """Damaged stretches of the commitlog, which stay as they are."""
     torn: str | None = None
-    """Why the commitlog ends where it does, if anything lies behind that."""
+    """Why the commitlog ends where it does, if anything lies behind its end."""
     behind: int = 0
-    """Whole records behind a damage in the last files: a broker's start cuts them off."""
+    """Whole records behind damage in the last files: a broker's start cuts them off."""
     levels: dict[int, int] = field(default_factory=dict)
-    """How many messages wait, by delay level..."""
+    """The number of waiting messages by delay level."""
     timers: int = 0
-    """...and in the timer wheel."""
+    """The number of waiting messages in the timer wheel."""
     queues: int = 0
     index_files: int = 0
-    """Made, where that was asked for."""
+    """The number of index files made, if requested."""
     lacks_index: bool = False
     """Whether a store of RocketMQ's has no index."""
     topics_added: list[str] = field(default_factory=list)
     delays_assumed: list[int] = field(default_factory=list)
-    """Levels with messages of RocketMQ's that wait, and of whose delay nothing tells."""
+    """Levels in which RocketMQ's messages wait and whose delay is not known."""
     topics_left_out: list[str] = field(default_factory=list)
-    """Topics that were deleted: the commitlog still has messages of theirs, and nothing else names them."""
+    """Deleted topics: the commitlog still has messages of theirs, but no other file names them."""
     repaired: bool = False
     target: str = ""
     """The store that was written, if any."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong beside the commitlog."""
+        """Whether the files beside the commitlog have no faults."""
         return not self.differences
 
 
 def settings_of(file: str | None, overrides: list[str]) -> dict[str, str]:
-    """The settings that a repair uses of a broker's configuration file, and those of NAME=VALUE texts. Raises
+    """Return the settings that a repair uses, from a broker's configuration file and from NAME=VALUE texts. Raises
     ConfigError."""
     values = dict(config_text.read(file)) if file is not None else {}
     for override in overrides:
@@ -180,10 +180,11 @@ def repair(
     with_index: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Report:
-    """Repair a store that no broker has open. `settings`: by RocketMQ's names, where the store does not tell them
-    itself. `to`: a directory that is not there yet, for the repaired store; the old one is only read then. `dry_run`:
-    only say what is wrong. `with_index`: make RocketMQ's index anew as well, whatever is wrong. Raises RepairError,
-    StoreError, ConfigError, OSError."""
+    """Repair a store that no broker has open.
+
+    `settings`: by RocketMQ's names, for values that the store itself does not tell. `to`: a directory, missing or
+    empty, for the repaired store; the old store is then only read. `dry_run`: only report the faults. `with_index`:
+    also rebuild RocketMQ's index, whatever the faults. Raises RepairError, StoreError, ConfigError, OSError."""
     root = os.path.abspath(store_path)
     source = _Source(root, settings or {})
     if to is not None and dry_run:
@@ -201,7 +202,7 @@ def repair(
 
 
 def _refuse_links(root: str) -> None:
-    """What is put into its place has to be of one disk. Raises RepairError."""
+    """Check that everything to be replaced is on the store's disk. Raises RepairError."""
     for name in _PLACED:
         path = os.path.join(root, name)
         if os.path.islink(path) or os.path.ismount(path):
@@ -284,7 +285,7 @@ class _Source:
                 known.setdefault(name, str(size))
         self.has_table = "messageDelayLevel" in known
         loaded = load(None, [f"{name}={value}" for name, value in known.items()], {}).config
-        # The files say it themselves; how large a message may be does not matter here.
+        # The commitlog's files tell their size themselves; the maximum size of a message does not matter here.
         self.config: BrokerConfig = dataclasses.replace(loaded, commitlog_segment_size=sizes[0])
         text = self.files.read_whole(os.path.join(root, "lock")) or b""
         self.is_ours = text == b"duemq"
@@ -292,7 +293,7 @@ class _Source:
         self.written_by = "duemq" if self.is_ours else "RocketMQ 5.x" if is_5 else "RocketMQ 4.x"
 
     def table(self, name: str) -> tuple[dict[str, Any], str]:
-        """A table of config/, and what is wrong with it. Raises OSError."""
+        """Return a table of config/, and its fault or an empty string. Raises OSError."""
         file = ConfigFile(self.files, os.path.join(self.root, "config", name))
         try:
             found = file.read()
@@ -305,7 +306,7 @@ class _Source:
 
 @contextlib.contextmanager
 def _held(root: str, *, is_dry: bool) -> Iterator[Lock | None]:
-    """Keep brokers from opening a store meanwhile. Raises RepairError where one has it open."""
+    """Keep brokers from opening a store meanwhile. Raises RepairError if one has it open."""
     path = os.path.join(root, "lock")
     if is_dry and not os.path.exists(path):  # no broker ever had the store
         yield None
@@ -321,8 +322,8 @@ def _held(root: str, *, is_dry: bool) -> Iterator[Lock | None]:
 
 
 def _check_kinds(root: str, commitlog: str) -> None:
-    """See that there are files where files belong, and directories where these do: what somebody else put there would
-    go with what is replaced. Raises RepairError, OSError."""
+    """Check that files are where files belong, and directories where directories belong: anything else that was put
+    there would be lost with the replaced files. Raises RepairError, OSError."""
     for name in _FOLDERS:
         _check_kind(os.path.join(root, name), is_folder=True)
     for name in (*_PLACED, *_FILES):
@@ -374,8 +375,9 @@ def _sizes(directory: str) -> list[int]:
 
 
 def _usual_size(directory: str, depth: int, unit: int, limits: tuple[int, int]) -> int:
-    """The size that most files have, in directories within directories; of two that as many have the larger one. A file
-    of a size that units do not fill, or that no setting allows, was cut off. 0 where there is no other."""
+    """Return the most frequent file size below a directory, at a depth; the larger one of two that are equally
+    frequent. Sizes that are not whole units, or that no setting allows, are of truncated files and do not count. 0 if
+    no size is left."""
     low, high = limits
     sizes = Counter(size for size in _all_sizes(directory, depth) if size % unit == 0 and low <= size <= high)
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
@@ -395,7 +397,7 @@ def _all_sizes(directory: str, depth: int) -> Iterator[int]:
 
 
 class _NoWorkers:
-    """Nothing is left to workers: the one checkpoint is made at once (`Durability.take_over`)."""
+    """Workers that are given no work: the one checkpoint is made at once (`Durability.take_over`)."""
 
     def start(self, lane: Lane, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         raise AssertionError("a repair makes one checkpoint, and nothing else")
@@ -412,7 +414,7 @@ class _NoWatcher:
 
 
 class _Repair:
-    """One making of everything beside the commitlog, under a directory of its own."""
+    """One rebuild of everything beside the commitlog, in a directory of its own."""
 
     def __init__(self, source: _Source, new: str, now: Moment, progress: Progress, *, with_index: bool) -> None:
         self._source = source
@@ -494,8 +496,9 @@ class _Repair:
         return report
 
     def _rules(self, ours: Checkpoint) -> Note:
-        """By which tables and clocks the messages of levels have their times. The commitlog does not tell that; where
-        our old checkpoint does not either, each has the time that its record was promised."""
+        """Return the tables and clocks by which messages of levels have their due times. The commitlog does not contain
+        them; without duemq's old checkpoint, each message is due at the time that was promised when its record was
+        stored."""
         note = runs.decode(ours.notes.get(service.NAME, b""))
         return note or Note(runs.table_crc(self._table.text), {}, array("q"))
 
@@ -508,8 +511,8 @@ class _Repair:
         return self._table.deliver_time(level, stored_ms)
 
     def _find_table(self, store: MessageStore) -> None:
-        """Where nobody says what delays the levels have, the deliver times in what is left of their queues do, of
-        RocketMQ's; of ours each record has its own."""
+        """Derive the levels' delays, if no table is configured, from the due times in what is left of the levels'
+        queues. Only RocketMQ's records need that; each of duemq's contains its due time."""
         source = self._source
         if source.has_table:
             return
@@ -524,7 +527,7 @@ class _Repair:
         self._table = DelayLevels(" ".join(f"{delay // 1000}s" for delay in delays))
 
     def _queue_check(self) -> QueueCheck:
-        """What the store's queuecheck says of removed topics, where it is ours."""
+        """Return the removed topics and queues in the store's queuecheck, if duemq wrote it."""
         source, files = self._source, self._source.files
         found = QueueCheck(
             files,
@@ -558,7 +561,7 @@ class _Repair:
         return recovered
 
     def _goes_on_at(self, check: QueueCheck, begin: int) -> dict[Key, int]:
-        """Next queue offsets of queues by what is left of their files: for those whose records have all expired."""
+        """Return the next queue offsets of queues whose records have all expired, from what is left of their files."""
         source, found = self._source, dict[Key, int]()
         directory = os.path.join(source.root, "consumequeue")
         for topic in source.files.list(directory):
@@ -572,7 +575,7 @@ class _Repair:
         return found
 
     def _add_topics(self, store: MessageStore, topics: dict[str, Any], known: set[str] | None) -> None:
-        """Where topics.json lacks topics that have messages, write one that has them."""
+        """If topics.json lacks topics that have messages, write one that has them."""
         config = self._source.config
         table = topics.get("topicConfigTable")
         table = table if isinstance(table, dict) else {}
@@ -590,7 +593,7 @@ class _Repair:
 
 
 class _Indexing(Deliveries):
-    """Looks at records for the index, too."""
+    """Passes records to the index as well."""
 
     def __init__(self, log: Commitlog, index: IndexMaker) -> None:
         super().__init__(log)
@@ -603,7 +606,7 @@ class _Indexing(Deliveries):
 
 
 class _LeftOut:
-    """The topics that were deleted: topics.json does not have them, and they have no queues any more."""
+    """The deleted topics: those that are not in topics.json and no longer have queues."""
 
     def __init__(self, source: _Source, known: set[str] | None) -> None:
         self._source = source
@@ -622,7 +625,7 @@ class _LeftOut:
 
 
 def _waiting(timers: Timers) -> NDArray[np.int64]:
-    """Physical offsets of the messages in the wheel, ascending."""
+    """Return the physical offsets of the messages in the wheel, ascending."""
     found = [np.empty(0, np.int64)]
     for part in timers.units_waiting():
         assert not isinstance(part, ColdRead), "reads may wait here"
@@ -631,8 +634,8 @@ def _waiting(timers: Timers) -> NDArray[np.int64]:
 
 
 def _delay_of(directory: str, log: Commitlog) -> int | None:
-    """The delay of a level in ms, by the last unit of its queue that is of a record of RocketMQ's; None where nothing
-    tells."""
+    """Return the delay of a level in ms, by the last unit of its queue that belongs to a record of RocketMQ's; None if
+    there is none."""
     for name in sorted((name for name in os.listdir(directory) if name.isdecimal()), reverse=True):
         units = written_units(os.path.join(directory, name))
         used = np.flatnonzero(is_message(units["size"].astype(np.int64)))[::-1]
@@ -647,7 +650,8 @@ def _delay_of(directory: str, log: Commitlog) -> int | None:
 
 
 def _end_of_expired(directory: str, begin: int) -> int:
-    """The next queue offset of a queue whose last unit is of a record before the commitlog's begin; 0 for others."""
+    """Return the next queue offset of a queue whose last unit is of a record before the commitlog's begin; 0 for
+    others."""
     names = sorted(name for name in os.listdir(directory) if name.isdecimal() and len(name) == 20)
     for name in reversed(names):
         units = written_units(os.path.join(directory, name))
@@ -667,7 +671,7 @@ def _some(names: list[str], most: int = 10) -> str:
 
 
 def _swap(root: str, partial: str, lock: Lock) -> None:
-    """Put what was made into its place. Raises OSError."""
+    """Move the rebuilt files into their places. Raises OSError."""
     files = OsFiles()
     new, old = os.path.join(partial, "new"), os.path.join(partial, "old")
     _sync_tree(new)
@@ -693,8 +697,7 @@ def _swap(root: str, partial: str, lock: Lock) -> None:
 
 
 def _put_back(root: str, partial: str) -> None:
-    """Undo what a run that was ended had begun: what it had moved away, and has no new one yet, is put back. Raises
-    OSError."""
+    """Undo an interrupted run: put back what it moved away and did not replace yet. Raises OSError."""
     old = os.path.join(partial, "old")
     for name in _PLACED:
         there, kept = os.path.join(root, name), os.path.join(old, name)
@@ -704,7 +707,7 @@ def _put_back(root: str, partial: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a file or a directory, with holes as holes. Raises RepairError."""
+    """Copy a file or a directory, keeping holes. Raises RepairError."""
     done = subprocess.run(
         ["cp", "-a", "--sparse=always", source, target], check=False, capture_output=True, text=True, errors="replace"
     )
@@ -713,7 +716,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _sync_tree(root: str) -> None:
-    """Make all of a directory durable. Raises OSError."""
+    """Make everything in a directory durable. Raises OSError."""
     for directory, _, names in os.walk(root, topdown=False):
         for path in [*(os.path.join(directory, name) for name in names), directory]:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,6 +1,7 @@
 """Names of the broker properties that RocketMQ 4.9.7 or 5.3.3 knows and duemq does not use.
 
-An existing broker.conf starts here: what is listed is named in one warning and ignored, what nobody knows is an error.
+An existing broker.conf can be used unchanged: the properties listed here are ignored with one warning that names them;
+a property that neither knows is an error.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ EXPIRE_MS: Final = 120_000
 """Milliseconds without a heartbeat after which a client is gone."""
 _MAX_KNOWN: Final = 256
 _ENTRY_CHARACTERS: Final = 256
-"""A subscription counts as one more entry for each this many characters."""
+"""Number of characters of a subscription that count as one more entry."""
 
 
 class Client:
