@@ -51,7 +51,7 @@ _SMALL_ANSWER: Final = 512
 _UNSENT_BYTES: Final = 16 * 1024
 """Larger answers are written as soon as they exceed this together, so that a client that does not read is noticed."""
 _MAX_REMARK: Final = 1024
-"""Characters; a remark may repeat text that a client sent."""
+"""Maximum length of a remark, in characters; a remark may repeat text that a client sent."""
 _APPENDS_COMPLAINT_SECONDS: Final = 60.0
 _MAX_LOGGED_A_SECOND: Final = 50
 _MAX_ENDS_LOGGED_A_SECOND: Final = 1000
@@ -323,8 +323,8 @@ class Router:
         self.answer(connection, request, self._failed(connection, request, error))
 
     def answer_when_flushed(self, connection: Connection, request: Request[Any], answer: Answer) -> Answer:
-        """Return the answer to a request that appended a message or tells the fate of one. With SYNC_FLUSH, hold the
-        answer until the records it depends on are on the disk, and return None."""
+        """Return the answer to a request that appended a message or reports the outcome for one. With SYNC_FLUSH, hold
+        the answer until the records it depends on are on the disk, and return None."""
         if not self._sync_flush or answer is None or self._log.flushed >= self._log.end:
             return answer  # if nothing was appended, no flush would come
         data = answer if isinstance(answer, bytes) else self.encode(request, answer)
