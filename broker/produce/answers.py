@@ -6,6 +6,7 @@ import struct
 from typing import Final
 
 from duemq.broker.net.router import Answer
+from duemq.broker.produce.message import ByTimer, NewMessage
 from duemq.broker.settings.config import BrokerConfig
 from duemq.protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION, ResponseCode
 from duemq.protocol.frames import fastjson
@@ -13,6 +14,7 @@ from duemq.protocol.frames.command import Command
 from duemq.protocol.frames.frame import JSON
 from duemq.protocol.records import properties
 from duemq.protocol.records.message_id import offset_message_id
+from duemq.protocol.records.timer_properties import out_ms
 from duemq.protocol.requests import recall_handle
 from duemq.protocol.requests.headers import Request, SendMessage, SendMessageResponse, response
 
@@ -79,6 +81,16 @@ class SendAnswers:
             return FRAME(len(head) + 4, len(head)) + head
         message_id = offset_message_id(self._store_host, physical_offset)
         return self.answer(message_id, queue_id, queue_offset, handle.decode())
+
+    def staged(
+        self, request: Request[SendMessage], message: NewMessage, queue_offset: int, physical_offset: int
+    ) -> Answer:
+        """Return the answer for a staged message, as `accepted` or `accepted_timer` makes it."""
+        queue_id, due = message.queue.queue_id, message.due
+        if not isinstance(due, ByTimer):
+            return self.accepted(request, queue_id, queue_offset, physical_offset)
+        slot_ms = out_ms(due.deliver_ms)
+        return self.accepted_timer(request, queue_id, queue_offset, physical_offset, due.deliver_ms, slot_ms)
 
     def answer(self, message_id: str, queue_id: int, queue_offset: int, handle: str | None = None) -> Command:
         """Return an answer as a command. `message_id`: several ids are separated by commas."""

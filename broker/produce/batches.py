@@ -61,7 +61,7 @@ class BatchHandlers:
         if asked.is_delayed or asked.replace_key is not None or topic.name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch can neither be delayed nor be a retry nor replace")
         if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
-            raise self._topics.refuse_half_message()
+            raise self._topics.half_message_refused()
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = random.randrange(topic.config.write_queue_nums)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from duemq.broker.errors import Refused
+from duemq.broker.net.connection import Connection
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.errors import TimerIllegal
 from duemq.protocol.frames.command import Body
 from duemq.protocol.records import properties, timer_properties
+from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.storage.queues.consume_queue import ConsumeQueue
 
 _WAIT_TRUE: Final = "\x02WAIT\x01true\x02"
@@ -36,6 +38,9 @@ class DelayRequest(NamedTuple):
     def is_delayed(self) -> bool:
         """Whether the message asks for a level or a time."""
         return self.level > 0 or self.asks_time
+
+
+_NO_REQUEST: Final = DelayRequest()
 
 
 class ByLevel(NamedTuple):
@@ -83,13 +88,31 @@ class NewMessage(NamedTuple):
     """How many times a consumer group has tried to process the message."""
 
 
+def sent_message(
+    connection: Connection, request: Request[SendMessage], queue: ConsumeQueue, due: Due, text: str
+) -> NewMessage:
+    """Return the message of a send. `text`: its properties as records have them, see `as_stored`."""
+    header = request.header
+    return NewMessage(
+        queue,
+        due,
+        text,
+        request.body,
+        header.born_timestamp,
+        connection.born_host,
+        header.flag,
+        header.sys_flag,
+        header.reconsume_times or 0,
+    )
+
+
 def read_request(text: str) -> DelayRequest:
     """Return the requests in a property text. Raises Refused for a level that is not a number, and for TIMER_REPLACE
     with an invalid value or key."""
     level = _level_of(text) if _DELAY in text else 0
     has_timers = "TIMER_" in text
     if not has_timers and "TRAN_MSG" not in text:
-        return DelayRequest(level)
+        return DelayRequest(level) if level else _NO_REQUEST
     asks_time = has_timers and any(
         properties.get(text, name) is not None or properties.is_empty(text, name) for name in properties.TIMERS
     )

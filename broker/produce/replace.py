@@ -17,12 +17,11 @@ from duemq.broker.net.cold_reads import ColdReads
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import SendAnswers
-from duemq.broker.produce.message import ByTimer, DelayRequest, NewMessage, as_stored
+from duemq.broker.produce.message import ByTimer, DelayRequest, NewMessage, as_stored, sent_message
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
 from duemq.broker.produce.staging import Staging
 from duemq.protocol.codes import ResponseCode
 from duemq.protocol.records import properties
-from duemq.protocol.records.timer_properties import out_ms
 from duemq.protocol.requests.headers import Request, SendMessage
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.index.keys import key_hash
@@ -140,17 +139,8 @@ class Replacements:
             due_ms = self._levels.table.deliver_time(level, now_ms)
             text = properties.with_property(text, properties.TIMER_DELIVER_MS, str(due_ms))
         due, text = self._staging.by_timer(text, now_ms)
-        message = NewMessage(
-            topic.queue(queue_id),
-            due and due._replace(key=key_hash(key)),
-            as_stored(text, self._staging.cluster),
-            request.body,
-            header.born_timestamp,
-            connection.born_host,
-            header.flag,
-            header.sys_flag,
-            header.reconsume_times or 0,
-        )
+        due = due and due._replace(key=key_hash(key))
+        message = sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._staging.cluster))
         changes = self._timers.changes
         places = changes.to_replace(topic.name, key, now_ms)
         answers: list[Answer] = []
@@ -158,15 +148,7 @@ class Replacements:
         def stage(origin: int) -> None:
             staged = _in_place_of(message, origin, key, now_ms) if origin else message
             queue_offset = self._staging.stage(staged, now_ms)
-            physical_offset = self._appender.last_physical_offset
-            if isinstance(staged.due, ByTimer):
-                due_ms = staged.due.deliver_ms
-                answer = self._answers.accepted_timer(
-                    request, queue_id, queue_offset, physical_offset, due_ms, out_ms(due_ms)
-                )
-            else:
-                answer = self._answers.accepted(request, queue_id, queue_offset, physical_offset)
-            answers.append(answer)
+            answers.append(self._answers.staged(request, staged, queue_offset, self._appender.last_physical_offset))
 
         def replace() -> Answer:
             unique_key = properties.get(text, properties.UNIQ_KEY)

@@ -17,7 +17,7 @@ from duemq.broker.net.connection import Connection
 from duemq.broker.net.router import Answer, Router
 from duemq.broker.produce.answers import FRAME, SendAnswers
 from duemq.broker.produce.batches import BatchHandlers
-from duemq.broker.produce.message import ByTimer, DelayRequest, Due, NewMessage, as_stored, read_request
+from duemq.broker.produce.message import DelayRequest, Due, NewMessage, as_stored, read_request, sent_message
 from duemq.broker.produce.replace import Replacements
 from duemq.broker.produce.retries import Retries
 from duemq.broker.produce.send_topics import SendTopics, TopicNotSaved
@@ -247,19 +247,13 @@ class SendHandlers:
             text = properties.without_all(text, TIMER_NAMES)
         asked = read_request(text)
         if asked.is_half or header.sys_flag & FLAG_TRANSACTION:
-            raise self._topics.refuse_half_message()
+            raise self._topics.half_message_refused()
         if asked.replace_key is not None:
             self._replacements.take(connection, request, asked, at_once=at_once)
             return None
         message = self._understood(connection, request, topic, asked, text, is_retry=is_retry, at_once=at_once)
         queue_offset = self._staging.stage(message, request.now_ms)
-        queue_id, physical_offset = message.queue.queue_id, self._appender.last_physical_offset
-        if isinstance(message.due, ByTimer):
-            deliver_ms = message.due.deliver_ms
-            return self._answers.accepted_timer(
-                request, queue_id, queue_offset, physical_offset, deliver_ms, out_ms(deliver_ms)
-            )
-        return self._answers.accepted(request, queue_id, queue_offset, physical_offset)
+        return self._answers.staged(request, message, queue_offset, self._appender.last_physical_offset)
 
     def _understood(
         self,
@@ -292,14 +286,4 @@ class SendHandlers:
                 due, text = self._staging.by_timer(text, request.now_ms)
             else:
                 due, text = self._reads.at_once(self._staging.by_timer, text, request.now_ms)
-        return NewMessage(
-            topic.queue(queue_id),
-            due,
-            as_stored(text, self._cluster),
-            request.body,
-            header.born_timestamp,
-            connection.born_host,
-            header.flag,
-            header.sys_flag,
-            header.reconsume_times or 0,
-        )
+        return sent_message(connection, request, topic.queue(queue_id), due, as_stored(text, self._cluster))

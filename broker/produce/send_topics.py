@@ -70,7 +70,7 @@ class SendTopics:
             )
         return topic
 
-    def refuse_half_message(self) -> Refused:
+    def half_message_refused(self) -> Refused:
         """Return the error for the half message of a transaction, which this broker cannot hold back until its
         commit."""
         return Refused(
