@@ -173,27 +173,18 @@ class Segments:
         """Remove the files and the directory. Raises OSError."""
         self._files.remove_tree(self.forget_all())
 
-    def remove_files(self) -> None:
-        """Remove the files, but not the directory, which may be a link or a mount point, nor any other file in it.
-        Raises OSError."""
+    def remove_from(self, base: int) -> None:
+        """Remove the files from one on, given by the offset of its first byte, and forget all; `load` may come next.
+        The directory, which may be a link or a mount point, stays, and so does any other file in it. Raises OSError."""
         self.forget_all()
         self._empty = None
         for name in reversed(self._files.list(self.directory)):
-            if _is_offset(name):
+            if _is_offset(name) and int(name) >= base:
                 path = os.path.join(self.directory, name)
                 try:
                     self._files.remove(path)
                 except IsADirectoryError:
                     self._files.remove_tree(path)
-
-    def remove_from(self, base: int) -> None:
-        """Remove the files from one on, given by the offset of its first byte, and forget all; `load` comes next.
-        Raises OSError."""
-        self.forget_all()
-        self._empty = None
-        for name in reversed(self._files.list(self.directory)):
-            if int(name) >= base:
-                self._files.remove(os.path.join(self.directory, name))
 
     def _remove_empty(self) -> None:
         if self._empty is not None:

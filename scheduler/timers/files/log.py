@@ -167,7 +167,7 @@ class TimerLog:
 
     def remove_all(self) -> None:
         """Begin anew. Raises OSError."""
-        self._segments.remove_files()
+        self._segments.remove_from(0)
         self.superseded = Superseded(self._segments)
         self.sums = LogSums(self.segment_size)
         self.end = 0
