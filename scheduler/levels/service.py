@@ -63,9 +63,9 @@ _SETTLE_UNITS: Final = 65_536
 _LIMITED_UNITS: Final = 64
 """Of each of them the record may have to be read."""
 _UNSEEN_MS: Final = 2000
+"""The wall clock may go on by less than this before the levels look at it."""
 _MAX_UNNOTED_MS: Final = 60_000
 """A broker that runs and stores messages notes in less than this what the clock says, and how far the log is."""
-"""By so much the wall clock may go on before somebody looks at it."""
 _MOST_RUNS: Final = 1000
 """Each step looks at each of them."""
 _HAND_OVER_UNITS: Final = 4096
@@ -475,24 +475,25 @@ class LevelQueues:
 
     def is_waiting(self, message: StoredMessage) -> bool | None:
         """Whether a stored message of a level is still to be delivered; None for one that was withdrawn."""
-        level = self.levels.get(message.queue_id + 1)
-        offset = message.queue_offset
-        unit = level.queue.unit(offset) if level is not None else None
-        if level is None or unit is None or unit[0] != message.physical_offset:
-            return False
-        if unit[1] == WITHDRAWN_SIZE:
+        size = self._size_or_mark(message)
+        if size == WITHDRAWN_SIZE:
             return None
-        if unit[1] == DELIVERED_SIZE or self._batches.delivered(message.physical_offset):
+        if size is None or size == DELIVERED_SIZE or self._batches.delivered(message.physical_offset):
             return False
-        return not is_passed(level.appended(), offset)
+        return not is_passed(self.levels[message.queue_id + 1].appended(), message.queue_offset)
 
     def _has_gone_out(self, message: StoredMessage) -> bool:
-        """Whether a stored message of a level was delivered, for all that is known of itself, or has no unit."""
+        """Whether a stored message of a level has no unit, or that or recovery says of it alone that it was
+        delivered."""
+        size = self._size_or_mark(message)
+        return size is None or size == DELIVERED_SIZE or self._batches.delivered(message.physical_offset)
+
+    def _size_or_mark(self, message: StoredMessage) -> int | None:
+        """The size in the unit of a stored message, or the mark in its place; None where its level's queue has no unit
+        of it."""
         level = self.levels.get(message.queue_id + 1)
         unit = level.queue.unit(message.queue_offset) if level is not None else None
-        if unit is None or unit[0] != message.physical_offset:
-            return True
-        return unit[1] == DELIVERED_SIZE or self._batches.delivered(message.physical_offset)
+        return unit[1] if unit is not None and unit[0] == message.physical_offset else None
 
     def withdraw(self, message: StoredMessage) -> None:
         """A message that waits is not to be delivered any more. Raises OSError."""
