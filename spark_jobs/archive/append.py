@@ -25,7 +25,7 @@ from duemq.spark_jobs.columns.records import joined_damages
 from duemq.spark_jobs.compact.compact import Progress, refuse_unknown_queues
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
-from duemq.spark_jobs.store.known_again import tail_of
+from duemq.spark_jobs.store.known_again import is_known, tail_of
 from duemq.spark_jobs.store.local_files import is_local, local_path, real_path, reason, refuse_within
 from duemq.spark_jobs.store.ranges import Range, plan, walks
 from duemq.spark_jobs.store.store_files import StoreFiles
@@ -213,7 +213,7 @@ def _name_of(store: StoreFiles, path: str, table: Table) -> str:
         for name, mark in known.items()
         if name in also
         or (real_path(name) == real and not _is_relative(name))
-        or (mark.end <= store.written_end and _may_be(name, real) and tail_of(store, mark.end) == mark.tail)
+        or (_may_be(name, real) and is_known(store, mark.end, mark.tail))
     ]
     return max(same, key=lambda name: known[name].end, default=real)
 
@@ -263,7 +263,7 @@ def _adopted_end(store: StoreFiles, mark: Mark | None) -> int:
     running broker holds readers back before the table's end, it is the table's: what the table has must not come
     again."""
     end = store.records_end()
-    if mark is not None and end < mark.end <= store.written_end and tail_of(store, mark.end) == mark.tail:
+    if mark is not None and end < mark.end and is_known(store, mark.end, mark.tail):
         return mark.end
     return end
 

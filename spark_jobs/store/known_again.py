@@ -25,6 +25,11 @@ def tail_of(store: StoreFiles, end: int) -> int | None:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def is_known(store: StoreFiles, end: int, tail: int) -> bool:
+    """Whether a store has this `tail` before a physical offset."""
+    return end <= store.written_end and tail_of(store, end) == tail
+
+
 def why_not(store: StoreFiles, end: int, tail: int) -> str | None:
     """Why a store is not the one that had this `tail` before a physical offset; None where it is, or where the bytes
     are not there any more and nobody can tell. A broker that was started since may hold readers back before that
