@@ -1,15 +1,16 @@
-"""Captured frames of the remoting protocol as lines of text, for whoever looks for a fault.
+"""Prints captured frames of the remoting protocol as lines of text, for finding faults.
 
-    python -m duemq.protocol.dump [FILE...]      each holds frames, one behind the other, as raw bytes, hex or base64;
+    python -m duemq.protocol.dump [FILE...]      files of consecutive frames, as raw bytes, hex or base64;
                                                  without FILE, or for -, standard input
-        --as raw|hex|base64                      what they are, where the bytes themselves do not tell
-        --body                                   the bodies of messages as well, and bodies of frames in full length
+        --as raw|hex|base64                      the encoding, if the bytes themselves do not tell
+        --body                                   the bodies of messages as well, and bodies of frames in full
 
-Of each frame: code and its name, what header it has, its fields, and the body: records of an answer to a pull, messages
-of a batch, JSON, or its first bytes. What does not parse is told, with the reason, and what can be read behind it is.
+For each frame: its code and the name of that, the kind of header, its fields, and the body: the records of an answer to
+a pull, the messages of a batch, JSON, or its first bytes. Damage is reported with the reason, and the readable data
+behind it is shown.
 
-`fields`, `when` and `record` write values and stored messages for other dumps, too. What comes from the bytes is
-printed so that a terminal takes none of it for an order.
+`fields`, `value`, `when` and `record` format values and stored messages for other dumps, too. Control characters in the
+bytes are escaped, so that a terminal does not obey them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from duemq.protocol.requests.headers import SendMessage, SendMessageV2
 
 FORMATS: Final = ("raw", "hex", "base64")
 MAGICS: Final = re.compile(b"|".join(re.escape(magic.to_bytes(4, "big")) for magic in (MAGIC_V1, MAGIC_V2)))
-"""What a record has behind its size."""
+"""The bytes behind the size of a record."""
 MAGIC_AT: Final = 4
 
 _SHOWN: Final = 256
@@ -85,7 +86,7 @@ _FLAGS: Final = {
 def fields(**values: object) -> str:
     """`name=value` of each value that is not None, joined by blanks. Text with blanks, quotes or what cannot be printed
     is a JSON string, bytes are as `shown` gives them, other values as JSON."""
-    return " ".join(f"{name}={_value(value)}" for name, value in values.items() if value is not None)
+    return " ".join(f"{name}={value(each)}" for name, each in values.items() if each is not None)
 
 
 def when(ms: int) -> str:
@@ -110,12 +111,13 @@ def shown(data: Body, most: int | None = None) -> str:
     return (json.dumps(text, ensure_ascii=False) if is_text else f"0x{part.hex()}") + more
 
 
-def _value(value: object) -> str:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return shown(value)
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.isprintable() else _json(value)
-    return _json(value)
+def value(of: object) -> str:
+    """One value as `fields` writes it."""
+    if isinstance(of, bytes | bytearray | memoryview):
+        return shown(of)
+    if isinstance(of, str):
+        return of if _PLAIN.fullmatch(of) and of.isprintable() else _json(of)
+    return _json(of)
 
 
 def _json(value: object) -> str:
@@ -164,8 +166,8 @@ def _sys_flag(flag: int) -> str:
 
 
 def records(data: Body, *, with_bodies: bool = False) -> Iterator[str]:
-    """The records in the body of a pull's answer, a line each. What is none of them is told, and passed over up to the
-    next one."""
+    """The records in the body of a pull's answer, one line each. Other bytes are reported, and skipped up to the next
+    record."""
     view, at = memoryview(data), 0
     while at < len(view):
         try:
@@ -195,7 +197,7 @@ def _is_record(data: memoryview, at: int) -> bool:
 
 
 def frames(data: bytes, *, with_bodies: bool = False) -> Iterator[str]:
-    """The frames in bytes, lines for each. Never raises for what the bytes hold."""
+    """The frames in some bytes, as lines. Never raises because of the content of the bytes."""
     reader = FrameReader()
     at = 0
     for number, frame in enumerate(reader.receive_data(data), 1):
@@ -229,8 +231,8 @@ def _frame(frame: Frame, *, with_bodies: bool) -> Iterator[str]:
         remark=command.remark,
     )
     names = _LETTERS if not command.is_response and command.code in _WITH_LETTERS else {}
-    for name, value in command.ext.items():
-        yield f"{_value(name)}{f'({names[name]})' if name in names else ''}={_value(value)}"
+    for name, text in command.ext.items():
+        yield f"{value(name)}{f'({names[name]})' if name in names else ''}={value(text)}"
     yield from _body(command, with_bodies=with_bodies)
 
 
@@ -274,7 +276,7 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
         parts = batch.decode(data)
     except BodyError as error:
         why = str(error)
-        first = bisect_left(range(len(data)), True, key=fails)  # so many that the last of them is the broken one
+        first = bisect_left(range(len(data)), True, key=fails)  # the number of messages up to the first broken one
         parts = batch.decode(data, first - 1)
     for number, (flag, content, text) in enumerate(parts):
         yield f"message {number} " + fields(
@@ -292,7 +294,7 @@ def _parts(body: Body, *, with_bodies: bool) -> Iterator[str]:
 
 def unpacked(data: bytes, form: str | None = None) -> bytes:
     """Frames from one of FORMATS. Without one: hex or base64 where all of it is that and begins like a frame, which has
-    a length below 2**24. Raises ValueError where it is not what it is said to be."""
+    a length below 2**24. Raises ValueError if the data is not in the given format."""
     text = b"".join(data.split())
     if form == "hex":
         return bytes.fromhex(text.decode("ascii"))
@@ -310,7 +312,8 @@ def unpacked(data: bytes, form: str | None = None) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command, see the module; gives its exit code: 1 where a file could not be read, or is not as was said."""
+    """Run the command, see the module; return its exit code: 1 if a file could not be read, or is not in the given
+    format."""
     parser = argparse.ArgumentParser(
         prog="python -m duemq.protocol.dump", description="Show captured frames of the remoting protocol as text."
     )
@@ -334,5 +337,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads it may have seen enough
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early
     sys.exit(main())

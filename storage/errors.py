@@ -11,6 +11,7 @@ StoreError
 ├── NotInMemory         a read would have to wait for the disk, and may not: see `Files.may_wait`
 ├── NotDurable          a sync failed: what the disk holds of what was written before is unknown, and a second sync that
 │                       succeeds says nothing about it; an OSError, too
+├── QueueCheckDamaged   queuecheck, or the rest of it, cannot be believed; never leaves those who read it
 └── RecordIllegal       a message is not of a kind that the store takes
     └── RecordTooLarge  it is larger than the store takes
 """
@@ -48,6 +49,10 @@ class StoreFileMissing(StoreFormatError):
 
 class StoreFileSize(StoreFormatError):
     """A file of a sequence has another size than the configured one."""
+
+
+class QueueCheckDamaged(StoreError):
+    """The file queuecheck, or the rest of it, is damaged."""
 
 
 class StoreFull(StoreError):

@@ -68,7 +68,7 @@ def _by_content(source: Source) -> str:
     begin = source.read(0, _AT_FIRST)[:_AT_FIRST]
     if MAGICS.match(begin, MAGIC_AT):
         return _COMMITLOG
-    if begin.startswith(check._MAGIC):
+    if begin.startswith(check.MAGIC):
         return "queuecheck"
     if begin.lstrip()[:1] == b"{":
         return _TABLE

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from duemq.broker.dump.source import Source
-from duemq.protocol.dump import fields, shown, when
+from duemq.protocol.dump import fields, shown, value, when
 from duemq.protocol.errors import BodyError
 from duemq.protocol.frames import fastjson
 from duemq.scheduler.levels import runs
@@ -19,6 +19,7 @@ from duemq.scheduler.timers.files import formats, superseded, wheel
 from duemq.scheduler.timers.files.formats import TimerCheck, TimerNote
 from duemq.storage.config_file import decode_table
 from duemq.storage.durability import checkpoint
+from duemq.storage.errors import QueueCheckDamaged
 from duemq.storage.files import OsFiles
 from duemq.storage.queues import check, index_file
 
@@ -55,8 +56,7 @@ def timer_wheel(source: Source, start: int, end: int) -> Iterator[str]:
 
 def index(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the head of an index file, and its items."""
-    # The owning module writes such files and never reads one, so its layouts are not public.
-    header, item = index_file._HEADER, index_file._STORED
+    header, item = index_file.HEADER, index_file.STORED
     if source.size != index_file.FILE_SIZE:
         yield f"damaged: {source.size} bytes; an index file has {index_file.FILE_SIZE}"
     if source.size < header.size:
@@ -65,7 +65,7 @@ def index(source: Source, start: int, end: int) -> Iterator[str]:
     yield fields(
         begin=when(begin_ms), end=when(end_ms), beginOffset=first, endOffset=last, slots=used, items=following - 1
     )
-    at = index_file._ITEMS_AT
+    at = index_file.ITEMS_AT
     room = (source.size - at) // item.itemsize
     if not 0 <= following <= room:
         yield f"damaged: {following - 1} items in a file that has room for {max(0, room - 1)}"
@@ -171,15 +171,14 @@ def _numbers(found: TimerCheck) -> dict[str, int]:
 
 def queue_check(source: Source) -> Iterator[str]:
     """Yield the blocks of queuecheck, and the content of each."""
-    # Only a start with its own settings reads this file, so the decoders of the owning module are not public.
     data = source.whole()
-    segment_size = check._HEAD.unpack(data[: check._HEAD.size])[1] if len(data) >= check._HEAD.size else 0
+    segment_size = check.HEAD.unpack(data[: check.HEAD.size])[1] if len(data) >= check.HEAD.size else 0
     yield fields(queueFileSize=segment_size)
     try:
-        for offset, items in check._blocks(data, segment_size):
+        for offset, items in check.blocks(data, segment_size):
             yield f"block {fields(recoveryOffset=offset, size=len(items))}"
             yield from (f"  {line}" for line in _said(items, segment_size))
-    except check._Damaged as error:
+    except QueueCheckDamaged as error:
         yield f"damaged: {error}"
 
 
@@ -187,7 +186,7 @@ def _said(items: bytes, segment_size: int) -> Iterator[str]:
     found = check.QueueCheck(OsFiles(), "", "", segment_size)
     why: Exception | None = None
     try:
-        found._take(items)
+        found.take(items)
     except (ValueError, LookupError, struct.error) as error:
         why = error
     for topic, end in found.removed.items():
@@ -227,18 +226,18 @@ def table(source: Source) -> Iterator[str]:
     if not isinstance(found, dict):
         yield fields(value=found)
         return
-    for name, value in found.items():
-        if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
-            for key, entry in value.items():
+    for name, content in found.items():
+        if isinstance(content, dict) and any(isinstance(each, dict) for each in content.values()):
+            for key, entry in content.items():
                 yield f"{fields(table=name, name=key)} {_entry(entry)}"
         else:
-            yield f"{fields(table=name)} {_entry(value)}"
+            yield f"{fields(table=name)} {_entry(content)}"
 
 
-def _entry(value: object) -> str:
-    if value and isinstance(value, dict) and not any(isinstance(each, dict | list) for each in value.values()):
-        return " ".join(f"{fields(name=key)[5:]}={fields(value=each)[6:]}" for key, each in value.items() if each != "")
-    return fields(value=value)[6:]
+def _entry(entry: object) -> str:
+    if entry and isinstance(entry, dict) and not any(isinstance(each, dict | list) for each in entry.values()):
+        return " ".join(f"{value(key)}={value(each)}" for key, each in entry.items() if each != "")
+    return value(entry)
 
 
 def unknown(source: Source) -> Iterator[str]:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import structlog
 
+from duemq.storage.errors import QueueCheckDamaged
 from duemq.storage.files import File, Files
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import MARK_SIZES, SCHEDULE_TOPIC, UNIT_SIZE, ConsumeQueue
@@ -49,8 +50,8 @@ NAME: Final = "queues"
 """Of the checkpoint's note."""
 NOTE: Final = b"\x01"
 FILE_NAME: Final = "queuecheck"
-_MAGIC: Final = b"DUEMQQC1"
-_HEAD: Final = struct.Struct(">8sI")
+MAGIC: Final = b"DUEMQQC1"
+HEAD: Final = struct.Struct(">8sI")
 _BLOCK: Final = struct.Struct(">Iq")
 _CRC: Final = struct.Struct(">I")
 _SEGMENT_ITEM: Final = struct.Struct(">iqIqIq")
@@ -106,10 +107,6 @@ class Wrong(NamedTuple):
     why: str
 
 
-class _Damaged(Exception):
-    """The file, or the rest of it, says nothing."""
-
-
 class QueueCheck:
     """The file, and what it says. A worker adds to it, one at a time, once the store is open."""
 
@@ -149,12 +146,12 @@ class QueueCheck:
         data = self._files.read_whole(self._path)
         why = "is missing"
         try:
-            for offset, items in _blocks(data, self._segment_size) if data is not None else ():
+            for offset, items in blocks(data, self._segment_size) if data is not None else ():
                 if offset <= recovery_offset:
-                    self._take(items)
+                    self.take(items)
                     self.recovery_offset = max(offset, self.recovery_offset)
             why = f"has nothing of the checkpoint at {recovery_offset}" if data is not None else why
-        except _Damaged as error:
+        except QueueCheckDamaged as error:
             why = str(error)
         # Behind the checkpoint's block there may be one that a power cut left torn.
         self.damage = why if self.recovery_offset != recovery_offset else ""
@@ -165,7 +162,8 @@ class QueueCheck:
         recovery offset."""
         return self.recovery_offset != _NEVER and not self.damage
 
-    def _take(self, items: bytes) -> None:
+    def take(self, items: bytes) -> None:
+        """Take over what the items of a block say."""
         at = 0
         while at < len(items):
             kind, size = items[at], items[at + 1]
@@ -359,7 +357,7 @@ class QueueCheck:
             ]
         )
         # What is said of removed topics holds whatever the checkpoint's recovery offset is.
-        data = _HEAD.pack(_MAGIC, self._segment_size) + _block(removed, _NEVER)
+        data = HEAD.pack(MAGIC, self._segment_size) + _block(removed, _NEVER)
         data += _block(items, self.recovery_offset) + block
         self._at = 0
         self._capacity = 2 * len(data) + _ROOM
@@ -370,18 +368,18 @@ class QueueCheck:
 # --- the format
 
 
-def _blocks(data: bytes, segment_size: int) -> Iterator[tuple[int, bytes]]:
-    """The recovery offset and the items of each block. Raises _Damaged where they are not whole."""
-    if data[: _HEAD.size] != _HEAD.pack(_MAGIC, segment_size):
-        raise _Damaged(f"does not begin as one for consume-queue files of {segment_size} bytes")
-    at = _HEAD.size
+def blocks(data: bytes, segment_size: int) -> Iterator[tuple[int, bytes]]:
+    """The recovery offset and the items of each block. Raises QueueCheckDamaged where they are not whole."""
+    if data[: HEAD.size] != HEAD.pack(MAGIC, segment_size):
+        raise QueueCheckDamaged(f"does not begin as one for consume-queue files of {segment_size} bytes")
+    at = HEAD.size
     while at + _BLOCK.size + _CRC.size <= len(data):
         size, offset = _BLOCK.unpack_from(data, at)
         if not size and not offset and not any(data[at : at + _BLOCK.size + _CRC.size]):
             return
         end = at + _BLOCK.size + size
         if data[end : end + _CRC.size] != _CRC.pack(zlib.crc32(data[at:end])):
-            raise _Damaged(f"has a wrong checksum at byte {at}")
+            raise QueueCheckDamaged(f"has a wrong checksum at byte {at}")
         yield offset, data[at + _BLOCK.size : end]
         at = end + _CRC.size
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 ITEM: Final = np.dtype([("hash", "<i4"), ("physical_offset", "<i8"), ("store_ms", "<i8")])
 """What goes into a file, in the order of physical offsets. `hash`: see `key_hashes`."""
-_STORED: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
-_HEADER: Final = struct.Struct(">qqqqii")
+STORED: Final = np.dtype([("hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+HEADER: Final = struct.Struct(">qqqqii")
 SLOTS: Final = 5_000_000
 ITEMS: Final = 4 * SLOTS
-_SLOTS_AT: Final = _HEADER.size
-_ITEMS_AT: Final = _SLOTS_AT + 4 * SLOTS
-FILE_SIZE: Final = _ITEMS_AT + ITEMS * _STORED.itemsize
+_SLOTS_AT: Final = HEADER.size
+ITEMS_AT: Final = _SLOTS_AT + 4 * SLOTS
+FILE_SIZE: Final = ITEMS_AT + ITEMS * STORED.itemsize
 MOST: Final = ITEMS - 1
 """Items that go into one file: number 0 is not used."""
 _BLOCK: Final = 1 << 14
@@ -64,7 +64,7 @@ def write(path: str, items: NDArray[Any]) -> int:
     table = np.zeros(SLOTS, ">i4")
     table[ordered] = numbers[order]  # where a slot comes more than once the last counts
     begin_ms, end_ms = int(items["store_ms"][0]), int(items["store_ms"][-1])
-    stored = np.empty(count, _STORED)
+    stored = np.empty(count, STORED)
     stored["hash"], stored["physical_offset"] = items["hash"], items["physical_offset"]
     stored["seconds"] = np.clip((items["store_ms"] - begin_ms) // 1000, 0, 2**31 - 1)
     stored["previous"] = previous
@@ -72,11 +72,11 @@ def write(path: str, items: NDArray[Any]) -> int:
     with open(path, "wb") as file:
         file.truncate(FILE_SIZE)
         offsets = items["physical_offset"]
-        file.write(_HEADER.pack(begin_ms, end_ms, int(offsets[0]), int(offsets[-1]), used, count + 1))
+        file.write(HEADER.pack(begin_ms, end_ms, int(offsets[0]), int(offsets[-1]), used, count + 1))
         file.write(table.view(np.uint8).data)
-        file.seek(_ITEMS_AT + _STORED.itemsize)
+        file.seek(ITEMS_AT + STORED.itemsize)
         file.write(stored.view(np.uint8).data)
-    return _ITEMS_AT + count * _STORED.itemsize
+    return ITEMS_AT + count * STORED.itemsize
 
 
 def key_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
