@@ -429,7 +429,7 @@ class MessageStore:
             if due is not None:
                 return due
         if topic == SCHEDULE_TOPIC:
-            if store_timestamp <= prepared <= store_timestamp + timer_properties.MAX_AHEAD_MS:
+            if store_timestamp <= prepared <= store_timestamp + timer_properties.MAX_DELIVER_AHEAD_MS:
                 return prepared
             level = properties.get(text, properties.DELAY)
             if level is not None and level.isdecimal() and int(level) > 0:

@@ -42,7 +42,7 @@ AGAIN_ROOM: Final = 128
 """Bytes that the properties of a message that waits leave for those that it gets when it is appended once more:
 TIMER_DELIVER_MS, TIMER_OUT_MS, TIMER_ROLL_TIMES and TIMER_FROM_LEVEL. TIMER_FIRST_ID goes where there is no room, and
 of what leaves less (retries, records of RocketMQ's) what brokers have added."""
-MAX_AHEAD_MS: Final = 100 * 366 * 86_400_000
+MAX_DELIVER_AHEAD_MS: Final = 100 * 366 * 86_400_000
 """A promised deliver time further ahead of the store time than this is none."""
 MAX_HASH: Final = 2**32
 """Tags codes in the timer topic's queue up to here are hashes, beyond they are deliver times."""
@@ -122,7 +122,7 @@ def due_of(text: str, store_timestamp: int, prepared_transaction_offset: int) ->
         return None
     is_again = properties.get(text, properties.TIMER_ROLL_TIMES) is not None
     prepared = prepared_transaction_offset
-    if not is_again and store_timestamp <= prepared <= store_timestamp + MAX_AHEAD_MS:
+    if not is_again and store_timestamp <= prepared <= store_timestamp + MAX_DELIVER_AHEAD_MS:
         return prepared
     try:
         asked = deliver_time(text, store_timestamp)

@@ -28,9 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from duemq.protocol.records.properties import KEYS, TAGS, UNIQ_KEY
-from duemq.protocol.records.record import TRANSACTION_ROLLBACK
+from duemq.protocol.records.record import MAGIC_V1, TRANSACTION_ROLLBACK
 from duemq.spark_jobs.columns import instants
-from duemq.spark_jobs.columns.records import HEAD, MAGIC_V1, PADDING, Records
+from duemq.spark_jobs.columns.records import HEAD, PADDING, Records
 from duemq.spark_jobs.columns.slices import gather
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from duemq.protocol.records.timer_properties import MAX_DELIVER_AHEAD_MS
 from duemq.spark_jobs.audit.agreement import Agreement
 from duemq.spark_jobs.columns.hashes import hash_ints, hash_slices
 from duemq.spark_jobs.columns.records import Damage, joined_damages
 from duemq.spark_jobs.store.ranges import Range, walks
-from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, MAX_AHEAD_MS, TIMER, Roles
+from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, TIMER, Roles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,7 +238,7 @@ def _scheduled_by(records: Records, delays_ms: Integers) -> Integers:
     waited = np.where(known, delays_ms[np.clip(level, 1, len(delays_ms)) - 1], waited)
     for name, factor in (("TIMER_DELAY_SEC", 1000), ("TIMER_DELAY_MS", 1), ("TIMER_DELIVER_MS", 0)):
         values, present = records.property_ints(name)
-        waited = np.where(present, np.clip(values, 0, MAX_AHEAD_MS) * factor, waited)
+        waited = np.where(present, np.clip(values, 0, MAX_DELIVER_AHEAD_MS) * factor, waited)
     found: Integers = np.minimum(records.store_ms - waited, records.born_ms)
     return found
 

@@ -18,6 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from duemq.protocol.records import checksum
+from duemq.protocol.records.properties import MAX_BYTES
+from duemq.protocol.records.record import (
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    MAGIC_END,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_TOPIC_BYTES,
+    MIN_SIZE,
+)
 from duemq.spark_jobs.columns.hashes import hash_slices
 from duemq.spark_jobs.columns.slices import gather
 from duemq.spark_jobs.columns.texts import Texts
@@ -30,17 +40,9 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Flags = NDArray[np.bool_]
 
-MAGIC_V1: Final = 0xDAA320A7
-MAGIC_V2: Final = 0xDAA320AB
-MAGIC_END: Final = 0xCBD43194
-MIN_SIZE: Final = 91
 _ANY_MAGIC: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
 _SIZE_MAGIC: Final = struct.Struct(">iI")
 _OFFSET_AT: Final = 28
-_BORN_IPV6: Final = 1 << 4
-_STORE_IPV6: Final = 1 << 5
-_MAX_TOPIC_V1: Final = 127
-_MAX_PROPERTIES: Final = 32767
 ZEROS: Final = "zeros where a record should be"
 """Why a stretch of them is damage."""
 _NOT_WRITTEN: Final = bytes(8)
@@ -136,15 +138,15 @@ class Records:
 
     @cached_property
     def _born_shift(self) -> Integers:
-        return np.where(self.sys_flag & _BORN_IPV6, 12, 0)
+        return np.where(self.sys_flag & FLAG_BORN_IPV6, 12, 0)
 
     @cached_property
     def _shift(self) -> Integers:
-        return self._born_shift + np.where(self.sys_flag & _STORE_IPV6, 12, 0)
+        return self._born_shift + np.where(self.sys_flag & FLAG_STORE_IPV6, 12, 0)
 
     @cached_property
     def _has_ipv6(self) -> bool:
-        return bool((self.sys_flag & (_BORN_IPV6 | _STORE_IPV6)).any())
+        return bool((self.sys_flag & (FLAG_BORN_IPV6 | FLAG_STORE_IPV6)).any())
 
     @cached_property
     def physical_offset(self) -> Integers:
@@ -291,8 +293,8 @@ class Records:
         ends = self.starts + self.sizes
         bad_offset = self.stored_physical_offset != self.physical_offset
         bad_body = (self.body_size < 0) | (self.topic_at + 2 > ends)
-        bad_topic = (self.properties_at > ends) | (self.topic_size > _MAX_TOPIC_V1) & ~self._is_v2
-        bad_text = (self.properties_at + self.properties_size != ends) | (self.properties_size > _MAX_PROPERTIES)
+        bad_topic = (self.properties_at > ends) | (self.topic_size > MAX_TOPIC_BYTES) & ~self._is_v2
+        bad_text = (self.properties_at + self.properties_size != ends) | (self.properties_size > MAX_BYTES)
         bad = np.flatnonzero(bad_offset | bad_body | bad_topic | bad_text)
         if not len(bad):
             return None

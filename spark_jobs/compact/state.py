@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from duemq.protocol.records.record import MIN_SIZE
 from duemq.scheduler import waiting
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files import formats
 from duemq.scheduler.timers.files.log import UNIT, UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.index.sorted_offsets import joined
-from duemq.spark_jobs.columns.records import MIN_SIZE
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import at_offsets

@@ -83,6 +83,7 @@ else:
 
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
@@ -480,22 +481,31 @@ def _with_topics(store: StoreFiles, ranges: list[Range], filters: Filters, topic
         offsets = np.sort(units["physical_offset"][first:end].astype(np.int64))
         wanted |= np.searchsorted(offsets, ends) > np.searchsorted(offsets, starts)
     if not wanted.all():
-        listed = np.zeros(len(ranges), np.int64)
-        marked: list[list[int]] = [[] for _ in ranges]
-        for file in files:
-            units = store.units(file)
-            offsets = units["physical_offset"].astype(np.int64)
-            at = np.searchsorted(starts, offsets, "right") - 1
-            within = (at >= 0) & (offsets < ends[at]) & (units["size"] != PADDING_SIZE)
-            is_marked = within & np.isin(units["size"], MARK_SIZES)
-            within &= ~is_marked
-            listed += np.bincount(at[within], units["size"][within], len(ranges)).astype(np.int64)
-            for number, offset in zip(at[is_marked].tolist(), offsets[is_marked].tolist(), strict=True):
-                marked[number].append(offset)
-        for number in np.flatnonzero(~wanted):
-            sizes = _sizes_of_marked(store, marked[number])
-            wanted[number] = sizes is None or not _is_listed(store, ranges[number], int(listed[number]) + sizes)
+        sizes, marked = _listed(store, files, starts, ends)
+        for number in np.flatnonzero(~wanted).tolist():
+            others = _sizes_of_marked(store, marked[number])
+            wanted[number] = others is None or not _is_listed(store, ranges[number], int(sizes[number]) + others)
     return [part for part, is_wanted in zip(ranges, wanted, strict=True) if is_wanted]
+
+
+def _listed(
+    store: StoreFiles, files: list[QueueFile], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], list[list[int]]]:
+    """For each range, given by `starts` and `ends`: the sizes of the records in all that consume queues list there, and
+    the physical offsets of those whose units have a mark in place of the size."""
+    sizes = np.zeros(len(starts), np.int64)
+    marked: list[list[int]] = [[] for _ in starts]
+    for file in files:
+        units = store.units(file)
+        offsets = units["physical_offset"].astype(np.int64)
+        at = np.searchsorted(starts, offsets, "right") - 1
+        within = (at >= 0) & (offsets < ends[at]) & (units["size"] != PADDING_SIZE)
+        is_marked = within & np.isin(units["size"], MARK_SIZES)
+        within &= ~is_marked
+        sizes += np.bincount(at[within], units["size"][within], len(starts)).astype(np.int64)
+        for number, offset in zip(at[is_marked].tolist(), offsets[is_marked].tolist(), strict=True):
+            marked[number].append(offset)
+    return sizes, marked
 
 
 def _sizes_of_marked(store: StoreFiles, offsets: list[int]) -> int | None:

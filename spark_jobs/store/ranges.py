@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from duemq.protocol.records.record import MIN_SIZE
 from duemq.spark_jobs.columns.records import (
-    MIN_SIZE,
     PADDING,
     ZEROS,
     Damage,

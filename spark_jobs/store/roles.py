@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from duemq.protocol.records.timer_properties import MAX_DELIVER_AHEAD_MS, PRECISION_MS
 from duemq.spark_jobs.columns.hashes import hash_ints
 from duemq.storage.log.origins import NO_ORIGIN, origins_of
 
@@ -51,8 +52,6 @@ _BY_TOPIC: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF,
 
 _TRANSACTION: Final = 3 << 2
 _COMMIT: Final = 2 << 2
-MAX_AHEAD_MS: Final = 100 * 366 * 86_400_000
-PRECISION_MS: Final = 1000
 
 
 class Roles:
@@ -144,7 +143,7 @@ class Roles:
         records = self._records
         stored, promise = records.store_ms, records.prepared_offset
         due = np.zeros(len(records), np.int64)
-        promised = self.is_scheduled & ~self.is_again & (promise >= stored) & (promise <= stored + MAX_AHEAD_MS)
+        promised = self.is_scheduled & ~self.is_again & (promise >= stored) & (promise <= stored + MAX_DELIVER_AHEAD_MS)
         levels = (self.role == LEVEL) & ~promised
         if levels.any():
             level = np.clip(self.level, 1, len(delays_ms))

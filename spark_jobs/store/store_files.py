@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from duemq.spark_jobs.columns.records import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE, PADDING, walk
+from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZE
+from duemq.spark_jobs.columns.records import PADDING, walk
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
 from duemq.storage.durability import checkpoint

@@ -57,7 +57,7 @@ class HeldWorkers:
 
 
 class Urgent:
-    """Implements storage.durability.owner.Part: has nothing but the spec for a checkpoint, if the test has it."""
+    """Implements storage.durability.owner.Part: has no state, and wants a checkpoint when the test says so."""
 
     def __init__(self) -> None:
         self.wants_checkpoint = False
