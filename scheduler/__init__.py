@@ -1,1 +1,1 @@
-"""When messages become due: delay levels and their queues. Knows storage, not sockets; owns no thread and no task."""
+"""When messages become due: delay levels and their queues. Uses storage but no sockets; owns no thread and no task."""

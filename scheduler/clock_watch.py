@@ -1,4 +1,4 @@
-"""Noticing that somebody set the wall clock."""
+"""Detects that the wall clock was set."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Final
 from duemq.storage.clock import Moment
 
 TOLERANCE_MS: Final = 500
-"""Smaller differences are the clock being corrected."""
+"""Smaller differences count as ordinary corrections of the clock."""
 
 
 class ClockWatch:
-    """Compares the wall clock with one that only goes forward."""
+    """Compares the wall clock with the monotonic clock."""
 
     def __init__(self, now: Moment) -> None:
         self._difference = _difference(now)
 
     def jump_ms(self, now: Moment) -> int:
-        """By how much the wall clock was set since the last call; 0 where it just went on."""
+        """By how many ms the wall clock was set since the last call; 0 if it was not."""
         difference = _difference(now)
         jump = difference - self._difference
         self._difference = difference
         return jump if abs(jump) >= TOLERANCE_MS else 0
 
     def has_jumped(self, now: Moment) -> bool:
-        """Whether `jump_ms` would tell of something."""
+        """Whether `jump_ms` would return a jump. Changes nothing."""
         return abs(_difference(now) - self._difference) >= TOLERANCE_MS
 
 
 def _difference(now: Moment) -> int:
-    """Wall time less monotonic time, ms."""
+    """Wall time minus monotonic time, ms."""
     return now.wall_ms - round(now.monotonic * 1000)

@@ -1,4 +1,4 @@
-"""Work that fails now and then: it is tried again after a pause, and the log tells of the same trouble once."""
+"""Retries of work that may fail: a pause before each new try, and one log line per distinct failure."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ RETRY_MS: Final = 100
 
 
 class Retry:
-    """One kind of work. What fails of one kind does not hold up another."""
+    """The retry state of one kind of work, so that a failing kind does not hold up the others."""
 
     def __init__(self, event: str) -> None:
-        """`event` is what the log calls it when the work fails."""
+        """`event`: the name of the log line for a failure."""
         self._event = event
         self.at_ms = 0
-        """No try before this, ms since the epoch."""
+        """No try before this time, ms since the epoch."""
         self.reason: str | None = None
-        """Why the last try failed; None after one that did not."""
+        """Why the last try failed; None after a success."""
         self._since_ms = 0
-        """When the first of the tries failed that have failed since one did not, ms since the epoch."""
+        """When the present series of failures began, ms since the epoch."""
 
     def run(self, now_ms: int, work: Callable[[], bool]) -> bool:
-        """Do a part of the work, unless that failed just now; whether there was anything to do. An error of the store
-        or of a file ends this try, and so does memory that runs out."""
+        """Do a part of the work, unless the pause after a failure lasts. Return whether there was anything to do. A
+        StoreError, OSError or MemoryError ends this try and begins a pause; NotInMemory is raised."""
         if now_ms < self.at_ms:
             return False
         try:
             worked = work()
         except NotInMemory:
-            raise  # whoever gives us our turns has it read, and calls again
+            raise  # the caller has the data read and calls again
         except (StoreError, OSError, MemoryError) as error:
             self.failed(now_ms, error)
             return False
@@ -45,7 +45,7 @@ class Retry:
         return worked
 
     def failed(self, now_ms: int, error: Exception) -> None:
-        """A try failed."""
+        """Note a failed try."""
         self.at_ms = now_ms + RETRY_MS
         if self.reason is None:
             self._since_ms = now_ms
@@ -56,5 +56,5 @@ class Retry:
                 log.warning(self._event, reason=reason)
 
     def has_failed_for(self, ms: int, now_ms: int) -> bool:
-        """Whether no try has done any work for some time, though there was work."""
+        """Whether the work has been failing for at least `ms`."""
         return self.reason is not None and now_ms - self._since_ms >= ms

@@ -1,1 +1,1 @@
-"""Delivery of due messages: their records are copied to where they belong, batch by batch."""
+"""Delivery of due messages: their records are copied to their real queues, batch by batch."""

@@ -1,1 +1,1 @@
-"""Delay levels: the queues of SCHEDULE_TOPIC_XXXX and when what is in them is due."""
+"""Delay levels: the queues of SCHEDULE_TOPIC_XXXX and the due times of their messages."""

@@ -1,4 +1,4 @@
-"""One delay level: its queue, how far it is, and the puts whose result is not known yet."""
+"""One delay level: its queue, its progress, and the puts whose results are not known yet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from duemq.storage.queues.consume_queue import ConsumeQueue
 MAX_RETRY_MS: Final = 60_000
 _RETRY_STEP_MS: Final = 100
 MAX_RESENDS: Final = 6
-"""So often a put whose origin is gone is tried again before it is given up."""
+"""Number of retries of a put whose origin is gone, before it is given up."""
 
 
 class Status(Enum):
-    """RocketMQ's names for how a put stands."""
+    """The state of a put, by RocketMQ's names."""
 
     RUNNING = auto()
     """Appended, and not known to be on the disk."""
@@ -25,15 +25,15 @@ class Status(Enum):
     EXCEPTION = auto()
     """Not appended: it will be sent again."""
     SKIP = auto()
-    """Given up, since what was to be delivered is gone."""
+    """Given up: the records to be delivered are gone."""
 
 
 class Put:
     """The delivery of messages `start` to `end` (queue offsets) of a level in one append.
 
-    `due_ms`: when the first of them was due. `position`: physical offset that has to be durable for it to be a success.
-    `retry_ms`: when an EXCEPTION is sent again; `is_gone`: it failed for want of what was to be delivered. Times in ms
-    since the epoch.
+    `due_ms`: when the first of them was due. `position`: the physical offset up to which the commitlog must be durable
+    for the put to be a SUCCESS. `retry_ms`: when an EXCEPTION is sent again. `is_gone`: the put failed because the
+    records to be delivered are gone. Times in ms since the epoch.
     """
 
     __slots__ = ("due_ms", "end", "is_gone", "position", "resends", "retry_ms", "start", "status")
@@ -50,8 +50,8 @@ class Put:
 
 
 class OpenRun:
-    """A run with the state of its delivery. See `runs.Run`; `due_ms` is when its head is due, None when it has none.
-    `delay_limit_ms`: messages of an older, longer table: none is due later than this after it was stored."""
+    """A run (see `runs.Run`) with the state of its delivery. `due_ms`: when its head is due, None without a head.
+    `delay_limit_ms`: for messages of an older, longer table, the longest time from being stored to being due."""
 
     __slots__ = ("cursor", "delay_limit_ms", "due_ms", "shift_ms", "start")
 
@@ -64,7 +64,7 @@ class OpenRun:
 
 
 class Level:
-    """See the module. Times are ms since the epoch, offsets queue offsets."""
+    """The state of one level. Times are ms since the epoch, offsets are queue offsets."""
 
     __slots__ = (
         "delivered",
@@ -91,48 +91,48 @@ class Level:
         self.number = number
         self.queue = queue
         self.low = queue.min_offset
-        """The queue's first offset when runs and puts were last brought into its bounds."""
+        """The queue's first offset when runs and puts were last cut to its bounds."""
         self.runs = runs
         self.puts: deque[Put] = deque()
-        """In order of their puts; those at the head are not settled."""
+        """Puts in the order in which they were made, from the first unsettled one on."""
         self.failed: dict[Put, None] = {}
-        """Those of them that are EXCEPTION."""
+        """The puts in state EXCEPTION."""
         self.pending = 0
-        """Messages in them."""
+        """Number of messages in `puts`."""
         self.is_reading = False
-        """Whether a thread reads its records from the disk."""
+        """Whether a thread is reading the level's records from the disk."""
         self.is_warm = False
-        """Whether a thread has read the records that come next."""
+        """Whether a thread has read the next records."""
         self.retry_ms = 0
-        """Before this nothing is delivered: the store takes nothing."""
+        """Nothing is delivered before this time, as the store refused the last put."""
         self.trouble: str | None = None
-        """Why it is late, if it is."""
+        """Why the level is late, if it is."""
         self.delivered = 0
         """Messages delivered since start."""
         self.skipped = 0
-        """Messages that could not be delivered since start: their record was missing or said no topic."""
+        """Messages that could not be delivered since start: their record was missing or named no topic."""
         self.late_by_ms = 0
-        """How late the last delivery was."""
+        """Lateness of the last delivery, ms."""
         self.rate = 0.0
-        """Messages delivered a second."""
+        """Messages delivered per second."""
         self.sampled = 0
         self.warned_at: float | None = None
         self.withdrawn = 0
-        """Units in `untried` of messages that were withdrawn, or that recovery found delivered."""
+        """Units within `untried` whose messages were withdrawn, or found delivered by recovery."""
 
     @property
     def offset(self) -> int:
-        """Up to here all is delivered and known to be on the disk, where that is waited for."""
+        """Every message before this offset is delivered, and on the disk where the level waits for that."""
         waiting = [put.start for put in self.puts if put.status in (Status.RUNNING, Status.EXCEPTION)]
         return min(self.runs[0].cursor, *waiting) if waiting else self.runs[0].cursor
 
     @property
     def waiting(self) -> int:
-        """Messages that are not delivered."""
+        """Number of undelivered messages."""
         return max(0, sum(end - start for start, end in self.untried()) - self.withdrawn)
 
     def untried(self, low: int = 0) -> list[tuple[int, int]]:
-        """Where units lie that were not tried yet, or failed: from offsets to others, none before `low`."""
+        """Ranges (start, end) of units that were not tried yet or failed, none before `low`."""
         found = [(run.cursor, end) for run, end in self.spans()]
         found += [(put.start, put.end) for put in self.failed]
         return [(max(low, start), end) for start, end in found if max(low, start) < end]
@@ -144,48 +144,48 @@ class Level:
 
     @property
     def late_since_ms(self) -> int | None:
-        """When the first message that is not delivered was or is due; None without one."""
+        """When the first undelivered message was or is due; None without one."""
         times = [put.due_ms for put in self.failed]
         if self.due_ms is not None:
             times.append(self.due_ms)
         return min(times, default=None)
 
     def spans(self) -> list[tuple[OpenRun, int]]:
-        """The runs, each with where it ends: where the next one begins, or the queue ends."""
+        """The runs, each with its end: the start of the next run, or the end of the queue."""
         ends = [*(run.start for run in self.runs[1:]), self.queue.next_offset]
         return list(zip(self.runs, ends, strict=True))
 
     def end_of(self, run: OpenRun) -> int:
-        """Where a run ends."""
+        """The offset at which a run ends."""
         at = self.runs.index(run) + 1
         return self.runs[at].start if at < len(self.runs) else self.queue.next_offset
 
     def waiting_from(self, offset: int) -> tuple[OpenRun, int] | None:
-        """The first offset from one on, in the queue, at which a message may wait, and the run that has it; None where
-        nothing waits behind. A search asks for each of its parts, since runs come and go beside it."""
-        # What expired lies before the queue's first unit, and the cursor there as well until the run's head is due.
+        """The first offset at or behind `offset` at which a message may wait, with its run; None if none waits there. A
+        search asks anew for each of its parts, since runs come and go in the meantime."""
+        # Expired units lie before the queue's first unit; so may the cursor, until the run's head is due.
         offset = max(offset, self.queue.min_offset)
         for run, end in self.spans():
             if offset < end:
-                # What was tried and is to be tried again lies before the cursor.
+                # Units that will be retried lie before the cursor.
                 first = min([run.cursor, *(put.start for put in self.failed if run.start <= put.start < end)])
                 if max(offset, first) < end:
                     return run, max(offset, first)
         return None
 
     def is_held_back(self, max_resends: int) -> bool:
-        """Whether nothing more is tried before a put is through that failed: one that the store refused, so that no
-        message overtakes another, or one whose record is gone and that failed too often."""
+        """Whether a failed put blocks the level: one that the store refused, so that no message overtakes another, or
+        one whose records are gone and that was resent more than `max_resends` times."""
         return any(not put.is_gone or put.resends > max_resends for put in self.failed)
 
     def add(self, put: Put) -> None:
-        """Another put."""
+        """Append a put."""
         self.puts.append(put)
         self.pending += put.end - put.start
 
     def fail(self, put: Put, now_ms: int, *, origin_is_gone: bool) -> None:
-        """A try of a put failed. The next comes the later, the more there were; there are only so many where what was
-        to be delivered is gone."""
+        """Note a failed try of a put. The pause before the next try grows with each failure; where the records are
+        gone, the put is given up after MAX_RESENDS retries."""
         put.resends += 1
         put.is_gone = origin_is_gone
         if origin_is_gone and put.resends > MAX_RESENDS:
@@ -197,8 +197,8 @@ class Level:
         self.failed[put] = None
 
     def take_part(self, put: Put, count: int) -> Put:
-        """Take the first `count` messages out of a put that failed, or all of it; gives the put that has them, which
-        is none of the failed ones any more."""
+        """Split the first `count` messages, or all of them, off a failed put. Return the put that holds them, which is
+        not among `failed`."""
         if put.start + count == put.end:
             del self.failed[put]
             return put
@@ -209,7 +209,7 @@ class Level:
         return part
 
     def leave_out_before(self, low: int) -> None:
-        """Bring runs and failed puts into a queue that begins at `low` now."""
+        """Cut runs and failed puts to a queue that now begins at `low`."""
         high = self.queue.next_offset
         for run in self.runs:
             run.start = min(max(run.start, low), high)
@@ -220,7 +220,7 @@ class Level:
         self.drop_finished()
 
     def drop_finished(self) -> None:
-        """Take what is finished from the head of the puts, never past one that is not, and runs that are done."""
+        """Drop finished puts from the head, up to the first unfinished one, and finished runs."""
         puts = self.puts
         while puts and puts[0].status in (Status.SUCCESS, Status.SKIP):
             put = puts.popleft()
@@ -232,8 +232,8 @@ class Level:
         return any(put.start < self.runs[run].start for put in self.puts)
 
     def appended(self) -> list[Run]:
-        """The runs as the checkpoint keeps them: what has been appended counts, and what failed starts a run that goes
-        no further."""
+        """The runs as the checkpoint keeps them: appended messages count as delivered, and the cursor of a run stops at
+        a failed put, behind which another run begins."""
         if not self.failed:
             return [Run(run.start, max(run.start, run.cursor), run.shift_ms, run.delay_limit_ms) for run in self.runs]
         failed = sorted((put.start, put.end) for put in self.failed)
@@ -249,14 +249,13 @@ class Level:
 
     @property
     def appended_offset(self) -> int:
-        """Up to here all is delivered once what has been appended is on the disk."""
+        """Every message before this offset is delivered once all appended records are on the disk."""
         runs = self.appended()
         ends = [run.start for run in runs[1:]]
         return next((run.cursor for run, end in zip(runs, ends, strict=False) if run.cursor < end), runs[-1].cursor)
 
     def split(self, offset: int) -> None:
-        """Begin another run at an offset, for messages that follow other rules than those before: today's clock and
-        table."""
+        """Begin another run at an offset, for messages that follow the present clock and table, unlike those before."""
         for at, (run, end) in enumerate(self.spans()):
             if run.start <= offset and (offset < end or at == len(self.runs) - 1):
                 if offset == run.start:

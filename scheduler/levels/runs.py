@@ -1,12 +1,12 @@
-"""How far a level is.
+"""The progress of the levels, and its note in the checkpoint.
 
-A level's queue is in order of deliver times as long as its delay and the clock stay what they are. Where the delay was
-shortened, or the clock set, another run begins: within a run the order holds, and each run has a cursor of its own.
-Nearly always there is one run.
+A level's queue is in the order of deliver times as long as its delay and the clock are not changed. Where the delay is
+shortened or the clock is set, another run begins: the order holds within a run, and each run has its own cursor. A
+level nearly always has one run.
 
 The checkpoint keeps the runs of all levels as a note (`storage.durability.checkpoint`), as of its recovery offset:
-every message before a cursor has been delivered by a record before that offset, or was given up. With the deliveries
-that recovery finds behind it that tells exactly what was delivered.
+every message before a cursor was delivered by a record before that offset, or was given up. Together with the
+deliveries that recovery finds behind that offset, the note tells exactly which messages were delivered.
 
     | crc32 of the table's text | number of levels | level  | number of runs | start | cursor | shift ms | ...
     | uint32                    | uint16           | uint16 | uint16         | int64 | int64  | int64    |
@@ -14,11 +14,11 @@ that recovery finds behind it that tells exactly what was delivered.
     | uint32                   | int64           |
     | number of limits | level  | run    | limit ms | ... | physical offset | clock ms | monotonic ms | boot id  |
     | uint32           | uint16 | uint16 | int64    |     | int64           | int64    | int64        | 16 bytes |
-    a level follows the other, in it a run the other; then the scheduled records behind the cursors that an earlier
-    recovery found delivered: their deliveries may lie before the recovery offset; then the limits of runs, by their
-    numbers in their levels; then up to where the log was when the clock was looked at last, what it said, and the time
-    by a clock that nobody sets, with what that counts from (zeros if that is not known). Earlier versions end before
-    the monotonic time, before that offset, or before the limits. All integers big-endian
+    the levels one after another, each with its runs; then the scheduled records behind the cursors that an earlier
+    recovery found delivered: their deliveries may lie before the recovery offset; then the limits of runs, each with
+    the run's number in its level; then the end of the log when the clock was last read, the wall time, the monotonic
+    time, and the boot id that the latter counts from (zeros if unknown). Notes of earlier versions end before the
+    monotonic time, before that offset, or before the limits. All integers are big-endian.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _NO_BOOT_ID: Final = bytes(16)
 
 
 class Run(NamedTuple):
-    """Queue offsets of a part of a level's queue, which ends where the next run starts. `cursor`: the next to deliver.
+    """A part of a level's queue, from `start` to the start of the next run. `cursor`: the next queue offset to deliver.
     `shift_ms`: by how much the clock was set since these messages were stored; their deliver times move with it.
-    `limit_ms`: none is due later than this after it was stored, since the table was shortened between two runs of the
-    broker; None for no limit."""
+    `limit_ms`: the longest time from being stored to being due, as the table was shortened while the broker was down;
+    None for no limit."""
 
     start: int
     cursor: int
@@ -54,9 +54,9 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Up to which physical offset the log was written when the wall clock was looked at last, what that said, ms since
-    the epoch, and the monotonic time then, ms, with what that counts from. By how much the clock had been set until
-    then, the runs' shifts tell."""
+    """The last reading of the clock: the end of the commitlog at that time (`end`, a physical offset), the wall time in
+    ms since the epoch, and the monotonic time in ms with the boot id that it counts from. The runs' shifts include all
+    changes of the clock before it."""
 
     end: int
     wall_ms: int
@@ -64,7 +64,7 @@ class Seen(NamedTuple):
     boot_id: bytes = b""
 
     def jump_ms(self, now: Moment) -> int | None:
-        """By how much the wall clock was set since; None where the machine was started again, or nobody can tell."""
+        """By how many ms the wall clock was set since then; None where the machine was rebooted or that is unknown."""
         monotonic_ms = round(now.monotonic * 1000)
         if not self.boot_id or self.boot_id != now.boot_id or monotonic_ms < self.monotonic_ms:
             return None
@@ -72,11 +72,11 @@ class Seen(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What the checkpoint's note says."""
+    """The decoded note of the checkpoint."""
 
     table_crc: int
     runs: dict[int, list[Run]]
-    """By level."""
+    """Runs by level."""
     delivered: array[int]
     """Physical offsets of scheduled records behind the cursors that were delivered."""
     seen: Seen | None = None
@@ -84,20 +84,20 @@ class Note(NamedTuple):
 
 
 def from_start(note: Note) -> Note:
-    """The same runs, with nothing delivered of them as far as the note tells."""
+    """The note with its runs' cursors at their starts, and without delivered records."""
     found = {level: [run._replace(cursor=run.start) for run in each] for level, each in note.runs.items()}
     return note._replace(runs=found, delivered=array("q"))
 
 
 def table_crc(text: str) -> int:
-    """What the note keeps of the table of levels."""
+    """The checksum by which the note identifies the table of levels."""
     return zlib.crc32(text.encode())
 
 
 def encode(
     crc: int, levels: Mapping[int, Iterable[Run]], delivered: Sequence[int] = (), seen: Seen | None = None
 ) -> bytes:
-    """The note's bytes."""
+    """Encode a note."""
     parts = [_START.pack(crc, len(levels))]
     for level, runs in levels.items():
         packed = [_RUN.pack(*run[:3]) for run in runs]
@@ -117,7 +117,7 @@ def encode(
 
 
 def decode(note: bytes) -> Note | None:
-    """What a note says; None for one that is empty or of another make."""
+    """Decode a note; None if it is empty or has another format."""
     try:
         crc, count = _START.unpack_from(note)
         at = _START.size

@@ -7,17 +7,17 @@ from typing import Final
 
 DEFAULT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNKNOWN_LEVEL_DELAY_MS: Final = 1000
-"""What RocketMQ takes for a level that is not in the table, found in an older store."""
+"""RocketMQ's delay for a level that is not in the table, as an older store may have."""
 
 _UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL: Final = re.compile(r"([0-9]{1,9})([smhd])")
 
 
 class DelayLevels:
-    """An immutable table."""
+    """An immutable table of delay levels."""
 
     def __init__(self, text: str = DEFAULT) -> None:
-        """Parse a table. Raises ValueError naming the part that is wrong."""
+        """Parse a table. Raises ValueError naming the wrong part."""
         self.text = " ".join(text.split())
         self._delays_ms: list[int] = []
         for part in text.split():
@@ -39,22 +39,22 @@ class DelayLevels:
         return list(self._delays_ms)
 
     def cap(self, level: int) -> int:
-        """A level as asked for, or the highest where that is beyond it."""
+        """The level, or the highest one if it is beyond that."""
         return min(level, len(self._delays_ms))
 
     def delay_ms(self, level: int) -> int:
-        """The delay of a level."""
+        """The delay of a level, ms."""
         if 1 <= level <= len(self._delays_ms):
             return self._delays_ms[level - 1]
         return UNKNOWN_LEVEL_DELAY_MS
 
     def level_of(self, delay_ms: int) -> int | None:
-        """The first level with a delay, or None."""
+        """The first level with this delay, or None."""
         return self._delays_ms.index(delay_ms) + 1 if delay_ms in self._delays_ms else None
 
     def deliver_time(self, level: int, store_timestamp: int) -> int:
         """When a message of a level is due, ms since the epoch, from its store time. A level beyond the table counts
-        as the highest, as at the send."""
+        as the highest, as for a send."""
         return store_timestamp + self.delay_ms(self.cap(level))
 
 

@@ -1,4 +1,4 @@
-"""When the messages of a level are due, by the tables and clocks that they were promised their times by."""
+"""When the messages of a level are due, by the table and clock in force when they were stored."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 
 class LevelTimes:
-    """Knows when units of a level's queue are due. Times are ms since the epoch."""
+    """Computes when units of a level's queue are due. Times are ms since the epoch."""
 
     def __init__(self, store: MessageStore, table: DelayLevels) -> None:
         self._store = store
         self.table = table
 
     def look(self, level: Level, now_ms: int) -> None:
-        """Find the heads of a level anew."""
+        """Compute when the heads of a level's runs are due."""
         for run in level.runs:
             run.due_ms = self.head(level, run, now_ms)
 
     @staticmethod
     def forget(level: Level, now_ms: int) -> None:
-        """Have the next step find the heads of a level anew: nothing is read here."""
+        """Make the next step compute when the heads of a level are due; reads nothing itself."""
         for run, end in level.spans():
             run.due_ms = now_ms if run.cursor < end else None
 
     def head(self, level: Level, run: OpenRun, now_ms: int) -> int | None:
-        """When the first message of a run that was not tried is due, or None."""
+        """When the first untried message of a run is due; None without one."""
         unit = level.queue.unit(run.cursor) if run.cursor < level.end_of(run) else None
         return self.due_ms(level, run, *unit, now_ms) if unit is not None else None
 
     def due_ms(self, level: Level, run: OpenRun, physical: int, size: int, code: int, now_ms: int) -> int:
-        """When a unit's message is due; now, where there is none."""
+        """When a unit's message is due; `now_ms` for padding and where a needed record is missing."""
         if size == PADDING_SIZE:
             return now_ms
-        # One that was withdrawn has its time as well: a search by halves looks at it.
+        # Withdrawn units have a time too: the binary search reads them.
         if code <= EXT_ADDRESS_MAX:
             stored = self._store_timestamp(physical, size)
             return self.table.deliver_time(level.number, stored) + run.shift_ms if stored is not None else now_ms
@@ -57,7 +57,7 @@ class LevelTimes:
         return due
 
     def due_count(self, level: Level, run: OpenRun, units: NDArray[Any], now_ms: int) -> int:
-        """How many of the first units of a run, as they follow one another, are due."""
+        """Number of due units at the beginning of `units`, which follow one another in a run."""
         codes = units["tags_code"]
         if run.delay_limit_ms is None:
             late = (codes > now_ms - run.shift_ms) | (codes <= EXT_ADDRESS_MAX)
@@ -77,8 +77,9 @@ class LevelTimes:
         return low
 
     def first_after(self, level: Level, seen_end: int, is_after: Callable[[int], bool]) -> int:
-        """The first message of a level that was stored after the clock was set: behind what was there when it was last
-        looked at (`seen_end`, a physical offset), and with a store time, ms, that `is_after` says so of."""
+        """The queue offset of the first message of a level that was stored after the clock was set: its record lies at
+        or behind `seen_end`, the end of the commitlog when the clock was last read, and `is_after` holds for its store
+        time, ms."""
         offset = level.queue.next_offset
         while (unit := level.queue.unit(offset - 1)) is not None and unit[0] >= seen_end:
             if unit[1] != PADDING_SIZE:

@@ -1,1 +1,1 @@
-"""Indexes of what waits, kept in memory: by key, id, topic and second."""
+"""Indexes of waiting messages, kept in memory: by key, id, topic and second."""

@@ -1,1 +1,1 @@
-"""What a topic's owner may ask for: rates, spreads, pauses, and a way to catch up."""
+"""Delivery policies of a topic: rates, spreads, pauses, and ways to catch up."""
