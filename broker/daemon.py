@@ -23,13 +23,13 @@ from duemq.broker.admin.admin import AdminHandlers
 from duemq.broker.admin.clock import ClockHandlers
 from duemq.broker.admin.runtime_info import Sources
 from duemq.broker.admin.settings import SettingsHandlers
-from duemq.broker.admin.stats import Stats
+from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
 from duemq.broker.consume.members import ClientHandlers
 from duemq.broker.consume.offsets import OffsetHandlers
 from duemq.broker.consume.pull import PullHandlers
 from duemq.broker.consume.reset_offset import ResetOffsetHandlers
 from duemq.broker.errors import ConfigError
-from duemq.broker.housekeeping import Housekeeping
+from duemq.broker.housekeeping import Chore, Housekeeping
 from duemq.broker.limits import Limits
 from duemq.broker.names.nameserver import NameServer
 from duemq.broker.names.registration import Registration
@@ -52,7 +52,17 @@ from duemq.broker.produce.staging import Staging
 from duemq.broker.produce.when_ready import WhenReady
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig, Origin, parse_addresses
-from duemq.broker.settings.live import durability_config, follow, retention_config
+from duemq.broker.settings.parts import (
+    DELIVERY_SETTINGS,
+    DURABILITY_SETTINGS,
+    RETENTION_SETTINGS,
+    TIMER_SETTINGS,
+    delivery_config,
+    durability_config,
+    retention_config,
+    store_config,
+    timer_config,
+)
 from duemq.broker.tables.clients import Clients
 from duemq.broker.tables.groups import Groups
 from duemq.broker.tables.locks import QueueLocks
@@ -65,13 +75,11 @@ from duemq.broker.waiting.recall import TimerHandlers
 from duemq.broker.workers import Background, ThreadWorkers, Workers
 from duemq.protocol.requests.headers import BrokerIdentity
 from duemq.scheduler.levels import service
-from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels, queue_id_of
 from duemq.scheduler.pending import Pending
 from duemq.scheduler.timers import inspection
 from duemq.scheduler.timers import service as timers_module
-from duemq.scheduler.timers.config import TimerConfig
 from duemq.scheduler.timers.files import formats
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.service import Timers
@@ -87,7 +95,7 @@ from duemq.storage.errors import StoreError
 from duemq.storage.files import Files, OsFiles
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
 from duemq.storage.queues.pull import ColdRead, ReadAhead
-from duemq.storage.store import MessageStore, StoreConfig
+from duemq.storage.store import MessageStore
 
 log = structlog.get_logger(__name__)
 
@@ -96,25 +104,11 @@ BACKLOG: Final = 4096
 _OTHER_DESCRIPTORS: Final = 64
 """Maximum number of descriptors that are open besides connections and files of the store."""
 STOP_SECONDS: Final = 5.0
+CLEAN_SECONDS: Final = 10.0
+REPORT_SECONDS: Final = 1.0
+_SAVE_OFFSETS: Final = "offsets"
 MAX_WAIT_SECONDS: Final = 10.0
 """The wall clock may be set, so it is read at least this often while a message waits."""
-DELIVERY_SETTINGS: Final = (
-    "enableScheduleAsyncDeliver",
-    "scheduleAsyncDeliverMaxPendingLimit",
-    "scheduleAsyncDeliverMaxResendNum2Blocked",
-    "scheduleDeliverBatchSize",
-    "scheduleLatenessWarnMillis",
-    "flushDelayOffsetInterval",
-)
-TIMER_SETTINGS: Final = (
-    "timerMaxDelaySec",
-    "timerRollWindowSlot",
-    "timerCongestNumEachSlot",
-    "timerStopEnqueue",
-    "timerStopDequeue",
-)
-MAX_ROLL_WINDOW: Final = 7 * 86_400 - 60
-"""Seconds. The reach of the timer wheel, less one minute that stays empty between its end and its beginning."""
 
 
 class Broker:
@@ -254,7 +248,7 @@ class Broker:
         self._limits = limits = Limits(self.settings)
         self._persister = persister = Persister(self._loop, self._workers)
         self.topics = topics = Topics(
-            config,
+            self.settings,
             store,
             table("topics.json"),
             real_clock,
@@ -263,9 +257,7 @@ class Broker:
             self._register_soon,
             self._policy_changed,
         )
-        self.groups = groups = Groups(
-            table("subscriptionGroup.json"), real_clock, persister, limits, auto_create=config.auto_create_group
-        )
+        self.groups = groups = Groups(self.settings, table("subscriptionGroup.json"), real_clock, persister, limits)
         self.offsets = offsets = ConsumerOffsets(table("consumerOffset.json"), persister)
         self.nameserver = nameserver = NameServer(
             config.cluster_name,
@@ -329,7 +321,7 @@ class Broker:
             now,
         )
         self.held = held = HeldAnswers(
-            loop, config.sync_flush_timeout_ms / 1000, config.send_queue_capacity, self._want
+            loop, config.sync_flush_timeout_ms / 1000, lambda: self.settings.config.send_queue_capacity, self._want
         )
         self.registration: Registration | None = None
         if config.nameserver_addresses:
@@ -348,7 +340,7 @@ class Broker:
         topics.begin()
         groups.begin()
 
-        self.clients = clients = Clients(real_clock, limits, turns, notify=config.notify_consumers)
+        self.clients = clients = Clients(self.settings, real_clock, limits, turns)
         locks = QueueLocks(real_clock, limits)
         stats = Stats(store.appender, real_clock)
         reads = ColdReads(self._files, self._workers, self._turns.share)
@@ -429,39 +421,23 @@ class Broker:
             ClockHandlers(clock, self._clock_moved),
         ):
             handlers.register(router)
-        self.settings.on_change(DELIVERY_SETTINGS, self._change_delivery)
-        self.settings.on_change("messageDelayLevel", self._change_levels)
-        self.settings.on_change(TIMER_SETTINGS, self._change_timers)
+        self._follow_settings()
         self.housekeeping = Housekeeping(
             loop,
-            config,
-            levels,
-            timers,
-            offsets,
-            clients,
-            locks,
-            self.nameserver,
-            stats,
-            lambda: list(router.connections),
-            clock,
+            (
+                Chore(_SAVE_OFFSETS, self._offsets_interval, offsets.save_if_changed),
+                Chore("stats", lambda: SAMPLE_SECONDS, stats.sample),
+                Chore("levels", lambda: REPORT_SECONDS, lambda: levels.report(look(clock))),
+                Chore("timers", lambda: REPORT_SECONDS, lambda: timers.report(look(clock))),
+                Chore("clients", lambda: CLEAN_SECONDS, clients.expire),
+                Chore("locks", lambda: CLEAN_SECONDS, locks.expire),
+                Chore("brokers", lambda: CLEAN_SECONDS, self.nameserver.expire),
+                Chore("connections", lambda: CLEAN_SECONDS, self._drop_silent),
+            ),
         )
-        follow(
-            self.settings,
-            store,
-            topics,
-            groups,
-            clients,
-            held,
-            durability,
-            self.housekeeping,
-            self._durability_work.wake,
-        )
-        for work, step in (
-            (self._durability_work, self._step_durability),
-            (self._levels_work, self._step_levels),
-            (self._timers_work, lambda now, budget: _wait(timers.step(now, budget), now)),
-        ):
-            work.step = reads.step(step, work.wake)
+        self._durability_work.start(reads.step(self._step_durability, self._durability_work.wake))
+        self._levels_work.start(reads.step(self._step_levels, self._levels_work.wake))
+        self._timers_work.start(reads.step(self._step_timers, self._timers_work.wake))
 
     # --- turns
 
@@ -475,6 +451,9 @@ class Broker:
         finally:
             if self.config.sync_flush and self.store.log.end > before:
                 self._want(self.store.log.end)  # a delivery counts only once it is on the disk
+
+    def _step_timers(self, now: Moment, budget: Budget) -> float | None:
+        return _wait(self.timers.step(now, budget), now)
 
     def _want(self, position: int) -> None:
         self.durability.want(position)
@@ -524,6 +503,18 @@ class Broker:
 
     # --- settings
 
+    def _follow_settings(self) -> None:
+        """Give the layers below the broker their part of the settings whenever it changes. The broker's own components
+        read the settings themselves."""
+        on = self.settings.on_change
+        on(DELIVERY_SETTINGS, self._change_delivery)
+        on("messageDelayLevel", self._change_levels)
+        on(TIMER_SETTINGS, self._change_timers)
+        on(RETENTION_SETTINGS, self._change_retention)
+        on(DURABILITY_SETTINGS, self._change_durability)
+        on("maxMessageSize", self._change_message_size)
+        on("flushConsumerOffsetInterval", lambda _: self.housekeeping.wait_anew(_SAVE_OFFSETS))
+
     def _policy_changed(self, topic: str, policy: TimerPolicy | None) -> None:
         self.timers.set_policy(topic, policy)
 
@@ -538,6 +529,28 @@ class Broker:
     def _change_timers(self, config: BrokerConfig) -> None:
         self.timers.config = timer_config(config)
         self._timers_work.wake()
+
+    def _change_retention(self, config: BrokerConfig) -> None:
+        self.durability.retention.config = retention_config(config)
+
+    def _change_durability(self, config: BrokerConfig) -> None:
+        self.durability.config = durability_config(config)
+        self._durability_work.wake()
+
+    def _change_message_size(self, config: BrokerConfig) -> None:
+        self.store.appender.max_body_size = config.max_message_size
+
+    # --- chores
+
+    def _offsets_interval(self) -> float:
+        return self.settings.config.offset_flush_interval_ms / 1000
+
+    def _drop_silent(self) -> None:
+        """Abort connections on which nothing has arrived for a long time."""
+        limit = self._loop.time() - self.config.idle_seconds
+        for connection in list(self.router.connections):
+            if connection.last_read < limit:
+                connection.abort()
 
     # --- what waits for the disk
 
@@ -572,7 +585,8 @@ class Broker:
         self._slices.stop()
         await self.router.finish(STOP_SECONDS)
         self._pulls.stop()
-        self._levels_work.step = self._timers_work.step = None
+        self._levels_work.stop()
+        self._timers_work.stop()
         await self._save_tables()
         await self._hand_over()
         failure = await self._stop_store()
@@ -619,10 +633,10 @@ class Broker:
 
         if self.store.health.verdict is Verdict.POISONED:
             return
-        self._hand_over_work.step = step
+        self._hand_over_work.start(step)
         self._hand_over_work.wake()
         await done
-        self._hand_over_work.step = None
+        self._hand_over_work.stop()
 
     async def _stop_store(self) -> str | None:
         self._stopped_store = self._loop.create_future()
@@ -661,46 +675,6 @@ def _wait(due_ms: int | None, now: Moment) -> float | None:
     if due_ms is None:
         return None
     return min(max(0.0, (due_ms - now.wall_ms) / 1000), MAX_WAIT_SECONDS)
-
-
-def delivery_config(config: BrokerConfig) -> DeliveryConfig:
-    """Return the scheduler's part of the settings."""
-    return DeliveryConfig(
-        is_async=config.async_delivery,
-        pending_limit=config.async_delivery_pending,
-        max_resends=config.async_delivery_resends,
-        batch_size=config.delivery_batch,
-        warn_ms=config.lateness_warn_ms,
-        save_interval=config.delay_offset_flush_interval_ms / 1000,
-    )
-
-
-def timer_config(config: BrokerConfig) -> TimerConfig:
-    """Return the timers' part of the settings. A window that the wheel cannot hold becomes the longest it can, as in
-    RocketMQ."""
-    window = config.timer_roll_window
-    return TimerConfig(
-        log_segment_size=config.timer_log_segment_size,
-        is_enabled=config.timer_wheel,
-        roll_window=window if 2 <= window <= MAX_ROLL_WINDOW else MAX_ROLL_WINDOW,
-        max_delay=config.timer_max_delay_seconds,
-        congest_limit=config.timer_congest_limit,
-        stop_enqueue=config.timer_stop_enqueue,
-        stop_dequeue=config.timer_stop_dequeue,
-    )
-
-
-def store_config(config: BrokerConfig) -> StoreConfig:
-    """Return the store's part of the settings."""
-    return StoreConfig(
-        root=config.store_root,
-        commitlog_directory=config.commitlog_directory,
-        commitlog_segment_size=config.commitlog_segment_size,
-        queue_segment_size=config.queue_segment_size,
-        max_message_size=config.max_message_size,
-        with_checksums=config.record_checksums,
-        cached_size=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * config.memory_ratio // 100,
-    )
 
 
 def _descriptor_limit() -> int:

@@ -1,104 +1,57 @@
-"""Periodic work: statistics samples, reports, saving consumer offsets, dropping silent clients."""
+"""Work that is done periodically, outside the turns: what takes a moment and may fail."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import structlog
 
-from duemq.broker.admin.stats import SAMPLE_SECONDS, Stats
-from duemq.broker.names.nameserver import NameServer
-from duemq.broker.net.connection import Connection
-from duemq.broker.settings.config import BrokerConfig
-from duemq.broker.tables.clients import Clients
-from duemq.broker.tables.locks import QueueLocks
-from duemq.broker.tables.offsets import ConsumerOffsets
-from duemq.scheduler.levels.service import LevelQueues
-from duemq.scheduler.timers.service import Timers
-from duemq.storage.clock import Clock, look
-
 log = structlog.get_logger(__name__)
 
-CLEAN_SECONDS: Final = 10.0
-REPORT_SECONDS: Final = 1.0
+
+class Chore(NamedTuple):
+    """Work that is repeated."""
+
+    name: str
+    seconds: Callable[[], float]
+    """Returns the interval; read anew before each wait."""
+    work: Callable[[], None]
 
 
 class Housekeeping:
-    """The periodic timers of one broker."""
+    """The chores of one broker, each with a timer of its own. Belongs to the event loop."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        config: BrokerConfig,
-        levels: LevelQueues,
-        timers: Timers,
-        offsets: ConsumerOffsets,
-        clients: Clients,
-        locks: QueueLocks,
-        nameserver: NameServer,
-        stats: Stats,
-        connections: Callable[[], list[Connection]],
-        clock: Clock,
-    ) -> None:
-        """`clock`: the messages' clock."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, chores: Iterable[Chore]) -> None:
         self._loop = loop
-        self._config = config
-        self._levels = levels
-        self._timer_wheel = timers
-        self._offsets = offsets
-        self._clients = clients
-        self._locks = locks
-        self._nameserver = nameserver
-        self._stats = stats
-        self._connections = connections
-        self._clock = clock
+        self._chores = {chore.name: chore for chore in chores}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_stopped = False
 
     def start(self) -> None:
-        """Start all timers."""
-        self._write_regularly()
-        self._every("stats", SAMPLE_SECONDS, self._stats.sample)
-        self._every("levels", REPORT_SECONDS, lambda: self._levels.report(look(self._clock)))
-        self._every("timers", REPORT_SECONDS, lambda: self._timer_wheel.report(look(self._clock)))
-        self._every("clean", CLEAN_SECONDS, self._clean)
+        """Begin to wait for the first run of each chore."""
+        for chore in self._chores.values():
+            self._wait(chore)
 
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Apply a changed setting: the interval at which consumer offsets are written."""
-        self._config = config
-        if not self._is_stopped:
-            self._write_regularly()
-
-    def _write_regularly(self) -> None:
-        self._every("offsets", self._config.offset_flush_interval_ms / 1000, self._offsets.save_if_changed)
+    def wait_anew(self, name: str) -> None:
+        """Wait for a chore's interval from now on, because the interval has changed."""
+        if name in self._timers and not self._is_stopped:
+            self._timers[name].cancel()
+            self._wait(self._chores[name])
 
     def stop(self) -> None:
-        """Stop all timers."""
+        """Run nothing any more."""
         self._is_stopped = True
         for timer in self._timers.values():
             timer.cancel()
 
-    def _clean(self) -> None:
-        self._clients.expire()
-        self._locks.expire()
-        self._nameserver.expire()
-        limit = self._loop.time() - self._config.idle_seconds
-        for connection in self._connections():
-            if connection.last_read < limit:
-                connection.abort()
+    def _wait(self, chore: Chore) -> None:
+        self._timers[chore.name] = self._loop.call_later(chore.seconds(), self._run, chore)
 
-    def _every(self, name: str, seconds: float, work: Callable[[], None]) -> None:
-        """Run `work` every `seconds` seconds from now on; replaces the timer of the same name."""
-
-        def run() -> None:
-            self._timers[name] = self._loop.call_later(seconds, run)
-            try:
-                work()
-            except Exception:  # one failure must not end the timer
-                log.exception("housekeeping_failed", work=name)
-
-        if name in self._timers:
-            self._timers[name].cancel()
-        self._timers[name] = self._loop.call_later(seconds, run)
+    def _run(self, chore: Chore) -> None:
+        self._wait(chore)
+        try:
+            chore.work()
+        except Exception:  # one failure must not end the repetition
+            log.exception("housekeeping_failed", work=chore.name)

@@ -52,10 +52,27 @@ class Work:
     def __init__(self, turns: Turns, name: str) -> None:
         self._turns = turns
         self.name = name
-        self.step: Step | None = None
+        self._step: Step | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._at = 0.0
         """When the timer fires, by the loop's clock; uvloop's handles do not tell."""
+
+    def start(self, step: Step) -> None:
+        """Let `step` have the turns from now on; `wake` asks for the first one."""
+        self._step = step
+
+    def stop(self) -> None:
+        """Take no more turns until the next `start`."""
+        self._step = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a step to give turns to."""
+        return self._step is not None
+
+    def take_turn(self, now: Moment, budget: Budget) -> float | None:
+        """Do one step; the result is as for `Step`."""
+        return self._step(now, budget) if self._step is not None else None
 
     def wake(self) -> None:
         """Ask for a turn now."""
@@ -107,10 +124,10 @@ class Turns:
         """When the current turn ends, by `time.perf_counter`; None if none has been opened."""
         self._sharing: list[asyncio.Future[Budget]] = []
         self._shares = self.work("coroutines")
-        self._shares.step = self._share_out
+        self._shares.start(self._share_out)
 
     def work(self, name: str) -> Work:
-        """Make a kind of work; it gets no turns before its `step` is set and `start` is called."""
+        """Make a kind of work; it gets no turns before both it and the turns are started."""
         made = Work(self, name)
         self._all.append(made)
         return made
@@ -149,7 +166,7 @@ class Turns:
 
     def ready(self, work: Work) -> None:
         """Queue a kind of work for the next turn."""
-        if work.step is None or not self._is_running:
+        if not (work.is_started and self._is_running):
             return
         self._ready[work] = None
         if not self._is_called:
@@ -173,11 +190,11 @@ class Turns:
 
     def _give_turn(self, work: Work, now: Moment, budget: Budget) -> None:
         work.cancel_timer()
-        if work.step is None or not self._is_running:
+        if not (work.is_started and self._is_running):
             return
         wait: float | None = FAILED_SECONDS
         try:
-            wait = work.step(now, budget)
+            wait = work.take_turn(now, budget)
         except Exception:  # one kind of work must not stop the others
             with contextlib.suppress(MemoryError):  # nor must this one stop because there is no memory for a log line
                 log.exception("step_failed", of=work.name)

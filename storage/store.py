@@ -29,6 +29,7 @@ from duemq.storage.durability.jobs import has_no_room
 from duemq.storage.durability.recovery import Recovered, Recovery
 from duemq.storage.errors import StoreFileMissing, StoreFormatError
 from duemq.storage.files import Files, Lock
+from duemq.storage.log.ahead import AllocateAhead
 from duemq.storage.log.append import Appender
 from duemq.storage.log.commitlog import DEFAULT_SEGMENT_SIZE as COMMITLOG_SEGMENT_SIZE
 from duemq.storage.log.commitlog import Commitlog
@@ -132,8 +133,8 @@ class MessageStore:
         """Number of queues that consumers read, by topic."""
         self.dirty: dict[ConsumeQueue, int] = {}
         """Queues with units that are not durable, and the queue offset where those start."""
-        self.look_at = 0
-        """`on_work` is called when the commitlog ends beyond this."""
+        self.ahead = AllocateAhead(self.log)
+        """Allocates space before it is written; `on_work` is called when the commitlog ends beyond its `look_at`."""
         self._cached_from = 0
         """What lies before it may not be in the page cache: at first, where the commitlog ended when it was opened."""
         self._blocks_read = 0
@@ -502,7 +503,7 @@ class MessageStore:
 
     def _appended(self, touched: list[ConsumeQueue]) -> None:
         dirty = self.dirty
-        if self.log.end > self.look_at:
+        if self.log.end > self.ahead.look_at:
             self._on_work()
         for queue in touched:
             if queue not in dirty:

@@ -31,10 +31,14 @@ class HeldAnswers:
     """All held answers. Belongs to the event loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, timeout: float, capacity: int, want: Callable[[int], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timeout: float,
+        capacity: Callable[[], int],
+        want: Callable[[int], None],
     ) -> None:
-        """`timeout` in seconds, `capacity` in messages. `want` is called, when an answer begins to wait, with the
-        position that has to be released."""
+        """`timeout` in seconds. `capacity` returns the number of messages that may wait; it may change. `want` is
+        called, when an answer begins to wait, with the position that has to be released."""
         self._loop = loop
         self._timeout = timeout
         self._capacity = capacity
@@ -45,11 +49,6 @@ class HeldAnswers:
         self._is_over = False
         self.is_full = False
         """Whether the number of messages that wait for the disk has reached the capacity."""
-
-    def reconfigure(self, capacity: int) -> None:
-        """Change the number of messages that may wait."""
-        self._capacity = capacity
-        self._count(0)
 
     @property
     def waiting(self) -> int:
@@ -125,4 +124,4 @@ class HeldAnswers:
 
     def _count(self, messages: int) -> None:
         self._messages += messages
-        self.is_full = self._messages >= self._capacity
+        self.is_full = self._messages >= self._capacity()

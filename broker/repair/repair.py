@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from duemq.broker.daemon import store_config, timer_config
 from duemq.broker.errors import RepairError
 from duemq.broker.repair import differences as store_differences
 from duemq.broker.repair.differences import Difference, written_units
 from duemq.broker.repair.index import IndexMaker
 from duemq.broker.settings import config_text
 from duemq.broker.settings.config import FIELDS, BrokerConfig, limits_of, load
+from duemq.broker.settings.parts import store_config, timer_config
 from duemq.broker.tables.topics import RETRY_PREFIX, is_own_topic, missing_topics
 from duemq.scheduler.delivery.deliveries import Deliveries
 from duemq.scheduler.levels import runs, service

@@ -14,6 +14,7 @@ from duemq.broker.errors import Refused
 from duemq.broker.limits import MAX_CLIENT_ID_LENGTH, MAX_EXPRESSION_LENGTH, MAX_NAME_LENGTH, Limits
 from duemq.broker.net.connection import Connection
 from duemq.broker.net.request_turns import IsOver, RequestTurns
+from duemq.broker.settings.changes import LiveSettings
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
 from duemq.protocol.records.properties import java_hash
@@ -158,12 +159,11 @@ class _Membership(NamedTuple):
 class Clients:
     """All members of all groups. Belongs to the event loop."""
 
-    def __init__(self, clock: Clock, limits: Limits, turns: RequestTurns, *, notify: bool) -> None:
+    def __init__(self, settings: LiveSettings, clock: Clock, limits: Limits, turns: RequestTurns) -> None:
+        self._settings = settings
         self._clock = clock
         self._limits = limits
         self._turns = turns
-        self.notify = notify
-        """Whether a group's members are notified when the membership changes."""
         self.consumers: dict[str, ConsumerGroup] = {}
         self.producers: dict[str, dict[str, Client]] = {}
         self._of_connection: dict[Connection, set[_Membership]] = {}
@@ -325,7 +325,7 @@ class Clients:
     def _tell(self, group: str) -> None:
         """Queue a group whose members must rebalance: they are notified once, however many come and go in a turn of the
         loop."""
-        if not self.notify:
+        if not self._settings.config.notify_consumers:
             return
         self._changed[group] = None
         if not self._has_work:

@@ -10,6 +10,7 @@ import structlog
 
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
+from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.tables.persister import Persister, SavedTable
 from duemq.broker.tables.table import Fields, check_queues, section, typed
 from duemq.protocol.codes import ResponseCode
@@ -38,13 +39,12 @@ class Groups:
     """All consumer groups."""
 
     def __init__(
-        self, file: ConfigFile, clock: Clock, persister: Persister, limits: Limits, *, auto_create: bool
+        self, settings: LiveSettings, file: ConfigFile, clock: Clock, persister: Persister, limits: Limits
     ) -> None:
         self._limits = limits
         self._file = file
         self._clock = clock
-        self.auto_create = auto_create
-        """Whether unknown groups are created."""
+        self._settings = settings
         self._saved = SavedTable(persister, file, lambda: (self.to_json(), lambda _: None))
         self._extra: dict[str, Any] = {}
         self._unknown: dict[str, dict[str, Any]] = {}
@@ -82,7 +82,7 @@ class Groups:
         """Return a group. An unknown group is created if settings and name allow it; otherwise None. Raises Refused if
         there are too many groups to create another."""
         group = self.table.get(name)
-        if group is None and self.auto_create and is_group_name(name):
+        if group is None and self._settings.config.auto_create_group and is_group_name(name):
             self._check_room(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
             group = self.put(SubscriptionGroupConfig(name))
             self._saved.save()

@@ -11,6 +11,7 @@ import structlog
 
 from duemq.broker.errors import Refused
 from duemq.broker.limits import Limits
+from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import BrokerConfig
 from duemq.broker.tables.persister import Persister, SavedTable, Table, Written
 from duemq.broker.tables.table import Fields, check_queues, refuse, section, typed
@@ -151,7 +152,7 @@ class Topics:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: LiveSettings,
         store: MessageStore,
         file: ConfigFile,
         clock: Clock,
@@ -165,7 +166,7 @@ class Topics:
         self._limits = limits
         self._queues = 0
         """The number of queues of all topics together."""
-        self._config = config
+        self._settings = settings
         self._store = store
         self._clock = clock
         self._file = file
@@ -179,6 +180,7 @@ class Topics:
         self.version = DataVersion()
         self._on_change = on_change
         self._on_policy = on_policy
+        self._follow_settings()
 
     # --- start
 
@@ -234,7 +236,7 @@ class Topics:
             )
 
     def _own_topics(self) -> list[TopicConfig]:
-        config, everything = self._config, PERM_INHERIT | PERM_READ | PERM_WRITE
+        config, everything = self._settings.config, PERM_INHERIT | PERM_READ | PERM_WRITE
         own = [("SELF_TEST_TOPIC", 1, 6), ("BenchmarkTest", 1024, 6), ("OFFSET_MOVED_EVENT", 1, 6)]
         own += [(SCHEDULE_TOPIC, 18, 6), (TIMER_TOPIC, 1, 6), (f"{config.cluster_name}_REPLY_TOPIC", 1, 6)]
         if config.auto_create_topic:
@@ -247,21 +249,24 @@ class Topics:
             own.append((config.trace_topic, 1, 6))
         return [TopicConfig(name, queues, queues, perm) for name, queues, perm in own if TOPIC_NAME.fullmatch(name)]
 
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """Apply changed settings: brokerPermission, autoCreateTopicEnable, defaultTopicQueueNums."""
-        old, self._config = self._config, config
-        if config.auto_create_topic and (
-            AUTO_CREATE_TOPIC not in self.table or config.default_topic_queues != old.default_topic_queues
-        ):
+    def _follow_settings(self) -> None:
+        on = self._settings.on_change
+        on("autoCreateTopicEnable", lambda config: self._make_default_topic(config, is_changed=False))
+        on("defaultTopicQueueNums", lambda config: self._make_default_topic(config, is_changed=True))
+        on("brokerPermission", self._change_permission)
+
+    def _make_default_topic(self, config: BrokerConfig, *, is_changed: bool) -> None:
+        if config.auto_create_topic and (is_changed or AUTO_CREATE_TOPIC not in self.table):
             queues = config.default_topic_queues
             self.put(TopicConfig(AUTO_CREATE_TOPIC, queues, queues, PERM_INHERIT | PERM_READ | PERM_WRITE))
             self.save_later()
-        if config.broker_permission != old.broker_permission:
-            for topic in self.table.values():
-                topic.takes_messages = bool(config.broker_permission & PERM_WRITE)
-                topic.refresh()
-            self._next_version()
-            self._on_change()
+
+    def _change_permission(self, config: BrokerConfig) -> None:
+        for topic in self.table.values():
+            topic.takes_messages = bool(config.broker_permission & PERM_WRITE)
+            topic.refresh()
+        self._next_version()
+        self._on_change()
 
     # --- finding
 
@@ -271,7 +276,7 @@ class Topics:
 
     def is_own(self, name: str) -> bool:
         """Return whether the broker makes this topic for itself."""
-        return is_own_topic(name, self._config)
+        return is_own_topic(name, self._settings.config)
 
     def own_names(self) -> list[str]:
         """Return the names of the broker's own topics that exist."""
@@ -285,7 +290,7 @@ class Topics:
         default = self.table.get(default_topic)
         if default is None or not default.config.perm & PERM_INHERIT:
             return None
-        if default_topic == AUTO_CREATE_TOPIC and not self._config.auto_create_topic:
+        if default_topic == AUTO_CREATE_TOPIC and not self._settings.config.auto_create_topic:
             return None
         queues = max(0, min(queues, default.config.write_queue_nums, self._limits.queues_per_topic))
         self._check_room(None, queues, ResponseCode.TOPIC_NOT_EXIST)
@@ -357,14 +362,15 @@ class Topics:
     def announced(self, topic: Topic) -> TopicConfig:
         """Return a topic as name servers are told of it: without the permissions that brokerPermission denies, so that
         clients go to other brokers."""
-        permission = self._config.broker_permission
+        permission = self._settings.config.broker_permission
         if permission & PERM_READ and permission & PERM_WRITE:
             return topic.config
         return msgspec.structs.replace(topic.config, perm=topic.config.perm & permission)
 
     def announcement(self) -> dict[str, Any]:
         """Return the table as name servers are told of it."""
-        if self._config.broker_permission & PERM_READ and self._config.broker_permission & PERM_WRITE:
+        permission = self._settings.config.broker_permission
+        if permission & PERM_READ and permission & PERM_WRITE:
             return self.to_json()
         return {
             **self.to_json(),
@@ -374,7 +380,7 @@ class Topics:
         }
 
     def _add(self, config: TopicConfig, extra: Fields) -> Topic:
-        takes_messages = bool(self._config.broker_permission & PERM_WRITE)
+        takes_messages = bool(self._settings.config.broker_permission & PERM_WRITE)
         topic = self.table[config.topic_name] = Topic(self._store, config, extra, takes_messages=takes_messages)
         self._queues += topic.queue_limit
         self._unsaved.append(topic)

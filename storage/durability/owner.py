@@ -26,6 +26,7 @@ succeeded. A failed sync, and any other error of a write, poisons the store.
 from __future__ import annotations
 
 import errno
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -43,7 +44,6 @@ from duemq.storage.durability.health import Verdict
 from duemq.storage.durability.jobs import CheckpointJob, FlushJob, Lane, RemoveJob, Workers, has_no_room
 from duemq.storage.durability.retention import Retention
 from duemq.storage.errors import NotDurable, NotInMemory, StoreError, StoreFull
-from duemq.storage.log.ahead import AllocateAhead
 from duemq.storage.queues import check
 from duemq.storage.queues.consume_queue import UNIT, ConsumeQueue
 from duemq.storage.store import MessageStore
@@ -189,20 +189,21 @@ class Durability:
         self._parts = dict(parts)
         self.retention = retention
         self._workers = workers
-        self._config = config
+        self.config = config
+        """The intervals; a changed one counts from the next step."""
         self._watcher = watcher
-        self._ahead = AllocateAhead(store.log)
-        store.look_at = self._ahead.look_at
 
         self._wanted = 0
         self._flushing: FlushJob | None = None
         self._has_flush_failed = False
-        self._flush_at = self._no_flush_before = now.monotonic
+        self._flush_asked = -math.inf
+        self._no_flush_before = now.monotonic
 
         self._stage = _Stage.IDLE
         self._covered = _Covered(0, {}, 0, {}, False)
         self._writing = _Steps(())
-        self._write_at = self._retry_at = now.monotonic
+        self._written_at, self._write_after = -math.inf, 0.0
+        self._retry_at = now.monotonic
         self._checkpointed_at = now.monotonic
         self._idle_to = now.monotonic
         """Before this there is nothing new to note unless something is appended: notes take a millisecond to make."""
@@ -229,11 +230,6 @@ class Durability:
         self._stop_failures = 0
         """Flushes that failed since the stop began."""
 
-    def reconfigure(self, config: DurabilityConfig) -> None:
-        """Do things so often from now on."""
-        self._config = config
-        self._flush_at = self._write_at = 0.0
-
     # --- the position that everybody waits for
 
     @property
@@ -256,8 +252,8 @@ class Durability:
             return None
         self._note_failures(now)
         self._allocate(now)
-        if now.monotonic >= self._flush_at or self._store.log.end - self.released >= UNFLUSHED_BYTES:
-            self._flush_at = now.monotonic + self._config.flush_interval
+        if now.monotonic >= self._flush_due or self._store.log.end - self.released >= UNFLUSHED_BYTES:
+            self._flush_asked = now.monotonic
             self._wanted = max(self._wanted, self._store.log.end)
         self._flush_again(now)
         self._checkpoint(now, budget)
@@ -265,12 +261,20 @@ class Durability:
             self._expire(now, budget, machine_ms)
         return self._wait(now)
 
+    @property
+    def _flush_due(self) -> float:
+        return self._flush_asked + self.config.flush_interval
+
+    @property
+    def _write_due(self) -> float:
+        return self._written_at + min(self.config.queue_interval, self._write_after)
+
     def _wait(self, now: Moment) -> float | None:
         if self._is_over:
             return None
         if self._expiring is not None:
             return 0.0
-        times = [self._flush_at]
+        times = [self._flush_due]
         if self._flushing is None and self._wanted > self.released:
             times.append(self._no_flush_before)
         if not self._is_stopping:
@@ -278,7 +282,7 @@ class Durability:
         if self._stage is _Stage.WRITING:
             times.append(self._retry_at)
         elif self._stage is _Stage.IDLE and not (self._is_stopping and self._removing):
-            times.append(self._retry_at if self._is_stopping else max(self._write_at, self._retry_at))
+            times.append(self._retry_at if self._is_stopping else max(self._write_due, self._retry_at))
         return max(0.0, min(times) - now.monotonic)
 
     # --- what fails
@@ -342,13 +346,12 @@ class Durability:
         self._flush()
 
     def _allocate(self, now: Moment) -> None:
-        store = self._store
-        if store.log.end <= self._ahead.look_at:
+        ahead = self._store.ahead
+        if self._store.log.end <= ahead.look_at:
             return
-        job = self._ahead.plan(now.wall_ms)
-        store.look_at = self._ahead.look_at
+        job = ahead.plan(now.wall_ms)
         if job is not None:
-            self._workers.start(Lane.ALLOCATE, job.run, lambda error: self._ahead.done())
+            self._workers.start(Lane.ALLOCATE, job.run, lambda error: ahead.done())
 
     # --- checkpoints
 
@@ -366,21 +369,21 @@ class Durability:
     def _is_writing_due(self, now: Moment) -> bool:
         if self._is_stopping:
             return not self._removing
-        return now.monotonic >= self._write_at or self._is_checkpoint_wanted()
+        return now.monotonic >= self._write_due or self._is_checkpoint_wanted()
 
     def _is_checkpoint_wanted(self) -> bool:
         return self._covered.is_wanted or any(part.wants_checkpoint for part in self._parts.values())
 
     def _begin(self, now: Moment) -> None:
         store, parts = self._store, self._parts
-        self._write_at = now.monotonic + min(self._config.queue_interval, max(self._cadence, FIRST_CHECKPOINT_SECONDS))
+        self._written_at, self._write_after = now.monotonic, max(self._cadence, FIRST_CHECKPOINT_SECONDS)
         is_wanted, covered = self._is_checkpoint_wanted(), store.checkpoint.recovery_offset
         if store.log.end == covered and now.monotonic < self._idle_to and not (is_wanted or self._is_stopping):
             return
         notes = {name: part.note() for name, part in parts.items()}
         notes[check.NAME] = check.NOTE
         if (store.log.end, notes) == (covered, store.checkpoint.notes) and not self._is_stopping:
-            self._idle_to = now.monotonic + self._config.queue_interval
+            self._idle_to = now.monotonic + self.config.queue_interval
             return
         queues = {queue: queue.next_offset for queue in store.dirty}
         self._covered = _Covered(store.log.end, queues, store.appender.last_store_timestamp, notes, is_wanted)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from duemq.broker.daemon import timer_config
+from duemq.broker.settings.parts import timer_config
 from duemq.protocol.records import properties
 from duemq.scheduler.levels.service import LevelQueues, read_saved
 from duemq.scheduler.levels.table import DelayLevels

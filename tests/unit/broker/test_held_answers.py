@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, loop: SteppedLoop) -> None:
         self.wanted: list[int] = []
-        self.answers = HeldAnswers(loop, TIMEOUT, CAPACITY, self.wanted.append)
+        self.answers = HeldAnswers(loop, TIMEOUT, lambda: CAPACITY, self.wanted.append)
         self.client = Client()
 
     def hold(self, name: str, position: int = 0, messages: int = 1) -> None:

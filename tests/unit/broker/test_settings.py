@@ -11,7 +11,7 @@ import pytest
 from duemq.broker.errors import ConfigError
 from duemq.broker.settings.changes import LiveSettings
 from duemq.broker.settings.config import FIELDS, LIVE, BrokerConfig, Origin, load
-from duemq.broker.settings.live import READ_WHERE_USED
+from duemq.broker.settings.parts import READ_WHERE_USED
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames import fastjson
 from duemq.protocol.frames.command import Command
@@ -21,6 +21,7 @@ from duemq.storage.durability.jobs import Lane
 from tests.support.broker import Peer, UnboundBroker, running
 from tests.support.loop import SteppedLoop, turns
 from tests.support.wire import pull, request, send
+from tests.unit.broker.test_clients import beat, notices
 from tests.unit.broker.test_config import value_for
 
 
@@ -336,8 +337,13 @@ async def test_pulls_beyond_the_capacity_do_not_wait(peer: Peer) -> None:
 
 
 async def test_members_are_told_of_each_other_or_not(broker: UnboundBroker, peer: Peer) -> None:
-    await change(peer, notifyConsumerIdsChangedEnable="false")
-    assert not broker.clients.notify
+    for is_told in (True, False, True):
+        await change(peer, notifyConsumerIdsChangedEnable=str(is_told).lower())
+        member = broker.connect()
+        await beat(member, f"told {is_told}", "g")
+        assert notices(member) == is_told
+        member.transport.abort()
+        await turns()
 
 
 async def test_the_flusher_follows(broker: UnboundBroker, peer: Peer, loop: SteppedLoop) -> None:
@@ -347,8 +353,8 @@ async def test_the_flusher_follows(broker: UnboundBroker, peer: Peer, loop: Step
     loop.advance(30)
     await turns()
     assert broker.store.log.flushed < broker.store.log.end
+    broker.clock.advance(30_000)
     await change(peer, flushIntervalCommitLog=10, sendThreadPoolQueueCapacity=7)
-    loop.advance(0.011)
     while broker.store.log.flushed < broker.store.log.end:
         await turns()
     assert broker.settings.config.send_queue_capacity == 7

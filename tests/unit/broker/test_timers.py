@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 from duemq._producing.delay import read_delays
-from duemq.broker.daemon import MAX_ROLL_WINDOW, timer_config
 from duemq.broker.settings.config import load
+from duemq.broker.settings.parts import MAX_ROLL_WINDOW, timer_config
 from duemq.broker.turns import Turns
 from duemq.protocol.codes import RequestCode, ResponseCode
 from duemq.protocol.frames.command import Command
@@ -442,7 +442,7 @@ async def test_what_is_fixed_with_the_store_does_not_change_while_running(peer: 
 
 
 @pytest.fixture
-def steps(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def steps(broker: UnboundBroker) -> list[int]:
     """When the timers were called, by the clock; they want to be called again in 5 s each time."""
     called: list[int] = []
 
@@ -450,7 +450,7 @@ def steps(broker: UnboundBroker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         called.append(now.wall_ms - NOW_MS)
         return 5.0
 
-    monkeypatch.setattr(broker._timers_work, "step", step)
+    broker._timers_work.start(step)
     return called
 
 
@@ -522,7 +522,7 @@ def test_uvloop_is_driven_as_well() -> None:
     called: list[int] = []
     turns = Turns(loop, SystemClock())
     work = turns.work("timers")
-    work.step = lambda now, budget: called.append(1)
+    work.start(lambda now, budget: called.append(1))
     turns.start()
     work.wake()
     work.wake_later()
@@ -548,7 +548,7 @@ async def test_levels_and_timers_do_not_wait_for_each_other(
 
 
 async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_once(
-    broker: UnboundBroker, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+    broker: UnboundBroker, loop: SteppedLoop
 ) -> None:
     called: list[int] = []
 
@@ -558,7 +558,7 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
             broker._timers_work.wake()
         return 5.0
 
-    monkeypatch.setattr(broker._timers_work, "step", step)
+    broker._timers_work.start(step)
     broker._timers_work.wake()
     await turns(5)
     assert called == [0, 0]
@@ -566,9 +566,7 @@ async def test_what_is_earlier_while_they_are_called_is_not_forgotten_and_comes_
     assert called == [0, 0, 5000]
 
 
-async def test_an_error_does_not_stop_the_timers(
-    broker: UnboundBroker, loop: SteppedLoop, monkeypatch: pytest.MonkeyPatch, logged: Any
-) -> None:
+async def test_an_error_does_not_stop_the_timers(broker: UnboundBroker, loop: SteppedLoop, logged: Any) -> None:
     called: list[int] = []
 
     def step(now: Moment, _: Budget) -> None:
@@ -576,7 +574,7 @@ async def test_an_error_does_not_stop_the_timers(
         if len(called) == 1:
             raise RuntimeError("x")
 
-    monkeypatch.setattr(broker._timers_work, "step", step)
+    broker._timers_work.start(step)
     broker._timers_work.wake()
     await turns()
     await pass_time(broker, loop, 1)
@@ -596,7 +594,6 @@ async def test_the_timers_report_each_second(
     reports: list[int] = []
     async with running(Path(broker.config.store_root) / "other") as other:
         monkeypatch.setattr(other.timers, "report", lambda now: reports.append(1))
-        other.housekeeping.start()
         for _ in range(3):
             await pass_time(other, loop, 1)
     assert len(reports) == 3
