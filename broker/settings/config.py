@@ -501,6 +501,7 @@ def _nearest(name: str) -> str:
 
 
 def _parse(name: str, text: str) -> Any:
+    # By hand: msgspec takes 1e3 for an integer, which Java refuses, and its errors do not say what to write instead.
     field = FIELDS[name]
     text = text.strip()
     kind: type = type(field.default)
@@ -514,6 +515,8 @@ def _parse(name: str, text: str) -> Any:
     if kind is str:
         return text
     try:
+        if "_" in text or not text.isascii():  # Python's numbers may have both, Java's neither
+            raise ValueError(text)
         value = kind(text)
     except ValueError:
         raise ConfigError(f"{name}={_short(text)}: write a number") from None

@@ -73,7 +73,7 @@ def test_every_property_explains_itself_and_has_limits(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["range"]])
 def test_numbers_beyond_their_limits_are_refused(name: str) -> None:
     low, high = FIELDS[name].metadata["range"]
-    for value in (low - 1, high + 1, "", "x", "1 2", "0x10", "nan", "inf", "9" * 5000):
+    for value in (low - 1, high + 1, "", "x", "1 2", "0x10", "nan", "inf", "1_0", "\u0663", "9" * 5000):
         with pytest.raises(ConfigError, match=f"^{name}="):
             loaded(f"{name}={value}")
 
