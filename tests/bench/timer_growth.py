@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from math import log10
 from pathlib import Path
 
-from duemq.protocol.records import timer_properties
+from duemq.broker.produce.message import ByTimer
 from duemq.scheduler.timers.config import TimerConfig
 from duemq.scheduler.timers.service import NAME, Timers
 from duemq.storage.budget import UNLIMITED
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.files import OsFiles
 from duemq.storage.store import MessageStore, StoreConfig
+from tests.support.messages import Sender, with_time
 from tests.support.store import OwnedStore
 
 PLOT = Path(__file__).parents[2] / "docs" / "timer-growth.svg"
 TICK_MESSAGES = 100
 
-_HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 _START_MS = 1_700_000_000_000
 _HOUR_MS = 3_600_000
 _BATCH = 256
@@ -67,6 +67,7 @@ class Growth:
         self._store = MessageStore(config, OsFiles(), ("127.0.0.1", 10911), lambda _, stored: stored)
         recovered = self._store.open()
         self._timers = Timers(self._store, TimerConfig(), recovered, look(self._clock))
+        self._sender = Sender(self._store, self._clock, timers=self._timers)
         self._owned = OwnedStore(self._store, self._clock, {NAME: self._timers})
         self._topic = self._store.ensure_queue("growth", 0)
         self._chance = random.Random(1)
@@ -112,18 +113,10 @@ class Growth:
 
     def _insert(self, dues: Sequence[int]) -> float:
         """Append messages, and put them into the wheel; gives how many seconds the latter took."""
-        appender, timers, now_ms = self._store.appender, self._timers, self._clock.now_ms()
-        appender.begin(now_ms)
         for due in dues:
-            text = (
-                f"UNIQ_KEY\x017F00000100002A9F0000000000000000\x02TIMER_DELIVER_MS\x01{due}\x02"
-                f"TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01growth\x02REAL_QID\x010"
-            )
-            offset = appender.add(
-                timers.queue, _BODY, text.encode(), due, now_ms, _HOST, prepared_transaction_offset=due
-            )
-            timers.staged(offset, "growth")
-        appender.commit()
+            text = with_time("UNIQ_KEY\x017F00000100002A9F0000000000000000", due)
+            self._sender.stage(_BODY, ByTimer(due), text, "growth", 0)
+        self._store.appender.commit()
         return self._run()
 
     def _run(self) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from duemq.protocol.records import properties
+from duemq.broker.produce.message import ByLevel
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.service import NAME, LevelQueues, read_saved
 from duemq.scheduler.levels.table import DelayLevels
@@ -24,9 +24,9 @@ from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability.check import problems
 from duemq.storage.durability.recovery import Recovered
 from duemq.storage.log.copies import origin_of
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync, SyncDirectory
+from tests.support.messages import HOST, Sender
 from tests.support.store import OwnedStore
 
 pytestmark = pytest.mark.crash
@@ -34,7 +34,6 @@ pytestmark = pytest.mark.crash
 ROOT = "/store"
 CONFIG = StoreConfig(ROOT, commitlog_segment_size=8192, queue_segment_size=20 * 16, max_message_size=4096)
 LEVELS = DelayLevels("1s 5s")
-HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 
 
 @dataclass
@@ -55,26 +54,22 @@ class World:
             open_store(self.files)[0].abandon()
         self.store, recovered = open_store(self.files)
         self.levels = open_levels(self.store, self.clock, recovered, self.delivery)
+        self.sender = Sender(self.store, self.clock, self.levels)
         self.owned = OwnedStore(self.store, self.clock, {NAME: self.levels})
         self.unacknowledged: list[tuple[int, bytes]] = []
 
     def send(self, count: int) -> None:
         """A batch of sends, some of them delayed."""
-        appender, now_ms = self.store.appender, self.clock.now_ms()
         for _ in range(count):
             body = self.chance.randbytes(self.chance.choice((0, 1, 30, 200, 900)))
             if self.chance.random() < 0.3:
-                level = self.chance.choice((1, 2))
-                queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
-                text = f"DELAY\x01{level}\x02TAGS\x01d\x02REAL_TOPIC\x01later\x02REAL_QID\x010"
-                code = promise = LEVELS.deliver_time(level, appender.begin(now_ms))
+                due = ByLevel(self.chance.choice((1, 2)))
+                offset = self.sender.stage(body, due, "TAGS\x01d", "later", 0)
             else:
-                queue = self.store.ensure_queue(self.chance.choice(("a", "b")), self.chance.randrange(2))
-                text, code, promise = "TAGS\x01plain", properties.tags_code("plain"), 0
-            appender.begin(now_ms)
-            appender.add(queue, body, text.encode(), code, 1, HOST, prepared_transaction_offset=promise)
-            self.unacknowledged.append((appender.last_physical_offset, body))
-        appender.commit()
+                topic, queue_id = self.chance.choice(("a", "b")), self.chance.randrange(2)
+                offset = self.sender.stage(body, None, "TAGS\x01plain", topic, queue_id)
+            self.unacknowledged.append((offset, body))
+        self.store.appender.commit()
 
     def flush(self) -> None:
         waiting, self.unacknowledged = self.unacknowledged, []

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from duemq.protocol.records import timer_properties
+from duemq.broker.produce.message import ByTimer
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.index.keys import key_hash
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.service import NAME, Timers
 from duemq.storage.budget import UNLIMITED, Pieces
@@ -22,11 +21,11 @@ from duemq.storage.clock import ManualClock, look
 from duemq.storage.log.copies import origin_of
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles, Sync
+from tests.support.messages import Sender, with_time
 from tests.support.store import OwnedStore
 
 pytestmark = pytest.mark.crash
 
-HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 CONFIG = StoreConfig("/s", commitlog_segment_size=1 << 16, queue_segment_size=2000)
 TIMERS = TimerConfig(log_segment_size=52 * 30, roll_window=40)
 PAUSING = TimerConfig(log_segment_size=52 * 30, roll_window=172_800)
@@ -67,23 +66,19 @@ class World:
             if fails:
                 self.timers.close()
                 self.store.abandon()
+        self.sender = Sender(self.store, self.clock, timers=self.timers)
         self.owned = OwnedStore(self.store, self.clock, {NAME: self.timers})
         self.unacknowledged: list[bytes] = []
         self.uncancelled: list[bytes] = []
 
     def send(self, count: int) -> None:
-        appender = self.store.appender
         for _ in range(count):
             body = f"m{len(self.sent)}".encode()
             due = self.clock.now_ms() + self.chance.choice(DELAYS)
-            named = f"UNIQ_KEY\x01{body.decode()}\x02TIMER_DELIVER_MS\x01{due}\x02TIMER_OUT_MS\x01"
-            text = f"{named}{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010".encode()
-            appender.begin(self.clock.now_ms())
-            offset = appender.add(self.timers.queue, body, text, due, 1, HOST, prepared_transaction_offset=due)
-            self.timers.staged(offset, "orders")
-            self.sent[body] = appender.last_physical_offset
+            text = with_time(f"UNIQ_KEY\x01{body.decode()}", due)
+            self.sent[body] = self.sender.stage(body, ByTimer(due), text, "orders", 0)
             self.unacknowledged.append(body)
-        appender.commit()
+        self.store.appender.commit()
 
     def replace(self) -> None:
         """Send a message that takes the place of the last one of its key, if that waits."""
@@ -96,22 +91,7 @@ class World:
         while not self.timers.is_counted:
             self.some()
         delivered = set(self.delivered())
-
-        def stage(origin: int) -> None:
-            appender = self.store.appender
-            appender.begin(self.clock.now_ms())
-            text = f"UNIQ_KEY\x01{body.decode()}\x02KEYS\x01{key}\x02TIMER_REPLACE\x01true\x02TIMER_DELIVER_MS\x01{due}"
-            text += f"\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01orders\x02REAL_QID\x010"
-            text += "\x02TIMER_ROLL_TIMES\x011" if origin else ""
-            offset = appender.add(
-                self.timers.queue, body, text.encode(), due, 1, HOST, prepared_transaction_offset=origin or due
-            )
-            self.timers.staged(offset, "orders", key_hash(key))
-            self.sent[body] = appender.last_physical_offset
-
-        now_ms = self.clock.now_ms()
-        places = self.timers.changes.to_replace("orders", key, now_ms)
-        self.timers.changes.replace(places, body.decode(), due, now_ms, stage)
+        _, self.sent[body] = self.sender.replace(due, key, body.decode(), body, "orders", 0)
         self.unacknowledged.append(body)
         before = self.newest.get(key)
         if before is not None and before not in delivered and before not in self.maybe_cancelled:

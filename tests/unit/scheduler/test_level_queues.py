@@ -20,7 +20,8 @@ from duemq.storage.errors import StoreFormatError
 from duemq.storage.log.copies import ORIGIN_ZERO
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from tests.crash.simulated_files import SimulatedFiles
-from tests.unit.scheduler.world import HOST, World
+from tests.support.messages import HOST
+from tests.unit.scheduler.world import World
 
 
 def test_a_message_is_delivered_at_its_time_and_not_before() -> None:
@@ -44,7 +45,7 @@ def test_what_is_delivered_is_the_message_as_it_was_sent() -> None:
     assert (message.topic, message.queue_id, message.queue_offset, message.body) == ("orders", 3, 0, b"body")
     assert (message.born_timestamp, message.born_host, message.flag, message.sys_flag) == (7, HOST, 8, 1)
     assert message.reconsume_times == 2
-    assert message.properties_text == "DELAY\x011\x02TAGS\x01t\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
+    assert message.properties_text == "TAGS\x01t\x02DELAY\x011\x02REAL_TOPIC\x01orders\x02REAL_QID\x013"
     assert message.prepared_transaction_offset == ORIGIN_ZERO, "names the record that scheduled it"
     unit = world.store.ensure_queue("orders", 3).unit(0)
     assert unit is not None
@@ -201,7 +202,7 @@ def test_a_message_that_cannot_be_delivered_does_not_hold_up_its_level() -> None
         "REAL_TOPIC\x01../up\x02REAL_QID\x010",
         "REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010",
     ):
-        world.schedule(1, text=text)
+        world.put(1, b"x", text)
     world.schedule(1, b"good")
     world.clock.advance(1000)
     with capture_logs() as logs:

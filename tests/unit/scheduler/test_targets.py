@@ -12,7 +12,8 @@ from duemq.scheduler.delivery.targets import HALF_TOPIC, Targets, TopicHashes
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.storage.log.copies import Records
 from duemq.storage.store import MessageStore
-from tests.unit.scheduler.world import HOST, World
+from tests.support.messages import HOST
+from tests.unit.scheduler.world import World
 
 PIECES = st.sampled_from(
     [

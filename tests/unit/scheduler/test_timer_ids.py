@@ -13,6 +13,7 @@ import pytest
 
 from duemq.protocol.records import properties
 from duemq.protocol.records.message_id import offset_message_id
+from duemq.protocol.records.timer_properties import AGAIN_ROOM
 from duemq.scheduler.pending import Selection, Waiting
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
 from duemq.scheduler.timers.files.log import NORMAL
@@ -244,7 +245,7 @@ def test_a_message_with_as_many_properties_as_there_may_be_gets_another_time() -
     world = TimerWorld()
     probe = world.store.message_at(world.send(LATER, b"x"))
     assert probe is not None
-    room = properties.MAX_BYTES - len(probe.properties_text) - len("A\x01\x02TIMER_ROLL_TIMES\x011\x02")
+    room = properties.MAX_BYTES - AGAIN_ROOM - len(probe.properties_text) - len("A\x01\x02")
     place = world.send(LATER, b"large", text=f"A\x01{'x' * room}\x02")
     assert world.reschedule(place, LATER + 1000)[0] is Cancelled.CANCELLED
     assert world.cancel(place) is Cancelled.CANCELLED

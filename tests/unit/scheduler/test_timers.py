@@ -36,8 +36,9 @@ from duemq.storage.log.copies import origin_of
 from duemq.storage.log.origins import Origins
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead, ReadAhead
+from tests.support.messages import HOST
 from tests.unit.scheduler.test_timer_policies import TWINS
-from tests.unit.scheduler.timer_world import HOST, START_MS, TimerWorld
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 DAY_MS = 86_400_000
 ANY_HOUR = ";".join(f"{hour:02}" for hour in range(24))

@@ -399,7 +399,7 @@ def test_a_promise_survives_consume_queues_that_are_made_anew() -> None:
 
 def test_records_of_rocketmq_say_no_deliver_time_and_get_one_from_the_table() -> None:
     world = World()
-    world.schedule(3, b"30 s", promises=False)
+    world.put(3, b"30 s", "REAL_TOPIC\x01orders\x02REAL_QID\x013")
     world.stop()
     for name in [name for name in world.files.names if "/consumequeue/" in name]:
         world.files.remove(name)

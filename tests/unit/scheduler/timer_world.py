@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-from duemq.protocol.records import properties, timer_properties
+from duemq.broker.produce.message import ByTimer
+from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import LevelQueues
@@ -14,22 +15,20 @@ from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.pending import Pending
 from duemq.scheduler.timers import service as timers
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.index.keys import key_hash
 from duemq.scheduler.timers.service import Timers, TimerState
 from duemq.storage.budget import UNLIMITED, Budget
 from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability.owner import Part
 from duemq.storage.durability.retention import RetentionConfig
-from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.queues.pull import ColdRead
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
+from tests.support.messages import HOST, Sender, with_time
 from tests.support.store import NOTHING_GOES, OwnedStore
 
 T = TypeVar("T")
 
-HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 START_MS = 1_700_000_000_000
 
 
@@ -68,6 +67,7 @@ class TimerWorld:
         self.levels = LevelQueues(self.store, file, {}, self.table, recovered, now)
         self.timers = Timers(self.store, self.config, recovered, now, levels=self.levels, wake=self.wake)
         self.pending = Pending(self.store, self.timers, self.levels)
+        self.sender = Sender(self.store, self.clock, self.levels, self.timers)
         parts: dict[str, Part] = {service.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, self.clock, parts, retention=self.retention)
         if recovered.is_foreign:
@@ -104,37 +104,22 @@ class TimerWorld:
 
     def send(self, due_ms: int, body: bytes | None = None, text: str = "", topic: str = "orders") -> int:
         """Schedule a message as the send handler does; gives its physical offset."""
-        self.sent += 1
         assert self.timers.refusal(due_ms, self.now_ms) is None
-        body = f"m{self.sent}".encode() if body is None else body
-        named = f"{text}UNIQ_KEY\x01K{self.sent}\x02TIMER_DELIVER_MS\x01{due_ms}"
-        full = f"{named}\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
-        appender = self.store.appender
-        appender.begin(self.now_ms)
-        offset = appender.add(
-            self.timers.queue,
-            body,
-            full.encode(),
-            due_ms,
-            self.now_ms,
-            HOST,
-            prepared_transaction_offset=due_ms,
-        )
-        self.timers.staged(offset, topic)
-        appender.commit()
-        return appender.last_physical_offset
+        body = self._body(body)
+        text = with_time(f"{text}UNIQ_KEY\x01K{self.sent}", due_ms)
+        offset = self.sender.stage(body, ByTimer(due_ms), text, topic, born_ms=self.now_ms)
+        self.store.appender.commit()
+        return offset
 
     def schedule(self, level: int, body: bytes | None = None, text: str = "", topic: str = "orders") -> int:
         """Put a message into a level as the send handler does; gives its physical offset."""
+        body = self._body(body)
+        return self.sender.level(level, body, f"{text}UNIQ_KEY\x01K{self.sent}", topic)
+
+    def _body(self, body: bytes | None) -> bytes:
+        """The body of one more message."""
         self.sent += 1
-        appender = self.store.appender
-        due = self.table.deliver_time(level, appender.begin(self.now_ms))
-        queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
-        body = f"m{self.sent}".encode() if body is None else body
-        full = f"{text}DELAY\x01{level}\x02UNIQ_KEY\x01K{self.sent}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
-        appender.add(queue, body, full.encode(), due, 7, HOST, prepared_transaction_offset=due)
-        appender.commit()
-        return appender.last_physical_offset
+        return f"m{self.sent}".encode() if body is None else body
 
     def put(self, text: str, body: bytes = b"0") -> None:
         """Append a record to the timer topic as Apache's broker does, whose unit has the hash of its tags."""
@@ -145,29 +130,12 @@ class TimerWorld:
 
     def send_instead(self, due_ms: int, key: str, body: bytes | None = None, topic: str = "orders") -> int:
         """Schedule a message that replaces the one of its key as the send handler does; gives how many it replaced."""
-        timers, appender = self.timers, self.store.appender
-        timers.count()
-        while not timers.is_counted:
+        self.timers.count()
+        while not self.timers.is_counted:
             self.step()
-        self.sent += 1
-        body = f"m{self.sent}".encode() if body is None else body
-        unique_key = f"K{self.sent}"
-
-        def stage(origin: int) -> None:
-            now_ms = appender.begin(self.now_ms)
-            due = max(due_ms, now_ms)
-            text = f"UNIQ_KEY\x01{unique_key}\x02KEYS\x01{key}\x02TIMER_REPLACE\x01true\x02TIMER_DELIVER_MS\x01{due}"
-            text += f"\x02TIMER_OUT_MS\x01{timer_properties.out_ms(due)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
-            if origin:
-                text += "\x02TIMER_ROLL_TIMES\x011"
-            offset = appender.add(
-                timers.queue, body, text.encode(), due, now_ms, HOST, prepared_transaction_offset=origin or due
-            )
-            timers.staged(offset, topic, key_hash(key))
-            self.last_physical_offset = appender.last_physical_offset
-
-        places = timers.changes.to_replace(topic, key, self.now_ms)
-        return timers.changes.replace(places, unique_key, due_ms, self.now_ms, stage)
+        body = self._body(body)
+        replaced, self.last_physical_offset = self.sender.replace(due_ms, key, f"K{self.sent}", body, topic)
+        return replaced
 
     # --- changing and looking
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from duemq.broker.produce.message import ByLevel
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels.delivery import DeliveryConfig
 from duemq.scheduler.levels.service import NAME, LevelQueues, read_saved
@@ -15,9 +16,9 @@ from duemq.storage.log.copies import origin_of
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
+from tests.support.messages import HOST, Sender
 from tests.support.store import OwnedStore
 
-HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 TABLE = DelayLevels("1s 5s 30s")
 
 
@@ -65,6 +66,7 @@ class World:
             is_awaited=self.sync_flush,
             wake=self.wake,
         )
+        self.sender = Sender(self.store, self.clock, self.levels)
         self.owned = OwnedStore(self.store, self.clock, {NAME: self.levels}, on_released=self.levels.note_flushed)
         if recovered.is_foreign:
             self.owned.durability.take_over(look(self.clock))
@@ -96,22 +98,19 @@ class World:
         self.levels.set_table(table, self.clock.now_ms())
         return table
 
-    def schedule(
-        self,
-        level: int,
-        body: bytes = b"x",
-        text: str = "TAGS\x01t\x02REAL_TOPIC\x01orders\x02REAL_QID\x013",
-        *,
-        host: bytes = HOST,
-        promises: bool = True,
-    ) -> int:
-        """Put a message into a level's queue, as the send handler does; gives when it is due. RocketMQ's records do not
-        say that (`promises`)."""
+    def schedule(self, level: int, body: bytes = b"x", text: str = "TAGS\x01t", *, host: bytes = HOST) -> int:
+        """Put a message into a level's queue, as the send handler does; gives when it is due."""
+        self.sender.stage(body, ByLevel(level), text, host=host, flag=8, sys_flag=1, tries=2)
+        self.store.appender.commit()
+        return self.levels.table.deliver_time(level, self.store.appender.last_store_timestamp)
+
+    def put(self, level: int, body: bytes, text: str) -> int:
+        """Put a record with any properties into a level's queue, as a producer can make Apache's broker do it: it does
+        not say when it is due. Gives when that is."""
         appender = self.store.appender
         due = self.levels.table.deliver_time(level, appender.begin(self.clock.now_ms()))
         queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
-        text = f"DELAY\x01{level}\x02{text}"
-        appender.add(queue, body, text.encode(), due, 7, host, 8, 1, 2, due if promises else 0)
+        appender.add(queue, body, f"DELAY\x01{level}\x02{text}".encode(), due, 7, HOST)
         appender.commit()
         return due
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
-from duemq.protocol.records import properties, timer_properties
+from duemq.broker.produce.message import ByTimer
+from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
 from duemq.scheduler.levels.service import LevelQueues, read_saved
@@ -19,11 +20,11 @@ from duemq.storage.clock import ManualClock, look
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability.owner import Part
 from duemq.storage.files import OsFiles
-from duemq.storage.queues.consume_queue import PADDING_SIZE, SCHEDULE_TOPIC, UNIT_SIZE, WITHDRAWN_SIZE
+from duemq.storage.queues.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE
 from duemq.storage.store import MessageStore, StoreConfig
+from tests.support.messages import HOST, Sender, with_time
 from tests.support.store import OwnedStore
 
-HOST = b"\x7f\0\0\x01\0\0\x04\xd2"
 HOST_V6 = bytes(15) + b"\x01\0\0\x04\xd2"
 START_MS = 1_700_000_000_000
 SEGMENT = 64 << 10
@@ -69,6 +70,7 @@ class Broker:
         self.timers = Timers(self.store, TimerConfig(log_segment_size=5200), recovered, now, levels=self.levels)
         parts: dict[str, Part] = {service.NAME: self.levels, timers.NAME: self.timers}
         self.owned = OwnedStore(self.store, clock, parts)
+        self.sender = Sender(self.store, clock, self.levels, self.timers)
 
     @classmethod
     def let_go_of_all(cls) -> None:
@@ -102,26 +104,16 @@ class Broker:
         return appender.last_physical_offset
 
     def schedule(self, level: int, body: bytes, key: str = "k", topic: str = "orders") -> int:
-        """Store a message with a delay level."""
-        appender = self.store.appender
-        due = self.levels.table.deliver_time(level, appender.begin(self.clock.now_ms()))
-        text = f"DELAY\x01{level}\x02UNIQ_KEY\x01{key}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
-        queue = self.store.ensure_queue(SCHEDULE_TOPIC, level - 1)
-        appender.add(queue, body, text.encode(), due, 7, HOST, 8, 0, 0, due)
-        appender.commit()
-        return appender.last_physical_offset
+        """Store a message with a delay level; gives its physical offset."""
+        return self.sender.level(level, body, f"UNIQ_KEY\x01{key}", topic)
 
     def timer(self, due_ms: int, body: bytes, key: str = "k", topic: str = "orders", born_ms: int = 7) -> int:
         """Store a message with a timer."""
         assert self.timers.refusal(due_ms, self.clock.now_ms()) is None
-        text = f"UNIQ_KEY\x01{key}\x02TIMER_DELIVER_MS\x01{due_ms}\x02TIMER_OUT_MS\x01"
-        text += f"{timer_properties.out_ms(due_ms)}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x013"
-        appender = self.store.appender
-        appender.begin(self.clock.now_ms())
-        offset = appender.add(self.timers.queue, body, text.encode(), due_ms, born_ms, HOST, 0, 0, 0, due_ms)
-        self.timers.staged(offset, topic)
-        appender.commit()
-        return appender.last_physical_offset
+        text = with_time(f"UNIQ_KEY\x01{key}", due_ms)
+        offset = self.sender.stage(body, ByTimer(due_ms), text, topic, born_ms=born_ms)
+        self.store.appender.commit()
+        return offset
 
     def cancel(self, physical_offset: int) -> None:
         """Cancel a message that waits."""

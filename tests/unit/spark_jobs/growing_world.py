@@ -22,8 +22,9 @@ from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.store import ranges
 from duemq.spark_jobs.store.store_files import StoreFiles
 from tests.support.copies import copy_tree
+from tests.support.messages import HOST
 from tests.unit.broker.test_repair import PREPARED_AT
-from tests.unit.spark_jobs.compact_world import HOST, TABLE, Broker, new_broker
+from tests.unit.spark_jobs.compact_world import TABLE, Broker, new_broker
 
 SEGMENT = 24 << 10
 RANGE = 8 << 10

@@ -12,7 +12,8 @@ from duemq.protocol.records import record
 from duemq.spark_jobs.audit.agreement import Agreement
 from duemq.spark_jobs.store.ranges import plan, walks
 from duemq.spark_jobs.store.store_files import StoreFiles
-from tests.unit.spark_jobs.compact_world import HOST, HOST_V6, Broker, new_broker
+from tests.support.messages import HOST
+from tests.unit.spark_jobs.compact_world import HOST_V6, Broker, new_broker
 
 TEXT = "TAGS\x01{}\x02KEYS\x01k"
 

@@ -18,8 +18,9 @@ from duemq.spark_jobs.compact.compact import CompactOptions, CompactResult, comp
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.clock import look
 from tests.support.copies import copy_tree
+from tests.support.messages import HOST
 from tests.unit.broker.test_repair import PREPARED_AT, SETTINGS
-from tests.unit.spark_jobs.compact_world import HOST, START_MS, TABLE, Broker, as_apache, new_broker
+from tests.unit.spark_jobs.compact_world import START_MS, TABLE, Broker, as_apache, new_broker
 
 HOUR_MS = 3_600_000
 

@@ -14,8 +14,9 @@ from duemq.spark_jobs.store import progress
 from duemq.spark_jobs.store.ranges import at_offsets
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC
+from tests.support.messages import HOST
 from tests.unit.spark_jobs import compact_world
-from tests.unit.spark_jobs.compact_world import HOST, QUEUE_UNITS, Broker, as_apache, new_broker
+from tests.unit.spark_jobs.compact_world import QUEUE_UNITS, Broker, as_apache, new_broker
 
 LEVEL = 2
 USUAL_MS = 5000
