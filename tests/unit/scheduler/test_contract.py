@@ -1,0 +1,274 @@
+"""What every message that waits is promised, by whichever way it waits, and whatever life the broker has meanwhile.
+
+The ways are those by which a message can get a due time; the lives are what may happen between any two events. A new
+way to wait, or a new kind of restart, is a line in `WAYS` or `LIVES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from duemq.protocol.records import properties
+from duemq.scheduler.levels.delivery import DeliveryConfig
+from duemq.scheduler.pending import Selection, Waiting
+from duemq.scheduler.timers.config import Cancelled, TimerConfig
+from duemq.storage.errors import StoreFull
+from tests.support.messages import HOST
+from tests.unit.scheduler.timer_world import START_MS, TimerWorld, last
+
+DUE_MS: Final = START_MS + 30_000
+"""When all ways have their message delivered."""
+LEVEL: Final = 3
+OVER: Final = (Cancelled.DELIVERED, Cancelled.NO_LONGER_WAITS)
+"""What may be told of a delivered message: some time after a kill, nobody knows that it was not cancelled."""
+TEXT: Final = "TAGS\x01t\x02KEYS\x01k\x02own\x01value\x02"
+ROLLED: Final = TimerConfig(log_segment_size=5200, roll_window=7)
+
+
+class Waits:
+    """A world in which one message waits, and the id by which its sender knows the message."""
+
+    def __init__(self, config: TimerConfig | None = None, *, is_async: bool = True) -> None:
+        self.world = TimerWorld(config, levels="1s 5s 30s 2h")
+        self.world.levels.delivery.config = DeliveryConfig(is_async=is_async)
+        self.place = -1
+
+    def by_level(self) -> None:
+        self.place = self.world.schedule(LEVEL, b"body", TEXT)
+
+    def by_timer(self) -> None:
+        self.place = self.world.send(DUE_MS, b"body", TEXT)
+
+    def moved(self, begin: Callable[[], None], *others: int) -> None:
+        """It waits for its time, because it was moved there by way of other times."""
+        begin()
+        self.world.run()
+        for due_ms in (*others, DUE_MS):
+            assert self.world.reschedule(self.place, due_ms)[0] is Cancelled.CANCELLED
+
+    def replacing(self) -> None:
+        self.world.send_instead(DUE_MS - 20_000, "k", b"replaced")
+        self.world.run()
+        assert self.world.send_instead(DUE_MS, "k", b"body") == 1
+        self.place = self.world.last_physical_offset
+
+    def told(self) -> list[tuple[bytes, int]]:
+        """Body and due time of each message that operators see waiting."""
+        selected = self.world.pending.select(Selection(), self.world.now_ms, None)
+        return [(each.message.body, each.due_ms) for each in selected if isinstance(each, Waiting)]
+
+    def counted(self) -> int:
+        found = last(self.world.pending.count(Selection(), self.world.now_ms))
+        assert isinstance(found, int)
+        return found
+
+
+def by_level() -> Waits:
+    waits = Waits()
+    waits.by_level()
+    return waits
+
+
+def by_level_and_sync_delivery() -> Waits:
+    waits = Waits(is_async=False)
+    waits.by_level()
+    return waits
+
+
+def by_timer() -> Waits:
+    waits = Waits()
+    waits.by_timer()
+    return waits
+
+
+def beyond_the_roll_window() -> Waits:
+    waits = Waits(ROLLED)
+    waits.by_timer()
+    return waits
+
+
+def level_moved() -> Waits:
+    waits = Waits()
+    waits.moved(waits.by_level, DUE_MS + 3_600_000)
+    return waits
+
+
+def timer_moved_nearer() -> Waits:
+    waits = Waits(ROLLED)
+    waits.moved(waits.by_timer, DUE_MS + 3_600_000)
+    return waits
+
+
+def timer_moved_away() -> Waits:
+    waits = Waits()
+    waits.moved(waits.by_timer, DUE_MS - 29_000)
+    return waits
+
+
+def in_place_of_another() -> Waits:
+    waits = Waits()
+    waits.replacing()
+    return waits
+
+
+WAYS: Final = (
+    by_level,
+    by_level_and_sync_delivery,
+    by_timer,
+    beyond_the_roll_window,
+    level_moved,
+    timer_moved_nearer,
+    timer_moved_away,
+    in_place_of_another,
+)
+
+
+def nothing(world: TimerWorld) -> None:
+    pass
+
+
+def a_stop(world: TimerWorld) -> None:
+    world.close()
+    world.open()
+
+
+def a_kill(world: TimerWorld) -> None:
+    world.open()
+
+
+def a_checkpoint_and_a_kill(world: TimerWorld) -> None:
+    world.checkpoint()
+    world.open()
+
+
+def three_kills(world: TimerWorld) -> None:
+    for _ in range(3):
+        world.open()
+        world.step()
+        world.step_levels()
+
+
+def without_derived_files(world: TimerWorld) -> None:
+    """A kill, after which nothing but the commitlog is there."""
+    for path in ("consumequeue", "timerlog", "timerwheel", "config/delayOffset.json", "checkpoint", "queuecheck"):
+        try:
+            world.files.remove_tree(f"/s/{path}")
+        except (NotADirectoryError, FileNotFoundError):
+            world.files.remove(f"/s/{path}")
+    world.open()
+
+
+LIVES: Final = (nothing, a_stop, a_kill, a_checkpoint_and_a_kill, three_kills, without_derived_files)
+
+Way = Callable[[], Waits]
+Life = Callable[[TimerWorld], None]
+every_way = pytest.mark.parametrize("way", WAYS)
+every_life = pytest.mark.parametrize("life", LIVES)
+
+
+@every_way
+@every_life
+def test_it_is_delivered_once_at_its_time_and_as_it_was_sent(way: Way, life: Life) -> None:
+    waits = way()
+    world = waits.world
+    life(world)
+    world.pass_time(DUE_MS - 1 - world.now_ms)
+    assert world.bodies() == []
+    life(world)
+    world.run()
+    assert world.bodies() == []
+    world.pass_time(1)
+    assert world.bodies() == [b"body"]
+    life(world)
+    world.pass_time(100_000)
+    (message,) = world.delivered()
+    assert (message.topic, message.queue_id, message.body) == ("orders", 3, b"body")
+    assert (message.born_host, message.queue_offset) == (HOST, 0)
+    if way is not in_place_of_another:
+        wanted = {"TAGS": "t", "KEYS": "k", "own": "value"}
+        assert {name: properties.get(message.properties_text, name) for name in wanted} == wanted
+    assert world.cancel(waits.place) in OVER
+
+
+@every_way
+@every_life
+def test_it_is_told_as_waiting_until_it_is_delivered(way: Way, life: Life) -> None:
+    waits = way()
+    world = waits.world
+    for _ in range(2):
+        world.run()
+        assert waits.told() == [(b"body", DUE_MS)]
+        assert waits.counted() == 1
+        assert world.curve(DUE_MS - 1, 1, 3) == [0, 1, 0]
+        life(world)
+    world.pass_time(DUE_MS - world.now_ms)
+    assert (waits.told(), waits.counted()) == ([], 0)
+    life(world)
+    world.run()
+    assert (waits.told(), waits.counted()) == ([], 0)
+    assert world.curve(world.now_ms, 1000, 100) == [0] * 100
+
+
+@every_way
+@every_life
+def test_cancelled_it_never_comes(way: Way, life: Life) -> None:
+    waits = way()
+    world = waits.world
+    world.run()
+    life(world)
+    world.run()
+    assert world.cancel(waits.place) is Cancelled.CANCELLED
+    life(world)
+    world.run()
+    assert world.cancel(waits.place) is Cancelled.CANCELLED_BEFORE
+    assert world.reschedule(waits.place, DUE_MS) == (Cancelled.CANCELLED_BEFORE, None)
+    assert (waits.told(), waits.counted()) == ([], 0)
+    world.pass_time(100_000)
+    life(world)
+    world.pass_time(100_000)
+    assert world.bodies() == []
+
+
+@every_way
+@every_life
+@pytest.mark.parametrize("new_ms", [DUE_MS - 20_000, DUE_MS + 3_000, DUE_MS + 50_123, 0])
+def test_moved_it_comes_at_its_new_time_alone(way: Way, life: Life, new_ms: int) -> None:
+    waits = way()
+    world = waits.world
+    world.run()
+    assert world.reschedule(waits.place, new_ms)[0] is Cancelled.CANCELLED
+    life(world)
+    world.pass_time(max(0, new_ms - world.now_ms) - bool(new_ms))
+    assert world.bodies() == ([] if new_ms else [b"body"])
+    world.pass_time(1)
+    assert world.bodies() == [b"body"]
+    life(world)
+    world.pass_time(100_000)
+    assert world.bodies() == [b"body"]
+    assert world.cancel(waits.place) in OVER
+
+
+@every_way
+@every_life
+def test_where_the_store_takes_nothing_it_waits_and_comes_once_afterwards(way: Way, life: Life) -> None:
+    waits = way()
+    world = waits.world
+    world.run()
+    world.store.health.fill("full")
+    for change in (world.cancel, lambda place: world.reschedule(place, START_MS)):
+        with pytest.raises(StoreFull):
+            change(waits.place)
+    world.pass_time(DUE_MS - world.now_ms)
+    world.clock.advance(5000)
+    world.step()
+    world.step_levels()
+    assert world.bodies() == []
+    life(world)
+    world.store.health.has_room()
+    world.pass_time(5000)
+    assert world.bodies() == [b"body"]
+    life(world)
+    world.pass_time(100_000)
+    assert world.bodies() == [b"body"]
