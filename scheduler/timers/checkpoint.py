@@ -128,7 +128,7 @@ class TimerCheckpoint:
             is_turned = slots.advance(now.wall_ms, is_idle=True)
             if is_turned or now.monotonic - self._turn_seen[1] <= _MAX_TURN_SECONDS:
                 return False
-            slots.is_handing_on = True
+            slots.begin_handing_on()
         try:
             newest = self._enqueuer.newest()
             if slots.hand_on(now.wall_ms):
@@ -141,7 +141,7 @@ class TimerCheckpoint:
         return False
 
     def _end_handing_on(self) -> None:
-        self._slots.is_handing_on = False
+        self._slots.end_handing_on()
         self._wake()
 
     # --- the files

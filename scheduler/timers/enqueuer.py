@@ -63,7 +63,11 @@ class Enqueuer:
         """Go on at a queue offset; `slots` are loaded."""
         self.next_offset = next_offset
         self._replayed_to = self._queue.next_offset
-        self._slots.is_replayed = self.next_offset >= self._replayed_to
+        self._note_replayed()
+
+    def _note_replayed(self) -> None:
+        if self.next_offset >= self._replayed_to:
+            self._slots.was_replayed()
 
     @property
     def behind(self) -> int:
@@ -145,7 +149,7 @@ class Enqueuer:
             self.messages += int(is_message.sum())
         if met is not None:
             self._slots.forget([met])
-        self._slots.is_replayed |= self.next_offset >= self._replayed_to
+        self._note_replayed()
         self._topics.drop_staged(self.next_offset)
         return True
 

@@ -118,7 +118,8 @@ class Timers:
         called when `step` has something to do before the time it gave, `wake_later` when messages came that are not due
         soon: some ms later will do, with more of them. Raises StoreFormatError, OSError."""
         self._store = store
-        self._config = config
+        self.config = config
+        """The settings in force; read where they are used."""
         self._wake = wake
         self._wake_later = wake_later or wake
         self._read_cold = read_cold
@@ -128,7 +129,7 @@ class Timers:
 
         real_topics = RealTopics(store)
         self._topics = topics = TimerTopics(real_topics.of)
-        self._slots = slots = Slots(store, topics, config, self._read_ahead)
+        self._slots = slots = Slots(store, topics, lambda: self.config, self._read_ahead)
         self._enqueuer = enqueuer = Enqueuer(store, self.queue, slots, topics, self._batches)
         self._records = records = TimerRecords(store, self.queue, topics)
         ids = TimerIds(store, slots.log, enqueuer)
@@ -158,19 +159,9 @@ class Timers:
         self._load(recovered, now.wall_ms)
 
     @property
-    def config(self) -> TimerConfig:
-        """The settings."""
-        return self._config
-
-    @config.setter
-    def config(self, config: TimerConfig) -> None:
-        self._config = config
-        self._slots.window = config.roll_window
-
-    @property
     def is_limited(self) -> bool:
         """Whether there is a limit to how many messages a second may have."""
-        return self._config.congest_limit < _NO_LIMIT
+        return self.config.congest_limit < _NO_LIMIT
 
     # --- start
 
@@ -195,7 +186,7 @@ class Timers:
         """Why a message for a time that is not past cannot be taken now; None where it can. To be asked for each
         message that is taken. Where seconds have a limit (`is_limited`) it may have to read; then it raises OSError,
         NotInMemory."""
-        config = self._config
+        config = self.config
         if deliver_ms < self._soonest_ms:  # noqa: PLR1730, for each message: a call costs twice as much
             self._soonest_ms = deliver_ms
         if not config.is_enabled:
@@ -401,7 +392,7 @@ class Timers:
         """Messages get slots of the times that policies chose."""
         if len(waits):
             latest = np.maximum(slot_second_of(waits["due"]), not_before)
-            self._slots.held_to = max(self._slots.held_to, int(latest.max()))
+            self._slots.note_held(int(latest.max()))
 
     def _cancel(self, waits: Waits, now_ms: int) -> None:
         """Append records that delete messages that policies drop; `_drop` follows. Raises StoreError."""

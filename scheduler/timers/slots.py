@@ -70,15 +70,19 @@ class Slots:
     """The timer log, the wheel, and the seconds in memory."""
 
     def __init__(
-        self, store: MessageStore, topics: TimerTopics, config: TimerConfig, read_ahead: Callable[[Waits], None]
+        self,
+        store: MessageStore,
+        topics: TimerTopics,
+        config: Callable[[], TimerConfig],
+        read_ahead: Callable[[Waits], None],
     ) -> None:
-        """`read_ahead` is called with messages whose records will be read soon, many at once."""
+        """`config` returns the settings in force. `read_ahead` is called with messages whose records will be read soon,
+        many at once."""
         root = store.config.root
         self._store = store
         self._topics = topics
-        self.window = config.roll_window
-        """How far ahead a slot may be, in seconds."""
-        self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config.log_segment_size)
+        self._config = config
+        self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config().log_segment_size)
         self.places = UnitPlaces(self.log)
         """Where in the log the units of messages are."""
         self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
@@ -102,7 +106,7 @@ class Slots:
         """No second beyond has a message whose time a policy chose."""
         self.read_ahead = read_ahead
         """Called with messages whose records will be read soon, many at once."""
-        self.passes: list[Pass] = []
+        self._passes: list[Pass] = []
         """What goes through the units in the order of the log at the moment, and is told of those that get others."""
         self.census = Census()
         """What waits, if somebody has asked how much, or for which keys."""
@@ -118,7 +122,28 @@ class Slots:
         self.preloaded = start.second
         self.parking.found(start.parked)
 
+    def was_replayed(self) -> None:
+        """All messages are in the wheel that there were when the store opened."""
+        self.is_replayed = True
+
+    def note_held(self, second: int) -> None:
+        """A message whose time a policy chose has a slot of this second."""
+        self.held_to = max(self.held_to, second)
+
+    def begin_pass(self, search: Pass) -> None:
+        """Tell a search, until `end_pass`, of messages that get other slots."""
+        self._passes.append(search)
+
+    def end_pass(self, search: Pass) -> None:
+        """The search is over."""
+        self._passes.remove(search)
+
     # --- putting
+
+    @property
+    def window(self) -> int:
+        """How far ahead a slot may be, in seconds."""
+        return self._config().roll_window
 
     def slot_for(self, second: int, now_ms: int) -> int:
         """The second whose slot takes what is due in a second, as of now."""
@@ -328,6 +353,14 @@ class Slots:
         self._turn(following if following is not None else frontier)
         return True
 
+    def begin_handing_on(self) -> None:
+        """Deliver nothing of the current second until `end_handing_on`: what is left of it goes to the next one."""
+        self.is_handing_on = True
+
+    def end_handing_on(self) -> None:
+        """Go on with deliveries."""
+        self.is_handing_on = False
+
     def has_to_hand_on(self, beyond: int) -> bool:
         """Whether slots from the current one on, before second `beyond`, may have units of messages that are delivered
         or have others, of which Apache's broker, going by the units alone, would not know. Raises OSError."""
@@ -445,7 +478,7 @@ class Slots:
 
     def moving(self, waits: Waits) -> None:
         """Messages are about to get other slots."""
-        for each in self.passes:
+        for each in self._passes:
             each.passing(waits)
 
     def bring_back(self, parked: Waits, waits: Waits, now_ms: int, not_before: NDArray[np.int64]) -> None:

@@ -178,7 +178,7 @@ class CatchUp:
         if self._search is None:
             self._is_stale = False
             self._search = _Search(self._store, self._slots, list(self._asked), now_ms - OVERDUE_MS)
-            self._slots.passes.append(self._search)
+            self._slots.begin_pass(self._search)
         wanted = self._search.wants() if self._read_cold is not None else None
         if wanted is not None:
             assert self._read_cold is not None
@@ -186,7 +186,7 @@ class CatchUp:
             self._read_cold(ColdRead(self._store.log, wanted), self._was_read)
         elif not self._search.step():
             search, self._search = self._search, None
-            self._slots.passes.remove(search)
+            self._slots.end_pass(search)
             if not self._is_stale:
                 self._take(search)
         return True
