@@ -1,1 +1,1 @@
-"""Records as columns: matrices of bytes in, arrays out."""
+"""Records as columns: a buffer of bytes in, arrays out."""

@@ -1,4 +1,4 @@
-"""Hashes of many values at once, of 63 bits, the same in every process and for every way of cutting the input."""
+"""63-bit hashes of many values at once. The same value has the same hash in every process, however the input is cut."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LOW_BYTES: Final = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)
 
 
 def _mixed(values: Words) -> Words:
-    """The finishing steps of SplitMix64: every bit of the input changes half the bits."""
+    """Return `values` after the finishing steps of SplitMix64: every bit of the input changes half the bits."""
     values = (values ^ (values >> np.uint64(30))) * _MIX
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
     return values ^ (values >> np.uint64(31))
 
 
 def hash_ints(*columns: Integers) -> Integers:
-    """A hash of each row of some columns of n integers."""
+    """Return a hash of each row of the given columns, each of n integers."""
     result = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         result = _mixed(result * _STEP + np.ascontiguousarray(column, np.int64).view(np.uint64) + _STEP)
@@ -36,7 +36,8 @@ def hash_ints(*columns: Integers) -> Integers:
 
 
 def hash_slices(data: NDArray[np.uint8], at: Integers, size: Integers) -> Integers:
-    """A hash of each of n slices of `data`, which has at least 8 bytes behind the last of them."""
+    """Return a hash of each of n slices of `data`, which has at least 8 bytes behind the last slice. Positions and
+    sizes in bytes."""
     result = _mixed(size.astype(np.uint64) + _STEP)
     if len(at):
         windows: NDArray[Any] = np.ndarray((max(len(data) - 7, 0),), "V8", data, strides=(1,))

@@ -1,8 +1,8 @@
 """Times of records as timestamps.
 
-Brokers keep whatever time a producer says, and a damaged record may say any. What lies outside the years 1678 to 2261
-is null as a timestamp: that is what all programs can have that read these tables, of which pandas, which counts
-nanoseconds in 64 bits, goes the least far.
+Brokers store any time that a producer gives, and a damaged record may have any. Times outside the years 1678 to 2261
+are null as timestamps: every program that reads these tables can represent the others. The narrowest range is that of
+pandas, which counts nanoseconds in 64 bits.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 DAY_MS: Final = 86_400_000
 _EPOCH: Final = datetime.date(1970, 1, 1)
 FIRST_MS: Final = (datetime.date(1678, 1, 1) - _EPOCH).days * DAY_MS
-"""The first ms that is a timestamp."""
+"""The first time, ms since the epoch, that has a timestamp."""
 END_MS: Final = (datetime.date(2262, 1, 1) - _EPOCH).days * DAY_MS
-"""The first ms behind all that are."""
+"""The first time, ms since the epoch, behind all that have a timestamp."""
 NO_DAY: Final = FIRST_MS // DAY_MS - 1
-"""What `days` says of a time that is no timestamp."""
+"""The value of `days` for a time without a timestamp."""
 _DATES_S: Final = (-62_135_596_800 + 86_400, 253_402_300_800 - 14 * 3600)
-"""Seconds since the epoch that are in the years 1 to 9999 in all time zones."""
+"""From the first second to before the second one, since the epoch: times in the years 1 to 9999 in all time zones."""
 
 
 def is_none(ms: Integers) -> NDArray[np.bool_]:
-    """Which times (ms since the epoch) are no timestamps."""
+    """Return which times (ms since the epoch) have no timestamp."""
     return (ms < FIRST_MS) | (ms >= END_MS)
 
 
 def timestamps(ms: Integers, unit: str) -> pa.Array:
-    """Times (ms since the epoch) as timestamps in UTC, in `unit`: "ms" or "us". Null where they are none."""
+    """Return times (ms since the epoch) as timestamps in UTC, in `unit`: "ms" or "us". Null where they have none."""
     none = is_none(ms)
     return (
         pa.array(np.where(none, 0, ms), pa.int64(), mask=none)
@@ -47,26 +47,26 @@ def timestamps(ms: Integers, unit: str) -> pa.Array:
 
 
 def others(ms: Integers) -> pa.Array:
-    """Of times (ms since the epoch) those that are no timestamps, as they are; null for the others."""
+    """Return the times (ms since the epoch) that have no timestamp, unchanged; null for the others."""
     return pa.array(ms, pa.int64(), mask=~is_none(ms))
 
 
 def days(ms: Integers) -> Integers:
-    """The UTC days of times (ms since the epoch), since the epoch. NO_DAY where they are no timestamps."""
+    """Return the UTC days, since the epoch, of times (ms since the epoch). NO_DAY where they have no timestamp."""
     found: Integers = np.where(is_none(ms), NO_DAY, ms // DAY_MS)
     return found
 
 
 def date_of(day: int) -> datetime.date | None:
-    """The date of a day since the epoch, None for NO_DAY."""
+    """Return the date of a day since the epoch; None for NO_DAY."""
     return None if day == NO_DAY else _EPOCH + datetime.timedelta(days=day)
 
 
 def with_dates(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of timestamps of any unit, those null that Python has no date for in some time zone: a query can make
-    any time of a number."""
+    """Return a column of timestamps of any unit, with null for those that have no date in Python in some time zone: a
+    query can turn any number into a timestamp."""
     units = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 0}[column.type.unit]
-    if not units:  # 64 bits of ns are less than what Python has
+    if not units:  # 64 bits of nanoseconds cover less than Python's dates
         return column
     count = column.cast(pa.int64())
     has_date = pc.and_(pc.greater_equal(count, _DATES_S[0] * units), pc.less(count, _DATES_S[1] * units))

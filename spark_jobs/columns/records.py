@@ -1,9 +1,8 @@
 """Records of the commitlog as columns: a range of bytes in, arrays out, a few operations for all records at once.
 
-The layout is that of `protocol.records.record`. A walk follows the chain of sizes; what it finds is checked as arrays:
-each record says at which physical offset it lies, and its lengths have to add up. What does not is damage, which is
-told and stepped over: by the record's size where the next one begins there, else by looking for the next place that
-says of itself where it lies.
+The layout is that of `protocol.records.record`. A walk follows the chain of sizes and checks the records as arrays:
+each record must state the physical offset at which it lies, and its lengths must add up. Bytes that fail are damage,
+which is reported and stepped over, up to the next place that states its own physical offset.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _ANY_MAGIC: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
 _SIZE_MAGIC: Final = struct.Struct(">iI")
 _OFFSET_AT: Final = 28
 ZEROS: Final = "zeros where a record should be"
-"""Why a stretch of them is damage."""
+"""The reason of a damage that is a stretch of zeros."""
 _NOT_WRITTEN: Final = bytes(8)
 PADDING: Final = 128
-"""Readers put that many zeros behind the bytes that they walk over, so that heads can be taken as a whole."""
+"""Number of zeros that readers put behind the bytes to be walked over, so that a whole head can always be taken."""
 
 HEAD: Final = np.dtype(
     [
@@ -72,7 +71,7 @@ assert HEAD.itemsize == 88
 
 
 class Damage(NamedTuple):
-    """A stretch of the commitlog that is no record. `size` in bytes; `reason` for people."""
+    """A stretch of the commitlog that is no record. `size` in bytes; `reason` is text for people."""
 
     physical_offset: int
     size: int
@@ -80,9 +79,10 @@ class Damage(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What `walk` found. `end`: position in the data behind the last thing understood; what follows is no whole record
-    (the start of one that goes on, or nothing). `at_end_marker`: the file has no more records. `zeros_at`: position
-    from which on there are only zeros, `end` where there are none: the end of the log, if nothing comes behind."""
+    """The result of `walk`. `end`: the position in the data behind the last thing understood; no whole record follows
+    (the start of one that continues behind the data, or nothing). `at_end_marker`: the file has no more records.
+    `zeros_at`: the position from which on there are only zeros, `end` where there are none: the end of the log, if
+    nothing comes behind."""
 
     records: Records
     damages: list[Damage]
@@ -92,9 +92,9 @@ class Walk(NamedTuple):
 
 
 class Records:
-    """n records that lie in `data`; all columns are arrays of n. Positions (`starts`, `body_at`, `topic_at`,
-    `properties_at`) count from the start of `data`, whose first byte is at physical offset `base`. Times are ms since
-    the epoch. `data` has PADDING bytes more than what was walked over."""
+    """n records in `data`; all columns are arrays of n. Positions (`starts`, `body_at`, `topic_at`, `properties_at`)
+    count from the start of `data`, whose first byte is at physical offset `base`. Times are ms since the epoch. `data`
+    has PADDING bytes behind those walked over."""
 
     def __init__(self, data: Bytes, base: int, starts: Integers) -> None:
         self.data = data
@@ -105,9 +105,9 @@ class Records:
         return len(self.starts)
 
     def take(self, which: Integers | Flags) -> Records:
-        """Some of them, by a mask or by indices."""
+        """Return the records chosen by a mask or by indices."""
         some = Records(self.data, self.base, self.starts[which])
-        # What is known of all is known of some.
+        # Columns already computed for all records are taken over.
         known = self.__dict__
         if "_heads" in known:
             some.__dict__["_heads"] = self._heads[which]
@@ -127,7 +127,8 @@ class Records:
         return self._heads[name].astype(dtype)
 
     def _late(self, shift: Integers, at: int, name: str) -> Integers:
-        """A field behind the hosts, some of which may be IPv6 addresses, 12 bytes longer than others."""
+        """Return a field that lies behind the hosts, some of which may be IPv6 addresses, 12 bytes longer than
+        others."""
         values: Integers = self._column(name)
         if self._has_ipv6:
             width = HEAD[name].itemsize
@@ -150,17 +151,17 @@ class Records:
 
     @cached_property
     def physical_offset(self) -> Integers:
-        """Where each record lies."""
+        """The physical offset of each record."""
         return self.starts + self.base
 
     @cached_property
     def sizes(self) -> Integers:
-        """Bytes of each record."""
+        """Size of each record in bytes."""
         return self._column("size")
 
     @cached_property
     def magic(self) -> Integers:
-        """MAGIC_V1, or MAGIC_V2 with two bytes for the topic's length."""
+        """MAGIC_V1, or MAGIC_V2, with which the topic's length has two bytes."""
         return self._column("magic")
 
     @cached_property
@@ -180,12 +181,12 @@ class Records:
 
     @cached_property
     def queue_offset(self) -> Integers:
-        """Index of the unit in the consume queue."""
+        """Queue offset: the number of the record's unit in the consume queue."""
         return self._column("queue_offset")
 
     @cached_property
     def stored_physical_offset(self) -> Integers:
-        """Where each record says that it lies."""
+        """The physical offset that each record states."""
         return self._column("physical_offset")
 
     @cached_property
@@ -200,17 +201,18 @@ class Records:
 
     @cached_property
     def store_ms(self) -> Integers:
-        """The broker's time of the append."""
+        """The store time, by the broker's clock."""
         return self._late(self._born_shift, 56, "store_ms")
 
     @cached_property
     def reconsume_times(self) -> Integers:
-        """How often the message was sent back."""
+        """Number of times that the message was sent back."""
         return self._late(self._shift, 72, "reconsume_times")
 
     @cached_property
     def prepared_offset(self) -> Integers:
-        """The prepared-transaction offset: in what duemq delivered, the origin's physical offset (-1 for 0)."""
+        """The prepared-transaction offset: in a record that duemq delivered, the origin's physical offset (-1 for
+        0)."""
         return self._late(self._shift, 76, "prepared_offset")
 
     @cached_property
@@ -230,7 +232,7 @@ class Records:
 
     @cached_property
     def topic_at(self) -> Integers:
-        """Position of the topic's text."""
+        """Position of the topic's name."""
         return self.body_at + self.body_size + 1 + self._is_v2
 
     def _byte(self, positions: Integers) -> Integers:
@@ -238,7 +240,7 @@ class Records:
 
     @cached_property
     def topic_size(self) -> Integers:
-        """Bytes of the topic."""
+        """Bytes of the topic's name."""
         low = self._byte(self.topic_at - 1)
         return np.where(self._is_v2, self._byte(self.topic_at - 2) << 8 | low, low) if self._is_v2.any() else low
 
@@ -262,7 +264,7 @@ class Records:
         return encoded.indices.to_numpy(), names, hash_slices(joined, np.cumsum(size) - size, size)
 
     def topics(self) -> tuple[NDArray[np.int32], list[str]]:
-        """The topics as an index into a list of names: (codes of n, names)."""
+        """Return the topics as (codes of n, names): each code is an index into the list of names."""
         return self._topics[:2]
 
     @property
@@ -273,23 +275,24 @@ class Records:
 
     @cached_property
     def texts(self) -> Texts:
-        """The properties."""
+        """The property texts."""
         return Texts(self.data, self.properties_at, self.properties_size)
 
     def property(self, name: str) -> tuple[Integers, Integers]:
-        """Where the values of a property lie: positions in `texts.data`, -1 where there is none, and sizes."""
+        """Return where the values of a property lie: positions in `texts.data`, -1 where there is none, and sizes."""
         return self.texts.find(name)
 
     def property_strings(self, name: str) -> pa.StringArray:
-        """The values of one property; null where there is none."""
+        """Return the values of one property; null where there is none."""
         return self.texts.strings(name)
 
     def property_ints(self, name: str) -> tuple[Integers, Flags]:
-        """The values of a property that is a number, and where there is one. What is no number counts as absent."""
+        """Return the values of a property that is a decimal number, and where there is one. A value that is no number
+        counts as absent."""
         return self.texts.ints(name)
 
     def first_wrong(self) -> tuple[int, str] | None:
-        """The first that does not hold together, as its index and why; None where all do."""
+        """Return the index of the first inconsistent record and the reason; None where all are consistent."""
         ends = self.starts + self.sizes
         bad_offset = self.stored_physical_offset != self.physical_offset
         bad_body = (self.body_size < 0) | (self.topic_at + 2 > ends)
@@ -309,7 +312,7 @@ class Records:
         return i, f"properties of {self.properties_size[i]} bytes do not end at the record's end"
 
     def whole(self, limit: int) -> Records:
-        """Those that are whole records within the first `limit` bytes, for starts that were not found by a walk."""
+        """Return the whole records within the first `limit` bytes, for starts that were not found by a walk."""
         starts = self.starts[self.starts + MIN_SIZE <= limit]
         some = Records(self.data, self.base, starts)
         good = ((some.magic == MAGIC_V1) | (some.magic == MAGIC_V2)) & (some.sizes >= MIN_SIZE)
@@ -319,19 +322,19 @@ class Records:
         return some
 
     def corrupt(self) -> dict[int, str]:
-        """Which records have a body that their checksum is not of, or another checksum of the record than they say
-        (RocketMQ 5 adds one with enabledAppendPropCRC), or properties that were not written to their end, by their
-        index, and why."""
+        """Return the corrupt records as reasons by index: those whose body does not match its checksum, whose checksum
+        of the record is wrong (RocketMQ 5 adds one with enabledAppendPropCRC), or whose properties were not written to
+        their end."""
         view = memoryview(self.data)  # type: ignore[arg-type]
         wrong = {}
         crc32 = zlib.crc32
         at, size, crc = self.body_at.tolist(), self.body_size.tolist(), self.body_crc.tolist()
         for i in range(len(at)):
-            # RocketMQ does not look at the checksum where there is no body, nor where a property says there is none.
+            # An empty body has no checksum to compare, and a stored checksum of 0 means none.
             if size[i] and crc32(view[at[i] : at[i] + size[i]]) & 0x7FFFFFFF != crc[i] and crc[i]:
                 wrong[i] = "a wrong checksum of the body"
-        # Only a checksum of the whole record covers the properties. A zero may be in one; many in a row, maybe on into
-        # what follows, are what a torn write leaves.
+        # Only a checksum of the whole record covers the properties. A single zero may be part of them; a run of zeros,
+        # maybe reaching into the next record, is left by a torn write.
         starts, at, size = self.starts.tolist(), self.properties_at.tolist(), self.properties_size.tolist()
         for i, start in enumerate(starts):
             end = at[i] + size[i]
@@ -344,11 +347,11 @@ class Records:
 
 
 def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, room: int | None = None) -> Walk:
-    """The records in the first `size` bytes of `data`, at physical offset `base`.
+    """Find the records in the first `size` bytes of `data`, which begins at physical offset `base`.
 
-    `data` has PADDING bytes behind them. `check_crc`: also check the bodies' checksums. `is_last`: nothing comes behind
-    these bytes, so that a record which is cut off is damage and not one to be read on. `room`: bytes from `base` to the
-    end of the file, which no record crosses.
+    `data` has PADDING bytes behind them. `check_crc`: also leave out corrupt records (`Records.corrupt`) as damage.
+    `is_last`: nothing comes behind these bytes, so that a record that is cut off is damage rather than one that
+    continues. `room`: bytes from `base` to the end of the file, which no record crosses.
     """
     room = size if is_last else (1 << 62) if room is None else room
     buffer = memoryview(data)[:size]  # type: ignore[arg-type]
@@ -385,17 +388,17 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
             if magic in (MAGIC_V1, MAGIC_V2) and MIN_SIZE <= record_size <= room - at and not is_last:
                 start = bytes(buffer[at + _OFFSET_AT : at + _OFFSET_AT + 8])
                 if len(start) < 8 or int.from_bytes(start, "big") == base + at:
-                    break  # It goes on in the bytes that follow.
+                    break  # It continues in the bytes that follow.
             why = _why(record_size, magic, room - at)
         following = next(starts_in(data, base, size, at + 1), -1)
         if following < 0 and not is_last and size - at < 2 * MIN_SIZE:
-            break  # Too little to tell.
+            break  # Too few bytes to decide.
         end = following if following >= 0 else size if is_last else size - MIN_SIZE
         damages.append(Damage(base + at, end - at, why))
         at = end
         if following < 0:
             break
-    # Nearly always one chain, of which the check has decoded much.
+    # Nearly always there is one chain, much of which the check has already decoded.
     records = seen if seen is not None and len(seen) == len(starts) else Records(data, base, np.array(starts, np.int64))
     if check_crc and starts:
         bodies = records.corrupt()
@@ -409,7 +412,8 @@ def walk(data: Bytes, base: int, size: int, *, check_crc: bool, is_last: bool, r
 
 
 def _chain(buffer: memoryview, at: int, starts: list[int]) -> int:
-    """Follow the sizes from a position on, as far as whole records go; gives where that ends."""
+    """Follow the sizes from a position on, as far as whole records go. Append their positions to `starts`; return the
+    end."""
     unpack, add, last, limit = _SIZE_MAGIC.unpack_from, starts.append, len(buffer) - 8, len(buffer)
     while at <= last:
         size, magic = unpack(buffer, at)
@@ -424,7 +428,8 @@ def _chain(buffer: memoryview, at: int, starts: list[int]) -> int:
 
 
 def starts_in(data: Bytes, base: int, size: int, at: int = 0) -> Iterator[int]:
-    """Positions in the first `size` bytes of `data` at which a record says that it lies there, from `at` on."""
+    """Yield the positions, from `at` on in the first `size` bytes of `data`, at which a record states its own physical
+    offset."""
     buffer = memoryview(data)[:size]  # type: ignore[arg-type]
     last = size - _OFFSET_AT - 8
     for found in _ANY_MAGIC.finditer(buffer, at + 4):
@@ -444,7 +449,7 @@ def _why(size: int, magic: int, room: int) -> str:
 
 
 def joined_damages(damages: list[Damage]) -> list[Damage]:
-    """Neighbouring stretches without a record as one: a damaged one may span reads."""
+    """Return damages with neighbouring ones joined, with the first one's reason: damage may span reads."""
     joined: list[Damage] = []
     for damage in damages:
         if joined and joined[-1].physical_offset + joined[-1].size == damage.physical_offset:

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SHORT: Final = 96
-"""Up to that many bytes, windows of the longest without what is too much cost less than a slice each."""
+"""Up to this many bytes in the longest slice, masking windows of that length costs less than slicing one by one."""
 _SPREAD: Final = 4
 
 
 def joined(data: NDArray[np.uint8], at: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The bytes of the slices, one after the other. Positions and sizes in bytes, all within `data`."""
+    """Return the bytes of the slices, one after the other. Positions and sizes in bytes, all within `data`."""
     total = int(size.sum())
     if not total:
         return np.empty(0, np.uint8)
@@ -33,7 +33,8 @@ def joined(data: NDArray[np.uint8], at: NDArray[np.int64], size: NDArray[np.int6
 
 
 def offsets_of(size: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Where each of the joined slices begins, and where the last ends: n + 1 positions."""
+    """Return where each of the joined slices begins, and where the last one ends: n + 1 positions. Raises ValueError
+    for more than 2 GiB."""
     offsets = np.zeros(len(size) + 1, np.int64)
     np.cumsum(size, out=offsets[1:])
     if offsets[-1] > 0x7FFFFFFF:
@@ -49,7 +50,7 @@ def gather(
     missing: NDArray[np.bool_] | None = None,
     kind: pa.DataType | None = None,
 ) -> pa.Array:
-    """The slices as a binary column (or of `kind`: pa.string()); null where `missing`."""
+    """Return the slices as a binary column (or of `kind`: pa.string()); null where `missing`."""
     if missing is not None:
         at, size = np.where(missing, 0, at), np.where(missing, 0, size)
     offsets = offsets_of(size)
@@ -63,7 +64,8 @@ def column(
     missing: NDArray[np.bool_] | None = None,
     kind: pa.DataType | None = None,
 ) -> pa.Array:
-    """Joined bytes and offsets as a column. Text that is not UTF-8 gets replacement characters, as in RocketMQ."""
+    """Return joined bytes and offsets as a column. Text that is not UTF-8 gets replacement characters, as in
+    RocketMQ."""
     valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
     kind = kind or pa.binary()
     array = pa.Array.from_buffers(

@@ -1,8 +1,8 @@
 """The property texts of many records at once: name \\x01 value \\x02 name \\x01 value ... (see
 `protocol.records.properties`).
 
-All separators are found in one go; a property is then a comparison of names as arrays. As in RocketMQ, a part without
-\\x01, without a name or with an empty value is no property, and where a name comes twice the last counts.
+All separators are found in one pass; finding a property then compares names as arrays. As in RocketMQ, a part without
+\\x01, without a name or with an empty value is no property, and of two properties of one name the last counts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _NAME_END: Final = 1
 _PROPERTY_END: Final = 2
 _MAX_DIGITS: Final = 18
 _SPREAD: Final = 2
-"""Up to that many times the bytes, texts are laid out in rows of one length, which costs least."""
+"""Texts are laid out in rows of one length, the fastest way, if that takes at most this many times their bytes."""
 
 _MAX_COUNTED: Final = 1 << 24
-"""Counters for names in records, of which no more are made."""
+"""Up to this many pairs of record and name are counted with one counter each; more are sorted instead."""
 
 
 class Texts:
-    """Property texts of n records. `data` holds them one after the other; positions count from its start."""
+    """The property texts of n records, in `data` one after the other. Positions count from its start."""
 
     def __init__(self, data: Bytes, at: Integers, size: Integers) -> None:
         self._count = len(at)
@@ -48,16 +48,17 @@ class Texts:
             self.data, self._starts = _one_after_the_other(data, at, size)
 
     def take(self, which: Integers | Flags) -> Texts:
-        """Those of some of the records."""
+        """Return the texts of the records chosen by a mask or by indices."""
         return _Some(self, np.arange(self._count)[which])
 
     @cached_property
     def _parts(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """Of all properties: position of the name, of the value, end of the value, and the record's index."""
+        """For all properties: positions of the names, ends of the names, ends of the values, and indexes of the
+        records."""
         data = self.data[:-8]
         separators = np.flatnonzero((data == _NAME_END) | (data == _PROPERTY_END))
         is_end = data[separators] == _PROPERTY_END
-        # Each name's separator is the first one behind the end of a property.
+        # The separator behind a name is the first one behind the end of the property before.
         ends = np.flatnonzero(is_end)
         before = np.empty(len(ends), np.int64)
         if len(ends):
@@ -67,7 +68,7 @@ class Texts:
         name_end = separators[(before + 1)[has_name]]
         value_end = separators[ends[has_name]]
         record = np.searchsorted(self._starts, value_end, "right") - 1
-        # The first one's name begins with its text, not where the text before it has ended.
+        # The first name of a text begins with the text, not where the text before has ended.
         name_at = np.maximum(name_at, self._starts[record])
         real = (name_end > name_at) & (value_end > name_end + 1)
         return name_at[real], name_end[real], value_end[real], record[real]
@@ -78,7 +79,7 @@ class Texts:
         return windows[self._parts[0]].view("<u8")
 
     def find(self, name: str) -> tuple[Integers, Integers]:
-        """Position and size of the value of one property in each text; position -1 where there is none."""
+        """Return position and size of the value of one property in each text; position -1 where there is none."""
         known = self._found.get(name)
         if known is None:
             known = self._found[name] = self._look_for(name)
@@ -100,7 +101,8 @@ class Texts:
         return at, sizes
 
     def hashes(self, name: str) -> Integers:
-        """Hashes of the values of one property (`hashes.hash_slices`); that of an empty one where there is none."""
+        """Return hashes of the values of one property (`hashes.hash_slices`); the hash of an empty value where there is
+        none."""
         known = self._hashed.get(name)
         if known is None:
             known = self._hashed[name] = self._hash(name)
@@ -111,13 +113,13 @@ class Texts:
         return hash_slices(self.data, np.maximum(at, 0), size)
 
     def strings(self, name: str) -> pa.StringArray:
-        """The values of one property; null where there is none."""
+        """Return the values of one property; null where there is none."""
         at, size = self.find(name)
         return gather(self.data, at, size, missing=at < 0, kind=pa.string())
 
     def ints(self, name: str) -> tuple[Integers, Flags]:
-        """The values of a property that is a decimal number, and where there is one. What is no number, or has more
-        than 18 digits, counts as absent."""
+        """Return the values of a property that is a decimal number, and where there is one. A value that is no number,
+        or has more than 18 digits, counts as absent."""
         at, size = self.find(name)
         present = (at >= 0) & (size > 0)
         values = np.zeros(self._count, np.int64)
@@ -140,7 +142,8 @@ class Texts:
         return values, present
 
     def maps(self) -> pa.MapArray:
-        """All properties as map<string, string>. Where a name comes twice the last one counts, as in RocketMQ."""
+        """Return all properties as map<string, string>. Of two properties of one name in a text the last counts, as in
+        RocketMQ."""
         name_at, name_end, value_end, record = self._parts
         names = _texts_of(self.data, name_at, name_end)
         last = _last_of_each(names, record)
@@ -158,8 +161,8 @@ def _texts_of(data: Bytes, at: Integers, ends: Integers) -> pa.Array:
 
 
 def _last_of_each(names: pa.Array, record: Integers) -> Integers | None:
-    """Of properties, given by their names and their records, those that are the last one of a name in a record; None
-    where all are."""
+    """Return the indexes of the properties that are the last of their name in their record; None where all are.
+    Properties are given by their names and their records."""
     encoded = names.dictionary_encode()
     number = len(encoded.dictionary)
     keys = record * number + encoded.indices.to_numpy()
@@ -176,7 +179,7 @@ def _last_of_each(names: pa.Array, record: Integers) -> Integers | None:
 
 
 class _Some(Texts):
-    """The texts of some records of others: what was found for those is not looked for again."""
+    """The texts of some of another object's records. Properties already looked up there are not looked up again."""
 
     def __init__(self, whole: Texts, which: Integers) -> None:
         self._whole = whole
@@ -193,7 +196,7 @@ class _Some(Texts):
         index = np.full(self._whole._count, -1, np.int64)
         index[self._which] = np.arange(self._count)
         mine = index[record]
-        # Of the whole in order; of these in the order that they were taken in.
+        # The properties come in the order of the whole; here they are sorted by the order in which records were taken.
         order = np.argsort(mine, kind="stable")
         order = order[np.searchsorted(mine[order], 0) :]
         return name_at[order], name_end[order], value_end[order], mine[order]
@@ -207,14 +210,14 @@ class _Some(Texts):
 
 
 def _rows(data: Bytes, at: Integers, size: Integers, longest: int) -> tuple[Bytes, Integers]:
-    """Texts in rows of one length, each ending with a \x02 and zeros."""
+    """Return texts in rows of one length, each ending with a \x02 and zeros, and where the rows start."""
     width = longest + 1
     rows = np.zeros((len(at) + 1, width), np.uint8)
     windows = np.ndarray((len(data) - longest + 1,), f"V{longest}", data, strides=(1,))
     inside = np.arange(longest, dtype=np.int32) < size[:, None].astype(np.int32)
     np.multiply(windows[at].view(np.uint8).reshape(len(at), longest), inside, out=rows[:-1, :longest])
     rows[np.arange(len(at)), size] = _PROPERTY_END
-    # The last row is room for what looks at eight bytes at a time.
+    # The last row leaves room for readers that take eight bytes at a time.
     flat = np.ascontiguousarray(rows.reshape(-1)[: len(at) * width + 8]) if width >= 8 else _padded(rows)
     return flat, np.arange(len(at) + 1, dtype=np.int64) * width
 
@@ -224,7 +227,7 @@ def _padded(rows: Bytes) -> Bytes:
 
 
 def _one_after_the_other(data: Bytes, at: Integers, size: Integers) -> tuple[Bytes, Integers]:
-    """Texts one after the other, each ending with a \x02."""
+    """Return texts one after the other, each ending with a \x02, and where they start."""
     starts = np.zeros(len(at) + 1, np.int64)
     np.cumsum(size + 1, out=starts[1:])
     flat = np.zeros(int(starts[-1]) + 8, np.uint8)
