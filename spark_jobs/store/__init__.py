@@ -1,1 +1,1 @@
-"""A store's files as the jobs read them, on a disk or elsewhere."""
+"""A store's files as the jobs read them, on a local disk or elsewhere."""

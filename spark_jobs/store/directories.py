@@ -1,7 +1,7 @@
-"""Directories that jobs write into: of this machine, or behind a URI of another file system (s3://, hdfs://).
+"""Directories that jobs write into: on this machine, or behind a URI of another file system (s3://, hdfs://).
 
-A file is there when all of it is: on this machine it gets its name once it is on the disk; in an object store there is
-nothing before the end; on HDFS, as here, it gets its name at the end.
+A file appears only as a whole: on this machine it gets its name once it is on the disk, on HDFS once it is written, and
+an object store shows nothing before the end.
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ if TYPE_CHECKING:
 
 _LOCAL: Final = threading.local()
 _RENAMING: Final = ("hdfs", "local")
-"""File systems in which a file that is being written can be seen, and can be renamed."""
+"""File systems that show a file while it is being written, and can rename it."""
 
 
 class Directory:
-    """A directory by its path or URI; goes to tasks as it is. Names are relative to it, with slashes. Each method
+    """A directory given by its path or URI. May be sent to tasks. Names are relative to it, with slashes. Each method
     raises JobError where the file system fails."""
 
     def __init__(self, uri: str, *, is_draft: bool = False) -> None:
-        """`is_draft`: of this machine, and given its name and made durable later as a whole: files are written straight
-        away."""
+        """`is_draft`: a directory of this machine that is renamed and synced later as a whole, so that its files are
+        written directly."""
         self.is_local = is_local(uri)
         self._is_draft = is_draft
         self._uri = os.path.abspath(local_path(uri)) if self.is_local else uri
         self.path = shown(self._uri)
-        """As it may be told."""
+        """The path or URI without credentials, for messages."""
 
     def below(self, name: str) -> str:
-        """The path or URI of something in it, as this was given."""
+        """Return the path or URI of something in the directory, with the credentials and settings that were given."""
         base, mark, query = (self._uri, "", "") if self.is_local else self._uri.partition("?")
         return f"{base.rstrip('/')}/{name}{mark}{query}"
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it, as a whole."""
+        """Write or replace a file as a whole."""
         self._put(name, lambda file: file.write(data))
 
     def write_table(self, name: str, table: pa.Table, **options: Any) -> int:
-        """Write a table as Parquet; gives the bytes of the file. `options`: of pyarrow.parquet.write_table."""
+        """Write a table as Parquet; return the size of the file in bytes. `options`: those of
+        pyarrow.parquet.write_table."""
         import pyarrow.parquet as pq
 
         return self._put(name, lambda file: pq.write_table(table, file, **options))
 
     @contextlib.contextmanager
     def stream(self, name: str, compression: str) -> Iterator[IO[bytes]]:
-        """Write a file piece by piece, compressed (as pyarrow names it). It may be seen before it is whole."""
+        """Write a file piece by piece, compressed (`compression`: pyarrow's name). It may be visible before it is
+        whole."""
         import pyarrow as pa
 
         try:
@@ -73,7 +75,7 @@ class Directory:
             raise self._failed(error) from None
 
     def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """A file of Parquet. Raises pa.ArrowException as well, where it is none."""
+        """Read a Parquet file. Also raises pa.ArrowException if it is none."""
         import pyarrow.parquet as pq
 
         if self.is_local and os.path.exists(self._local(name)):
@@ -100,7 +102,7 @@ class Directory:
             raise self._failed(error) from None
 
     def size(self) -> int:
-        """Bytes of all files in it that are behind a URI."""
+        """Return the total size in bytes of all files in the directory, which must be behind a URI."""
         from pyarrow import fs
 
         try:
@@ -111,7 +113,7 @@ class Directory:
             raise self._failed(error) from None
 
     def read(self, name: str) -> bytes | None:
-        """A file; None where it is missing."""
+        """Read a file; None where it is missing."""
         try:
             if self.is_local:
                 with open(self._local(name), "rb") as file:
@@ -125,7 +127,7 @@ class Directory:
             raise self._failed(error) from None
 
     def names(self, folder: str = "") -> list[str]:
-        """The names of all files below a folder, sorted; none where there is no such folder."""
+        """Return the names of all files below a folder, sorted; none where the folder is missing."""
         try:
             if self.is_local:
                 top = self._local(folder)
@@ -158,7 +160,8 @@ class Directory:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Make the directory, and let others who ask for the same wait; elsewhere than on this machine nobody does."""
+        """Make the directory and hold it exclusively: other callers of this method wait. Does nothing for a directory
+        behind a URI."""
         if not self.is_local:
             yield
             return
@@ -182,7 +185,7 @@ class Directory:
                 return self._put_here(self._local(name), fill)
             system, root = self._remote()
             path = f"{root}/{name}"
-            # Made here first: a stream that fails midway makes an object of what it has got.
+            # Made in memory first: a stream that fails midway would leave an object with part of the data.
             buffer = io.BytesIO()
             fill(buffer)
             if system.type_name in _RENAMING:
@@ -205,7 +208,7 @@ class Directory:
     def _put_here(path: str, fill: Callable[[IO[bytes]], object]) -> int:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         head, tail = os.path.split(path)
-        # With a dot in front nobody who reads the directory takes it for one of its files.
+        # Readers of the directory ignore names that begin with a dot.
         temporary = os.path.join(head, f".{tail}.{uuid.uuid4().hex}.tmp")
         try:
             size = _fill(temporary, fill)
@@ -222,7 +225,8 @@ class Directory:
         return os.path.join(self._uri, name)
 
     def _remote(self) -> tuple[Any, str]:
-        """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
+        """Return pyarrow's file system and the path in it. One for each thread, since it cannot be sent to other
+        processes."""
         known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
         if self._uri not in known:
             try:
@@ -237,10 +241,10 @@ class Directory:
 
 
 def _fill(path: str, fill: Callable[[IO[bytes]], object]) -> int:
-    """Write a file of this machine; gives its bytes. Raises OSError."""
+    """Write a file of this machine; return its size in bytes. Raises OSError."""
     import pyarrow as pa
 
-    # Into pyarrow's own file columns go without Python's lock.
+    # Pyarrow writes columns into its own files without holding Python's GIL.
     with pa.OSFile(path, "wb") as file:
         fill(file)
         return int(file.tell())

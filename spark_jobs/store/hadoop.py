@@ -1,5 +1,6 @@
-"""hdfs:// for pyarrow: it loads Hadoop's C library, which starts Java in the process and wants to be told where all of
-it is. On a machine where Hadoop is installed that can be found out, in the driver as in the tasks.
+"""Connects pyarrow to hdfs://. Pyarrow loads Hadoop's C library, which starts Java in the process and needs to know
+where all parts of Hadoop are. On a machine with Hadoop installed these can be found out, in the driver and in the
+tasks.
 
 Variables as https://arrow.apache.org/docs/python/filesystems.html#hadoop-distributed-file-system-hdfs names them.
 """
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = ("hdfs://", "viewfs://")
 _MEMORY: Final = "-Xmx256m"
-"""Of the Java in each process. Else each would take up to a quarter of the machine's."""
+"""Heap limit of the Java in each process, which otherwise could take a quarter of the machine's memory."""
 _NEEDS: Final = (
     "where Python runs, pyarrow needs Hadoop's client: JAVA_HOME, HADOOP_HOME (or ARROW_LIBHDFS_DIR, the directory of "
     "libhdfs.so) and CLASSPATH=$(hadoop classpath --glob)"
@@ -24,7 +25,7 @@ _NEEDS: Final = (
 
 
 def connect(uri: str) -> tuple[Any, str]:
-    """Pyarrow's file system for a URI of one of `SCHEMES`, and the path in it. Raises OSError."""
+    """Return pyarrow's file system for a URI of one of `SCHEMES`, and the path in it. Raises OSError."""
     from pyarrow import fs
 
     complete(os.environ)
@@ -35,7 +36,7 @@ def connect(uri: str) -> tuple[Any, str]:
 
 
 def complete(environment: MutableMapping[str, str]) -> None:
-    """Set what is not set, as far as the programs `java` and `hadoop` on the PATH tell it."""
+    """Set the variables that are missing, as far as the programs `java` and `hadoop` on the PATH tell them."""
     environment.setdefault("LIBHDFS_OPTS", _MEMORY)
     path = environment.get("PATH")
     java = shutil.which("java", path=path)

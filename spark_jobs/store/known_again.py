@@ -1,6 +1,6 @@
-"""What a store is known again by: whether what somebody has read of it up to a physical offset is still what it has
-there. A store that was exchanged behind its path, restored from a backup, compacted, or cut and written on has other
-records there, and offsets of before mean nothing in it."""
+"""Tells whether a store still has the bytes that were read from it up to a physical offset. A store that was exchanged
+behind its path, restored from a backup, compacted, or cut and written on has other records there, and offsets noted
+before mean nothing in it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _TAIL: Final = 64 << 10
 
 
 def tail_of(store: StoreFiles, end: int) -> int | None:
-    """What a store has in the last 64 KiB before a physical offset, of one file: the first 63 bits of their SHA-256,
-    which any table can keep. Records have their own physical offset, their time and their body in them, so that no
-    two stores agree. None where the bytes are not there any more."""
+    """Return the first 63 bits of the SHA-256 of the last 64 KiB before a physical offset, within one file; any table
+    can store that number. Records contain their own physical offset, their time and their body, so that no two stores
+    agree. None where no file has these bytes any more."""
     segment = store.written_segment_of(end - 1)
     if segment is None:
         return None
@@ -26,14 +26,14 @@ def tail_of(store: StoreFiles, end: int) -> int | None:
 
 
 def is_known(store: StoreFiles, end: int, tail: int) -> bool:
-    """Whether a store has this `tail` before a physical offset."""
+    """Return whether a store has this `tail` before a physical offset."""
     return end <= store.written_end and tail_of(store, end) == tail
 
 
 def why_not(store: StoreFiles, end: int, tail: int) -> str | None:
-    """Why a store is not the one that had this `tail` before a physical offset; None where it is, or where the bytes
-    are not there any more and nobody can tell. A broker that was started since may hold readers back before that
-    offset, until it has flushed again what was flushed before: then the bytes are there all the same."""
+    """Return why a store is not the one that had this `tail` before a physical offset; None where it is, or where the
+    bytes are gone and this cannot be decided. A broker that was started since may hold readers back before that offset,
+    until it has flushed again what was flushed before: the bytes are compared all the same."""
     if end > store.written_end:
         return f"ends at physical offset {store.written_end}, and {end} was there before: it was cut or exchanged"
     if tail_of(store, end) not in (tail, None):

@@ -1,4 +1,4 @@
-"""Paths that jobs are given, and files that they leave."""
+"""Paths and URIs that jobs are given: their names, what they match, and whether they are the same store."""
 
 from __future__ import annotations
 
@@ -19,32 +19,33 @@ if TYPE_CHECKING:
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SYSTEM_SAYS: Final = re.compile(r"Detail: \[errno \d+\] ([^\n]+)|([^\n↳]+) \(os error \d+\)")
-"""As pyarrow and libraries in Rust tell it."""
+"""Texts of pyarrow and of libraries in Rust that contain the system's error text."""
 _CREDENTIALS: Final = re.compile(r"^([^:/]+://)[^/?]*@")
 
 
 def is_local(path: str) -> bool:
-    """Whether something lies in this machine's file system, as its path or URI tells."""
+    """Return whether a path or URI lies in this machine's file system."""
     return not _SCHEME.match(path) or path.startswith("file://")
 
 
 def shown(path: str) -> str:
-    """A path or URI as it may be told and written down: without the keys that a URI of S3 can have."""
+    """Return a path or URI as it may be shown and written down: without the credentials that a URI of S3 may have."""
     if is_local(path):
         return path
     return _CREDENTIALS.sub(r"\1", path).partition("?")[0]
 
 
 def local_path(path: str) -> str:
-    """A path of this machine's file system, for what is not read or written elsewhere. Raises JobError for the URI of
-    another one, which would else be a directory with a strange name."""
+    """Return a path of this machine's file system, for data that is read and written only there. Raises JobError for
+    the URI of another file system, which would otherwise become a directory with a strange name."""
     if not is_local(path):
         raise JobError(f"{shown(path)}: this has to be a directory of this machine, or one that is mounted, not a URI")
     return path.removeprefix("file://")
 
 
 def reason(error: Exception) -> str:
-    """Why something failed, in one line: what the system says, of libraries that have it somewhere in what they say."""
+    """Return why something failed, in one line: the system's text, also where a library wraps it in a text of its
+    own."""
     text = _COLORS.sub("", getattr(error, "strerror", None) or str(error))
     found = _SYSTEM_SAYS.search(text)
     if found is not None:
@@ -53,21 +54,21 @@ def reason(error: Exception) -> str:
 
 
 def real_path(path: str) -> str:
-    """The one name of a directory, however it is given: of this machine its absolute path without links; of a URI what
-    may be told of it, without slashes at its end."""
+    """Return the one name of a directory, however it was given: on this machine its absolute path without links; for a
+    URI the part that may be shown, without slashes at its end."""
     if not is_local(path):
         return shown(path).rstrip("/")
     return os.path.realpath(local_path(path))
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two names of a store are one. Relative ones are looked up from the working directory."""
+    """Return whether two names are of the same store. Relative ones are looked up from the working directory."""
     return real_path(one) == real_path(other)
 
 
 def refuse_within(store: str, *places: str | None) -> None:
-    """See that nothing that a job writes lies in the store that it reads: brokers go by what they find there. Of a
-    store on this machine directories may be links, or mounted; what they lead to is the store as well. Raises
+    """Refuse places for output that lie in the store that a job reads, since brokers act on the files that they find
+    there. In a store on this machine directories may be links or mounts; their targets count as the store too. Raises
     JobError."""
     if is_local(store):
         inside = _directories_of(local_path(store))
@@ -80,17 +81,17 @@ def refuse_within(store: str, *places: str | None) -> None:
 
 
 _DEEPEST: Final = 3
-"""How far below a store's root a directory of a broker's may be a link: consumequeue/TOPIC/QUEUE."""
+"""Depth below a store's root down to which a broker's directory may be a link: consumequeue/TOPIC/QUEUE."""
 
 
 def _directories_of(root: str) -> set[tuple[int, int]]:
-    """The directories of a store by device and inode, but for those that the store itself lies in, as a link may lead
-    there."""
+    """Return the directories of a store as (device, inode), without those that the store itself lies in, to which a
+    link may lead."""
     found, level = set[tuple[int, int]](), [root]
     for depth in range(_DEEPEST + 1):
         below = []
         for path in level:
-            with suppress(OSError):  # what is not there, or not ours to read
+            with suppress(OSError):  # missing, or not readable for this user
                 status = os.stat(path)
                 if depth < _DEEPEST and (status.st_dev, status.st_ino) not in found:
                     with os.scandir(path) as entries:
@@ -101,7 +102,7 @@ def _directories_of(root: str) -> set[tuple[int, int]]:
 
 
 def _identities_above(path: str) -> Iterator[tuple[int, int]]:
-    """A directory by device and inode, and those that it lies in; without those that are not there yet."""
+    """Yield a directory and those that it lies in as (device, inode), without missing ones."""
     while True:
         with suppress(OSError):
             status = os.stat(path)
@@ -111,7 +112,7 @@ def _identities_above(path: str) -> Iterator[tuple[int, int]]:
 
 
 def size_text(size: float) -> str:
-    """A number of bytes."""
+    """Return a number of bytes as text."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -120,9 +121,9 @@ def size_text(size: float) -> str:
 
 
 def each_once(paths: Iterable[str], tell: Callable[[str], None] = lambda _: None) -> list[str]:
-    """The stores that some paths and URIs name, each once, in order: two names are of one store where they lead to the
-    same commitlog on the disk. Of its names the one without links counts, else the first; `tell` is given a line for
-    each other one."""
+    """Return the stores that some paths and URIs name, each once, in order: two names are of one store if they lead to
+    the same commitlog on the disk. Of its names the first one without links is used, else the first; `tell` is called
+    with one line for each other name."""
     names: dict[object, list[str]] = {}
     for path in paths:
         of_store = names.setdefault(_identity(path), [])
@@ -139,8 +140,8 @@ def each_once(paths: Iterable[str], tell: Callable[[str], None] = lambda _: None
 
 
 def _identity(path: str) -> object:
-    """What two names of a store have in common. A URI's keys and settings are part of it: they may name another file
-    system."""
+    """Return a value that two names of a store have in common. A URI's credentials and settings are part of it, since
+    they may name another file system."""
     if not is_local(path):
         base, mark, query = path.partition("?")
         return f"{base.rstrip('/')}{mark}{query}"
@@ -156,7 +157,7 @@ def _is_real(path: str) -> bool:
 
 
 def file_system(uri: str) -> tuple[Any, str]:
-    """Pyarrow's file system for the URI of another one than this machine's, and the path in it."""
+    """Return pyarrow's file system for a URI that is not of this machine, and the path in it."""
     from pyarrow import fs
 
     found: tuple[Any, str] = hadoop.connect(uri) if uri.startswith(hadoop.SCHEMES) else fs.FileSystem.from_uri(uri)
@@ -164,8 +165,8 @@ def file_system(uri: str) -> tuple[Any, str]:
 
 
 def expand(path: str) -> list[str]:
-    """The directories that a path or URI with wildcards (*, [...], and in paths ?) names, in order; the path itself
-    where it has none, or where there is a directory of that very name. Raises JobError where nothing matches."""
+    """Return the directories that a path or URI with wildcards (*, [...], and in paths ?) names, in order; the path
+    itself where it has none, or where a directory has exactly that name. Raises JobError where nothing matches."""
     if not glob.has_magic(path.partition("?")[0] if not is_local(path) else path):
         return [path]
     if is_local(path):
@@ -179,8 +180,8 @@ def expand(path: str) -> list[str]:
 
 
 def told_apart(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Names for the directories that a pattern names (`expand`), as files and directories can have them: of each path
-    the parts that stand where the pattern has wildcards. The same path has the same name whatever others match."""
+    """Return names for the directories that a pattern names (`expand`), fit for files and directories: from each path
+    the parts that stand where the pattern has wildcards. The name of a path does not depend on the other matches."""
     wild = [glob.has_magic(part) for part in _parts(pattern)]
     found = []
     for path in paths:
@@ -196,7 +197,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _expand_remote(uri: str) -> list[str]:
-    # What comes behind a question mark are keys and settings of the file system, no wildcard.
+    # Credentials and settings of the file system follow a question mark, which is no wildcard here.
     base, mark, query = uri.partition("?")
     head, *parts = base.split("/")[2:]
     begin = f"{base.partition('://')[0]}://{head}"
@@ -228,7 +229,7 @@ def _folders(uri: str) -> list[str]:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Replace a file as a whole, durably. Raises OSError."""
+    """Replace a file as a whole, so that it is durable before it gets its name. Raises OSError."""
     temporary = f"{path}.tmp"
     with open(temporary, "wb") as file:
         file.write(data)

@@ -1,10 +1,9 @@
-"""How far a broker is with the messages that wait, as its own files say; what that means is decided by
-`scheduler.waiting`, as the broker decides it when it starts.
+"""How far a broker is with waiting messages, by its own files. `scheduler.waiting` decides what waits, as it does for a
+broker that starts.
 
 duemq      the checkpoint's notes (`scheduler.levels.runs`, `scheduler.timers.files.formats`): exact as of the recovery
-offset; what
-           was delivered since, the records behind that offset say. Where the note of the timers is missing, or the
-           timer log is not as noted, all records are asked
+           offset; the records behind that offset tell what was delivered since. Where the note of the timers is
+           missing, or the timer log is not as noted, all records are read
 RocketMQ   config/delayOffset.json, each level's next queue offset; config/timercheck, the time up to which slots
            of the wheel are done. Both are written every second or ten: after a kill -9 they are behind
 """
@@ -56,38 +55,39 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 _LOOKED_AT: Final = 8
-"""Units of a level that are read at once where some of their records may be damaged."""
+"""Number of units of a level that are read at once where some of their records may be damaged."""
 _SAMPLES: Final = 3
-"""Messages of a level whose delays are compared."""
+"""Number of messages of a level whose delays are compared."""
 _SCAN_UNITS: Final = 1 << 18
 _NONE: Final = np.empty(0, np.int64)
 EVERYTHING: Final = 2**62
 
 
 class Progress(NamedTuple):
-    """Small enough to go to every task. Times are ms since the epoch, seconds since the epoch."""
+    """The progress of a broker, small enough to be sent to every task. Queue offsets, physical offsets, and seconds
+    since the epoch."""
 
     levels: dict[int, list[Run]]
-    """Of each level the runs of its queue; within a run what lies before the cursor is done."""
+    """The runs of each level's queue; within a run, messages before the cursor are done."""
     timer_second: int
-    """Messages in slots before this one are done."""
+    """Messages in slots before this second (since the epoch) are done."""
     timer_queue_offset: int
     """Messages of the timer topic from this queue offset on are not in the timer log."""
     delays_ms: list[int]
-    """The delays of the levels, from level 1 on."""
+    """The delays of the levels, ms, from level 1 on."""
     held: Integers
-    """Physical offsets, ascending, of messages that may wait in a later slot than their record says: what was left of
-    a second, or what a topic's policy holds."""
+    """Physical offsets, ascending, of messages that may wait in a later slot than their record says: the rest of a
+    second whose turn has begun, and messages held by a topic's policy."""
 
     def is_timer_done(self, slot: Integers, queue_offset: Integers, physical_offset: Integers) -> Mask:
-        """Whether the wheel has passed messages, by the slot that their records say."""
+        """Return whether the wheel has passed messages, by the slots that their records say."""
         passed = (slot < self.timer_second) & (queue_offset < self.timer_queue_offset)
         if len(self.held) and passed.any():
             passed &= ~is_among(physical_offset, self.held)
         return passed
 
     def is_level_done(self, level: Integers, queue_offset: Integers) -> Mask:
-        """Whether the levels' cursors have passed messages at queue offsets."""
+        """Return whether the levels' cursors have passed messages at queue offsets."""
         done = np.zeros(len(level), np.bool_)
         for number, parts in self.levels.items():
             mine = level == number
@@ -97,7 +97,7 @@ class Progress(NamedTuple):
 
 
 class Books(NamedTuple):
-    """What a broker that opens the store would go by."""
+    """The files from which a broker that opens the store would tell what waits."""
 
     checkpoint: Checkpoint
     """Without notes where RocketMQ's broker had the store last."""
@@ -107,19 +107,19 @@ class Books(NamedTuple):
     note: TimerNote | None
     check: TimerCheck | None
     has_log: bool
-    """Whether the timer log says anything. Else messages of the timer topic wait unless records say otherwise."""
+    """Whether the timer log can be used. If not, messages of the timer topic wait unless records say otherwise."""
     second: int
-    """Slots before it are past."""
+    """Slots before this second (since the epoch) are past."""
     queue_offset: int
     """Messages of the timer topic from this queue offset on are not in the timer log."""
     queues_to: int
-    """The consume queues' files are good for records before this physical offset..."""
+    """The consume queues' files are good for records before this physical offset."""
     since: int
-    """...and records from this one on may say that more is done than the books."""
+    """Records from this physical offset on may say that more is done than the books."""
 
 
 def read_books(store: StoreFiles) -> Books:
-    """The books of a store. Raises OSError."""
+    """Read the books of a store. Raises OSError."""
     known = checkpoint.load(cast(Files, store), "checkpoint")
     check = formats.load_check(cast(Files, store), "config/timercheck")
     begin = store.segments[0].first_offset
@@ -160,7 +160,7 @@ def read_books(store: StoreFiles) -> Books:
 
 
 def _is_covering(store: StoreFiles, check: TimerCheck) -> bool:
-    """Whether the timer log has all that RocketMQ's broker had put into it."""
+    """Return whether the timer log has everything that RocketMQ's broker had put into it."""
     end, second, links = 0, waits.second_of(check), []
     for position, units in timer_units(store):
         end = position + len(units) * UNIT_SIZE
@@ -170,13 +170,13 @@ def _is_covering(store: StoreFiles, check: TimerCheck) -> bool:
 
 
 def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
-    """Whether the timer log is the one that the note is of."""
+    """Return whether the timer log is the one that the note describes."""
     files = _timer_files(store)
     size = files[0][1] if files else 0
     begin, end = (files[0][0], files[-1][0] + size) if files else (0, 0)
     if not waits.is_covered(note, begin, end):
         return False
-    if note.sums is None or store.is_running:  # one that runs has compared them, and goes on writing
+    if note.sums is None or store.is_running:  # a running broker has compared them, and goes on writing
         return True
     withdrawn = joined([_said(store, min(recovery, store.readable_end)).withdrawn])
     check = waits.LogCheck(size or 1, note.sums.log, withdrawn)
@@ -186,9 +186,10 @@ def _is_as_noted(store: StoreFiles, note: TimerNote, recovery: int) -> bool:
 
 
 def read_progress(store: StoreFiles, delay_levels: str | None = None) -> Progress:
-    """The progress of a store. `levels.table`: the broker's messageDelayLevel, by default told by the store itself.
+    """Read the progress of a store. `delay_levels`: the broker's messageDelayLevel; without it, the delays are those
+    that the store itself tells, else RocketMQ's defaults.
 
-    Raises ValueError for a table that is none."""
+    Raises ValueError for a wrong table."""
     delays = _delays(store, delay_levels)
     books = read_books(store)
     return Progress(books.levels, books.second, books.queue_offset, delays, _held(store, books))
@@ -199,12 +200,12 @@ def _held(store: StoreFiles, books: Books) -> Integers:
     if books.note is not None:
         for _, units in timer_units(store, 0, books.note.log_end):
             live = waits.is_live(units, seconds_of(units), books.second)
-            # Where a policy chose the time, of a paused topic too, the unit does not tell the record's own slot.
+            # Where a policy, or a topic's pause, chose the time, the unit does not tell the slot that the record says.
             due_second = (_due_ms(units) - 1) // PRECISION_MS
             is_chosen = (units["due_ms"] < 0) | (due_second <= books.note.held_to)
             found.append(units["physical_offset"][live & (is_chosen | (due_second < books.second))].astype(np.int64))
     elif books.has_log:
-        # RocketMQ puts none of its own into a later slot, but duemq may have had the store before.
+        # RocketMQ puts no message into a later slot, but duemq may have had the store before.
         for _, units in timer_units(store):
             seconds = seconds_of(units)
             is_later = waits.is_parked(units, seconds) | (units["due_ms"] < 0)
@@ -214,7 +215,7 @@ def _held(store: StoreFiles, books: Books) -> Integers:
 
 
 def _due_ms(units: Any) -> Integers:
-    """The exact deliver times in units of duemq's, 0 in RocketMQ's (see `scheduler.timers.files.log`)."""
+    """Return the exact deliver times in duemq's units, 0 in RocketMQ's (see `scheduler.timers.files.log`)."""
     due: Integers = np.abs(units["due_ms"].astype(np.int64)) & MAX_DUE_MS
     return due
 
@@ -225,7 +226,8 @@ def _offset_table(store: StoreFiles) -> dict[int, int]:
 
 
 def behind_last(store: StoreFiles) -> int | None:
-    """The queue offset behind the message that the timer log's last unit is of; None where that is none."""
+    """Return the queue offset behind the message of the timer log's last unit; None if that is no readable message of
+    the timer topic."""
     last = None
     for base, _ in reversed(_timer_files(store)):
         for _, units in timer_units(store, base):
@@ -257,18 +259,18 @@ def _delays(store: StoreFiles, delay_levels: str | None) -> list[int]:
 
 
 def _delay_told(store: StoreFiles, units: Any) -> int | None:
-    """The delay, ms, that the newest of RocketMQ's units of a level tells whose record can be read: its consume queue
-    has the deliver time of each message of a level, and so tells the table that was used. None where no unit tells:
-    records of duemq's have the deliver time themselves.
+    """Return the delay, ms, told by the newest of RocketMQ's units of a level whose record can be read: RocketMQ's
+    consume queue has each message's deliver time, and so tells which table was used. None where no unit tells it:
+    duemq's records have the deliver time themselves.
 
-    Reads a few records, however many there are: what one broker wrote lies together, and where it begins is looked for
-    by halves."""
+    Reads only a few records of however many: those of one broker lie together, and a binary search finds where they
+    begin."""
     units = units[waits.is_message(units["size"])]
     units = units[units["physical_offset"].astype(np.int64) >= store.segments[0].first_offset]
     size, end = 1, len(units)
     last: list[_Read] = []
     while end > 0 and not last:
-        # From behind, in ever larger parts: as a rule the last one can be read.
+        # From the end, in ever larger parts: usually the last record can be read.
         last = _read(store, units, max(0, end - size), end)
         size, end = size * 8, end - size
     if not last or last[-1].delay_ms is not None:
@@ -291,9 +293,9 @@ def _delay_told(store: StoreFiles, units: Any) -> int | None:
 
 
 def known_delays(store: StoreFiles, delay_levels: str | None = None) -> dict[int, int]:
-    """The delays of the store's levels, ms, as far as it is known that all messages of a level had the same: by what
-    some of each tell, or else by the table. `levels.table`: as for `read_progress`; where it is not given, RocketMQ's
-    default if duemq had the store last, and noted that table."""
+    """Return the delays of the store's levels, ms, where all messages of a level are known to have the same delay: from
+    some messages of each, or else from the table. `delay_levels`: as for `read_progress`; without it, RocketMQ's
+    default if duemq had the store last and noted that table."""
     table = _noted_table(store) if delay_levels is None else DelayLevels(delay_levels)
     units: dict[int, list[Any]] = {}
     for file in store.queue_files():
@@ -310,20 +312,20 @@ def known_delays(store: StoreFiles, delay_levels: str | None = None) -> dict[int
 
 
 def _noted_table(store: StoreFiles) -> DelayLevels | None:
-    """The broker's table, where it is known to be RocketMQ's default: duemq notes its checksum alone."""
+    """Return the broker's table if it is known to be RocketMQ's default, else None: duemq notes only its checksum."""
     note = runs.decode(read_books(store).checkpoint.notes.get(service.NAME, b""))
     table = DelayLevels()
     return table if note is not None and note.table_crc == runs.table_crc(table.text) else None
 
 
 def _some_delays(store: StoreFiles, units: Any) -> set[int]:
-    """The delays, ms, that some records of a level had, from the first to the last one."""
+    """Return the delays, ms, of a few sample records of a level, from the first to the last one."""
     units = units[waits.is_message(units["size"])]
     units = units[units["physical_offset"].astype(np.int64) >= store.segments[0].first_offset]
     delays = set()
     for at in np.unique(np.linspace(0, len(units) - 1, _SAMPLES).astype(int)).tolist() if len(units) else ():
         place = units["physical_offset"][at : at + 1].astype(np.int64), units["size"][at : at + 1].astype(np.int64)
-        with suppress(OSError):  # a broker that runs may have removed the file
+        with suppress(OSError):  # a running broker may have removed the file
             for records in at_offsets(store, *place):
                 promise = int(records.prepared_offset[0])
                 delay = (promise or int(units["tags_code"][at])) - int(records.store_ms[0])
@@ -332,14 +334,15 @@ def _some_delays(store: StoreFiles, units: Any) -> set[int]:
 
 
 class _Read(NamedTuple):
-    """A unit of a level whose record can be read: its index, and the delay that it tells, ms; None if it is duemq's."""
+    """A unit of a level whose record can be read: its index, and the delay that it tells, ms; None if the record is
+    duemq's."""
 
     at: int
     delay_ms: int | None
 
 
 def _read(store: StoreFiles, units: Any, begin: int, end: int) -> list[_Read]:
-    """Those of some units whose records can be read, in order."""
+    """Return the units with indexes from `begin` to `end` that have a readable record, in order."""
     part = units[begin:end]
     order = np.argsort(part["physical_offset"], kind="stable")
     places = part["physical_offset"][order].astype(np.int64)
@@ -357,14 +360,14 @@ def _read(store: StoreFiles, units: Any, begin: int, end: int) -> list[_Read]:
 
 
 class Waiting(NamedTuple):
-    """Messages that wait: where their records lie, ascending, and how many bytes they have."""
+    """Waiting messages: the physical offsets of their records, ascending, and their sizes in bytes."""
 
     offsets: Integers
     sizes: Integers
 
 
 class _Said(NamedTuple):
-    """What records say: whose messages were delivered, or withdrawn, and which are scheduled."""
+    """What records say: the physical offsets of delivered and of withdrawn messages, and the scheduled messages."""
 
     delivered: Integers
     withdrawn: Integers
@@ -375,7 +378,7 @@ class _Said(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """Messages in queues of the schedule topic, or of the timer topic."""
+    """Messages in queues of the schedule topic or of the timer topic."""
 
     level: Integers
     queue_offset: Integers
@@ -384,15 +387,15 @@ class _Queued(NamedTuple):
 
 
 def waiting(store: StoreFiles) -> Waiting:
-    """The messages that a broker that opens the store would still deliver. Takes 16 bytes of memory for each."""
+    """Return the messages that a broker that opens the store would still deliver. Needs 16 bytes of memory for each."""
     found = _listed(store, read_books(store))
-    # What expired, or was lost with the end of the log, is nowhere to be read.
+    # Records that expired, or were lost with the end of the log, cannot be read.
     there = (found.offsets >= store.segments[0].first_offset) & (found.offsets < store.readable_end)
     return Waiting(found.offsets[there], found.sizes[there])
 
 
 def _listed(store: StoreFiles, books: Books) -> Waiting:
-    """The messages that wait by the books, wherever their records lie."""
+    """Return the messages that wait by the books, wherever their records lie."""
     said = _said(store, books.since)
     found = [*_waiting_levels(store, books, said), *_waiting_timers(store, books, said)]
     offsets, first = np.unique(np.concatenate([_NONE, *(each.offsets for each in found)]), return_index=True)
@@ -402,17 +405,17 @@ def _listed(store: StoreFiles, books: Books) -> Waiting:
 DESTROYED: Final = np.dtype([("physical_offset", "<i8"), ("size", "<i4"), ("delay_level", "<i2"), ("due_ms", "<i8")])
 """A message whose record cannot be read. `delay_level`: 0 for a timer. `due_ms`: 0 where its queue does not tell."""
 _LEAST_MS: Final = 10**11
-"""Less is no deliver time, but the hash of a tag, which RocketMQ's timer topic has there."""
+"""A smaller tags code is no deliver time but the hash of a tag, which RocketMQ has in the timer topic's queue."""
 
 
 def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: int = 0) -> NDArray[Any]:
-    """The messages (`DESTROYED`) that the broker's queues, timer log and progress have as waiting, and whose records
-    lie in stretches of the commitlog that cannot be read, each from a physical offset to another, or in files before
-    the first one; and those that the queues have behind the last record, though no broker has the store open: some of
-    these may have been delivered. `since`: a physical offset at which a record starts, the last one or one before it.
+    """Return the messages (`DESTROYED`) that wait by the broker's queues, timer log and progress, and whose records lie
+    in unreadable `stretches` of the commitlog, each from a physical offset to another, or in files before the first
+    one. Also those that the queues list behind the last record, though no broker has the store open: some of these may
+    have been delivered. `since`: a physical offset at which a record starts, the last one or one before it.
 
-    Where the books do not tell how far the broker came with a level, or with the timers, what lies before the first
-    file is taken for delivered: that is what retention leaves behind of everything."""
+    Where the books do not tell how far the broker is with a level, or with the timers, messages before the first file
+    count as delivered: retention leaves such entries behind for all of them."""
     begin = store.segments[0].first_offset
     bounds = np.array(sorted([*stretches, *([(0, begin)] if begin else [])]), np.int64).reshape(-1, 2)
     gone = Waiting(_NONE, _NONE)
@@ -438,7 +441,7 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
         more["due_ms"] = np.where(codes >= _LEAST_MS, codes, 0)
         more["delay_level"] = file.queue_id + 1 if file.topic == SCHEDULE_TOPIC else 0
         rows.append(more)
-    # The timer topic's queue may have lost its first files as well; the timer log still has what waits.
+    # The timer topic's queue may have lost its first files as well; the timer log still has the waiting messages.
     left = ~is_among(gone.offsets, np.unique(np.concatenate(rows)["physical_offset"].astype(np.int64)))
     more = np.zeros(int(left.sum()), DESTROYED)
     more["physical_offset"], more["size"] = gone.offsets[left], gone.sizes[left]
@@ -448,7 +451,7 @@ def destroyed(store: StoreFiles, stretches: Iterable[tuple[int, int]], since: in
 
 
 def _said(store: StoreFiles, since: int) -> _Said:
-    """What the records from a physical offset on say, where duemq wrote them."""
+    """Return what duemq's records from a physical offset on say."""
     delivered, withdrawn, newest_ms = [_NONE], [_NONE], 0
     levels: list[_Queued] = []
     timers: list[_Queued] = []
@@ -476,7 +479,7 @@ def _queued(records: Records, rows: Mask) -> _Queued:
 
 
 def _units(store: StoreFiles, file: QueueFile, books: Books) -> tuple[Any, Integers]:
-    """The units of a file of a consume queue that are good, and their queue offsets."""
+    """Return the good units of a file of a consume queue, and their queue offsets."""
     units = store.units(file)
     good = units["physical_offset"] < books.queues_to
     return units[good], np.flatnonzero(good) + file.first_unit
@@ -544,7 +547,8 @@ def _waiting_timers(store: StoreFiles, books: Books, said: _Said) -> list[Waitin
 
 
 def _behind(store: StoreFiles, books: Books, found: Found) -> tuple[list[Waiting], list[tuple[Integers, Integers]]]:
-    """The messages of the timer topic that are not in the wheel, by its queue; and RocketMQ's records that delete."""
+    """Return the messages of the timer topic that are not in the wheel yet, by its queue, and RocketMQ's records that
+    delete others, as (physical offsets, sizes)."""
     result, deletions = [], []
     for file in store.queue_files():
         if file.topic != TIMER_TOPIC or file.queue_id != 0:
@@ -565,8 +569,8 @@ def _behind(store: StoreFiles, books: Books, found: Found) -> tuple[list[Waiting
 
 
 def _cancelled(store: StoreFiles, found: list[Waiting], deletions: list[tuple[Integers, Integers]]) -> Integers:
-    """Messages that RocketMQ's deletions take out of their slot when its turn comes: by topic and unique key, or by
-    that alone."""
+    """Return the physical offsets of messages that RocketMQ's deletions remove when the turn of their slot comes. A
+    deletion names topic and unique key, or only the unique key."""
     named: set[tuple[int, str]] = set()
     for offsets, sizes in deletions:
         order = np.argsort(offsets)
@@ -594,7 +598,7 @@ def _cancelled(store: StoreFiles, found: list[Waiting], deletions: list[tuple[In
 
 
 def timer_columns(units: Any, position: int) -> dict[str, Any]:
-    """The columns of the table `timers` for units that lie one after the other from a position on."""
+    """Return the columns of the table `timers` for units that follow one another from a position on."""
     magic, is_applied = units["magic"], units["due_ms"] == APPLIED
     return {
         "position": position + np.arange(len(units), dtype=np.int64) * UNIT_SIZE,
@@ -613,14 +617,15 @@ def timer_columns(units: Any, position: int) -> dict[str, Any]:
 
 
 def _timer_files(store: StoreFiles) -> list[tuple[int, int]]:
-    """Where the files of the timer log begin, and their bytes."""
+    """Return where each file of the timer log begins, and its bytes."""
     return [(int(name), size) for name, size in store.sizes("timerlog") if name.isdecimal() and size]
 
 
 def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Iterator[tuple[int, Any]]:
-    """The units of the timer log between two positions, in order, a part at a time, as
-    `scheduler.timers.files.log.UNIT`, and their position; of each file those up to the first that is none. Those whose
-    messages got others are marked, as the checkpoint says, also where the files do not say so yet."""
+    """Yield the units of the timer log between two positions, in order, a part at a time, as
+    `scheduler.timers.files.log.UNIT`, with the position of the first; of each file, the units before the first invalid
+    one. Units of messages that got newer ones are marked as the checkpoint's note says, even if the files are not
+    yet."""
     known = checkpoint.load(cast(Files, store), "checkpoint")
     note = formats.decode_note(known.notes.get("timers", b"")) if store.written_by == "duemq" else None
     superseded = positions_of(note.superseded if note is not None else b"")

@@ -1,5 +1,5 @@
 """Results that go to a URI (s3://, hdfs://): jobs write them into a directory of this machine, from which they are
-copied when all of them are there."""
+copied once all of them are there."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.local_files import is_local
 
 _LAST: Final = ("report.html", "audit.json", "history.jsonl")
-"""What people and the next run look at is replaced last, in this order."""
+"""Files that people and the next run open are replaced last, in this order."""
 _NOT_READ: Final = {"parquet", "report.html"}
-"""Files and directories that no run reads of the run before."""
+"""Files and directories of the previous run that no run reads."""
 
 
 @contextmanager
 def published(out: str | None) -> Iterator[str | None]:
-    """Where a job is to write what goes to `out`: the same where that is on this machine, or None; else a temporary
-    directory with what the run before left there. Its files are copied there in the end, unless the job failed.
-    Raises JobError."""
+    """Yield where a job writes its results for `out`: `out` itself where it is on this machine, or None; else a
+    temporary directory with the files that the previous run left there. In the end changed files are copied to `out`
+    and removed ones deleted there, unless the job failed. Raises JobError."""
     if out is None or is_local(out):
         yield out
         return

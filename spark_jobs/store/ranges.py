@@ -1,9 +1,9 @@
 """Ranges of the commitlog that tasks read independently of each other, each starting with a record.
 
-Any bytes can be in a message's body, also whole records with the physical offsets at which they come to lie. So what a
-record says of itself proves nothing. A range starts where a consume queue has a unit of just this place and size: units
-are written by the broker, for records alone. Where no unit is found the records are followed, size by size, from one
-that is known.
+A message's body can contain any bytes, even whole records that state the physical offsets at which they happen to lie.
+So a record's own fields prove nothing. A range starts where a consume queue has a unit of exactly this place and size:
+the broker writes units for records only. Where no unit is found, the records are followed, size by size, from a known
+one.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ CHUNK_SIZE: Final = 4 << 20
 """Bytes that are read and decoded at a time: they stay in the processor's cache from one column to the next."""
 _WINDOW: Final = 1 << 20
 _WINDOWS: Final = 8
-"""How many windows are searched for a record with a unit before records are followed: more than the largest message."""
+"""Number of windows searched for a record with a unit before records are followed: more than the largest message."""
 _TRIES: Final = 64
-"""How many places of a window are compared with their units."""
+"""Number of places in a window that are compared with their units."""
 
 
 class Range(NamedTuple):
-    """Physical offsets from a record's start to another's, or to the end of what can be read. In one file."""
+    """Physical offsets from the start of a record to the start of another, or to the end of the readable log. In one
+    file."""
 
     start: int
     end: int
 
 
 def plan(store: StoreFiles, size: int = RANGE_SIZE, *, start: int = 0, end: int | None = None) -> list[Range]:
-    """The ranges of a store, of about `size` bytes, from one physical offset (a record's start) to another."""
+    """Return the ranges of a store, of about `size` bytes, from the physical offset `start` (a record's start) to
+    `end`. Raises JobError for a `size` below CHUNK_SIZE."""
     if size < CHUNK_SIZE:
         raise JobError(f"a range of {size} bytes is too small; at least {CHUNK_SIZE}")
     limit = store.readable_end if end is None else min(end, store.readable_end)
@@ -73,8 +75,8 @@ def plan(store: StoreFiles, size: int = RANGE_SIZE, *, start: int = 0, end: int 
 
 
 def boundary(store: StoreFiles, segment: Segment, offset: int, end: int, *, known: int) -> int | None:
-    """A record's start at or soon behind an offset; None where there is none any more. `known`: a record's start before
-    it, in the same file, from which the records are followed where the consume queues do not tell. Raises OSError."""
+    """Return a record's start at or soon behind an offset; None where none follows. `known`: a record's start before
+    it, in the same file, from which records are followed where the consume queues do not tell. Raises OSError."""
     at = offset
     for _ in range(_WINDOWS):
         if at >= end:
@@ -92,7 +94,7 @@ def boundary(store: StoreFiles, segment: Segment, offset: int, end: int, *, know
 
 
 def _has_unit(store: StoreFiles, segment: Segment, offset: int, end: int) -> bool:
-    """Whether the consume queue has what looks like a record where that says that it is listed."""
+    """Return whether bytes that look like a record are listed in the consume queue, at the unit that they name."""
     at = offset - segment.first_offset
     size = int.from_bytes(store.read(segment.path, at, 4), "big")
     if not MIN_SIZE <= size <= end - offset:
@@ -107,7 +109,7 @@ def _has_unit(store: StoreFiles, segment: Segment, offset: int, end: int) -> boo
 
 
 def _followed(store: StoreFiles, known: int, offset: int, end: int) -> int | None:
-    """The first record's start at or behind an offset, by the records from a known one on."""
+    """Return the start of the first record at or behind an offset, following the records from a known one."""
     for found in walks(store, Range(known, end), check_crc=False):
         at = found.records.physical_offset
         behind = int(np.searchsorted(at, offset))
@@ -117,8 +119,9 @@ def _followed(store: StoreFiles, known: int, offset: int, end: int) -> int | Non
 
 
 def walks(store: StoreFiles, part: Range, *, check_crc: bool, chunk_size: int = CHUNK_SIZE) -> Iterator[Walk]:
-    """The records of a range, a few MiB at a time. The bytes of one are overwritten by the next: use or copy them
-    before going on. Damages may be continued by those of the next walk (see `damages_of`). Raises OSError."""
+    """Yield the records of a range, a few MiB at a time. The next walk overwrites the bytes of the last one: use or
+    copy them before going on. Damage may continue in the next walk (see `damages_of`). Raises OSError, and JobError if
+    the file is gone."""
     segment = store.segment_of(part.start)
     if segment is None:
         raise JobError(f"{store.path}: the file with physical offset {part.start} is gone since the job was planned")
@@ -143,18 +146,18 @@ def walks(store: StoreFiles, part: Range, *, check_crc: bool, chunk_size: int = 
         if found.at_end_marker or is_last:
             return
         if found.end == 0:
-            # A record that is larger than what was read.
+            # A record larger than the buffer.
             data = np.zeros(2 * len(data), np.uint8)
         at += found.end
 
 
 def damages_of(store: StoreFiles, part: Range, *, check_crc: bool) -> list[Damage]:
-    """What of a range is no record."""
+    """Return the damage in a range."""
     return joined_damages([damage for found in walks(store, part, check_crc=check_crc) for damage in found.damages])
 
 
 def at_offsets(store: StoreFiles, offsets: Integers, sizes: Integers, *, gap: int = 64 << 10) -> Iterator[Records]:
-    """The records at given physical offsets, ascending, with their sizes; those near each other are read together.
+    """Yield the records at given physical offsets, ascending, with their sizes; neighbouring ones are read together.
     Offsets at which no record lies are left out."""
     at, ends = 0, offsets + sizes
     while at < len(offsets):
@@ -181,8 +184,8 @@ def at_offsets(store: StoreFiles, offsets: Integers, sizes: Integers, *, gap: in
 
 
 def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
-    """The records at given physical offsets, ascending, one by one: for a few. Offsets at which no record lies are left
-    out."""
+    """Yield the records at given physical offsets, ascending, one by one, which suits a few. Offsets at which no record
+    lies are left out."""
     for offset in offsets.tolist():
         segment = store.segment_of(offset)
         if segment is not None:
@@ -192,7 +195,8 @@ def records_at(store: StoreFiles, offsets: Integers) -> Iterator[Records]:
 
 
 def begin_ms_of(store: StoreFiles) -> int:
-    """When the first record was stored of a log from which others have gone, ms since the epoch; 0 where none have."""
+    """Return the store time (ms since the epoch) of the first record of a log whose first files are gone; 0 where none
+    are."""
     first = next((segment for segment in store.segments if segment.size), store.segments[0])
     if not store.segments[0].first_offset:
         return 0
@@ -200,7 +204,7 @@ def begin_ms_of(store: StoreFiles) -> int:
 
 
 def first_store_ms(store: StoreFiles, part: Range) -> int | None:
-    """The store time of a range's first record; None where there is none at its start."""
+    """Return the store time of a range's first record; None where its first 64 KiB have none."""
     for records in records_at(store, np.array([part.start], np.int64)):
         return int(records.store_ms[0])
     for found in walks(store, Range(part.start, min(part.end, part.start + (1 << 16))), check_crc=False):

@@ -1,18 +1,18 @@
-"""What each record is for: a message, a message that waits for its time, the delivery of one, a half message, ...
+"""The role of each record: a message, a message that waits for its time, the delivery of one, a half message, ...
 
     in the topic                 with                                 the record is
     SCHEDULE_TOPIC_XXXX          DELAY, REAL_TOPIC                    LEVEL: waits for a delay level
     rmq_sys_wheel_timer          TIMER_OUT_MS, REAL_TOPIC             TIMER: waits in the timer wheel
-    rmq_sys_wheel_timer          TIMER_DEL_UNIQKEY                    CANCEL: takes one back that waits
+    rmq_sys_wheel_timer          TIMER_DEL_UNIQKEY                    CANCEL: withdraws a waiting message
     RMQ_SYS_TRANS_HALF_TOPIC                                          HALF: a transaction that was begun
     RMQ_SYS_TRANS_OP_HALF_TOPIC                                       HALF_END: half messages that were ended
     any other                    an origin, or REAL_TOPIC itself      DELIVERY: of a message that waited
     any other                                                         MESSAGE
 
 duemq names the origin of a delivery, of a cancellation and of a message that waits once more in the
-prepared-transaction offset (`storage.log.copies`). RocketMQ does not: there a delivery is known by the unique key, the
-real topic and queue, the producer's time and the number of retries, which the broker all leaves as they are; `key_hash`
-is of these.
+prepared-transaction offset (`storage.log.copies`). RocketMQ does not: there a delivery is recognised by the unique key,
+the real topic and queue, the producer's time and the number of retries, none of which the broker changes; `key_hash` is
+a hash of these.
 """
 
 from __future__ import annotations
@@ -76,14 +76,14 @@ class Roles:
 
     @cached_property
     def _origin(self) -> Integers:
-        """What the prepared-transaction offset says, as if it said it in every record."""
+        """The origin that the prepared-transaction offset would name, computed for every record."""
         records = self._records
         return origins_of(records.prepared_offset, records.sys_flag, records.physical_offset)
 
     @cached_property
     def _looks_delivered(self) -> Flags:
-        """Whether a record is where its real topic says, after it waited. So is a committed transaction's, which has
-        waited in the half topic alone unless a property tells of more."""
+        """Whether a record is in its real topic after it waited. Records of committed transactions look like this too;
+        they waited in the half topic only, unless a property says that they were scheduled as well."""
         records = self._records
         is_commit = records.sys_flag & _TRANSACTION == _COMMIT
         found = self._is_of_real_topic
@@ -109,7 +109,7 @@ class Roles:
 
     @cached_property
     def is_again(self) -> Flags:
-        """Whether the record is of the timer topic and waits in place of another: rolled, or given another time."""
+        """Whether the record is in the timer topic and waits in place of another: rolled, or given another time."""
         timers: Flags = self.role == TIMER
         if timers.any():
             timers = timers & (self._records.property("TIMER_ROLL_TIMES")[0] >= 0)
@@ -117,7 +117,7 @@ class Roles:
 
     @cached_property
     def origin(self) -> Integers:
-        """Physical offset of the record that a delivery, a cancellation or a record that waits once more names;
+        """The physical offset of the origin that a delivery, a cancellation or a record that waits once more names;
         NO_ORIGIN where none is named."""
         names_one = (self.role == DELIVERY) | (self.role == CANCEL) | self.is_again
         return np.where(names_one, self._origin, NO_ORIGIN)
@@ -129,14 +129,15 @@ class Roles:
 
     @cached_property
     def slot_second(self) -> Integers:
-        """The second (since the epoch) in whose slot of the wheel a message waits, by its record; 0 where none."""
+        """The second (since the epoch) in whose slot a message waits, by its record; 0 where there is none."""
         if not ((self.role == TIMER) | (self.role == CANCEL)).any():
             return np.zeros(len(self._records), np.int64)
         out, present = self._records.property_ints("TIMER_OUT_MS")
         return np.where(present, out // PRECISION_MS, 0)
 
     def due_ms(self, delays_ms: Integers) -> Integers:
-        """When messages that wait are due; 0 for other records. `delays_ms`: of the delay levels, from level 1 on.
+        """Return when waiting messages are due; 0 for other records. `delays_ms`: those of the delay levels, from level
+        1 on.
 
         Exact for duemq's own records, and where a property tells the time; else by the store time and the delay; else
         by the end of the slot (see `protocol.records.timer_properties`)."""
@@ -157,7 +158,7 @@ class Roles:
         records = self._records
         latest = (self.slot_second + 1) * PRECISION_MS
         asked = np.zeros(len(records), np.int64)
-        # Of the three the first that is there counts.
+        # A later property in this list takes precedence.
         for name, factor in (("TIMER_DELIVER_MS", 0), ("TIMER_DELAY_MS", 1), ("TIMER_DELAY_SEC", 1000)):
             values, present = records.property_ints(name)
             asked = np.where(present, records.store_ms + values * factor if factor else values, asked)
@@ -165,7 +166,8 @@ class Roles:
 
     @cached_property
     def message_hash(self) -> Integers:
-        """Real topic and unique key as 63 bits; without a unique key the body's checksum and size take its place."""
+        """A 63-bit hash of real topic and unique key; without a unique key, of the body's checksum and size and the
+        flag instead."""
         records = self._records
         has_key = records.property("UNIQ_KEY")[0] >= 0
         name = records.texts.hashes("UNIQ_KEY")
@@ -179,15 +181,15 @@ class Roles:
 
     @cached_property
     def key_hash(self) -> Integers:
-        """What a message that waits and its delivery have in common, as 63 bits: `message_hash`, real queue, producer's
-        time and retries."""
+        """A 63-bit hash of what a waiting message and its delivery have in common: `message_hash`, real queue,
+        producer's time and retries."""
         records = self._records
         queue, has_queue = records.property_ints("REAL_QID")
         queue = np.where(has_queue, queue, records.queue_id)
         return hash_ints(self.message_hash, queue, records.born_ms, records.reconsume_times)
 
     def real_topics(self) -> pa.StringArray:
-        """The topic that a message is for: REAL_TOPIC while it waits, else its own."""
+        """Return the topic that a message is for: REAL_TOPIC while it waits, else its own."""
         import pyarrow.compute as pc
 
         codes, names = self._records.topics()
@@ -196,7 +198,7 @@ class Roles:
         return pc.if_else(waits, pc.coalesce(self._records.property_strings("REAL_TOPIC"), own), own)
 
     def real_queues(self) -> Integers:
-        """The queue that a message is for: REAL_QID while it waits, else its own."""
+        """Return the queue that a message is for: REAL_QID while it waits, else its own."""
         queue, has_queue = self._records.property_ints("REAL_QID")
         waits = np.isin(self.role, (LEVEL, TIMER, CANCEL, HALF)) & has_queue
         return np.where(waits, queue, self._records.queue_id)
