@@ -1,8 +1,8 @@
-"""Which records of a store a reader is to give: by topic, store time, physical offset and queue offset, as its
-options say.
+"""Which records a reader of a store returns, as its options say: by topic, store time, physical offset and queue
+offset.
 
-They are options because Spark 4.1 to 4.3 keep one Python reader for a DataFrame, a view, and all that is made of it: a
-reader that took note of one query's filters (`pushFilters`) would apply them to the next query too, and in a union or a
+They are options because Spark 4.1 to 4.3 keep one Python reader for a DataFrame, a view, and everything derived from
+it: a reader that took one query's filters (`pushFilters`) would apply them to the next query too, and in a union or a
 self-join the last filters to every side.
 """
 
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.source.tables import Batch
 
 ALL: Final = (-(1 << 63), (1 << 63) - 1)
-"""A span that leaves nothing out."""
+"""A span that includes everything."""
 
 
 class Span(NamedTuple):
-    """What of a queue is read: a record has to be within all of these. Starts are inclusive, ends exclusive."""
+    """The part of a queue that is read: records within all of these bounds. Starts are inclusive, ends exclusive."""
 
     start_queue: int = ALL[0]
-    """A queue offset, as the next one."""
+    """A queue offset, as `end_queue`."""
     end_queue: int = ALL[1]
     start: int = ALL[0]
     """A physical offset."""
     start_ms: int = ALL[0]
-    """Store time, ms since the epoch, as the next one."""
+    """Store time, ms since the epoch, as `end_ms`."""
     end_ms: int = ALL[1]
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What records have to be. A span has its first value, and the one behind its last."""
+    """The conditions for records to be read. A span is its first value and the value behind its last."""
 
     topics: frozenset[str] | None = None
     """None for all."""
     store_ms: tuple[int, int] = ALL
     physical_offset: tuple[int, int] = ALL
     queues: Mapping[str, Mapping[int, Span]] = field(default_factory=dict)
-    """By topic and queue id; of a queue that is not named all is read."""
+    """Spans by topic and queue id; of a queue that is not named all is read."""
     until: int = ALL[1]
     """Physical offset from which on `store_ms` and `queues` leave nothing out."""
 
     def keep(self, records: Records) -> Records:
-        """The records that lie in all spans, of all topics."""
+        """Return the records within all spans; `topics` is not checked here."""
         low, high = self.physical_offset
         if (low, high) != ALL and len(records):
             records = only(records, (records.physical_offset >= low) & (records.physical_offset < high))
@@ -66,7 +66,7 @@ class Filters:
         return only(records, wanted)
 
     def _in_queues(self, records: Records) -> NDArray[np.bool_]:
-        """Which records their queues' spans have."""
+        """Return which records are within the spans of their queues."""
         codes, names = records.topics()
         known = [
             ((code << 32) | queue, span)
@@ -92,5 +92,5 @@ _Rows = TypeVar("_Rows", "Records", "Batch")
 
 
 def only(rows: _Rows, wanted: NDArray[np.bool_]) -> _Rows:
-    """Those rows that are wanted; the same object where all are."""
+    """Return the wanted rows; the same object where all are wanted."""
     return rows if wanted.all() else rows.take(wanted)

@@ -1,5 +1,5 @@
-"""How far consumer groups and delay levels are: config/consumerOffset.json and config/delayOffset.json beside the
-consume queues.
+"""How far consumer groups and delay levels are: config/consumerOffset.json and config/delayOffset.json, with the bounds
+of the consume queues.
 
     consumerOffset.json   {"offsetTable": {"<topic>@<group>": {"<queue id>": next queue offset, ...}, ...}}
     delayOffset.json      {"offsetTable": {"<level>": next queue offset, ...}}
@@ -21,7 +21,8 @@ _PADDING_SIZE = 0x7FFFFFFF
 
 
 def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
-    """Of each queue the least queue offset and the next to be given, as the consume queues have them."""
+    """Return the first and the next queue offset of each queue, by topic and queue id, as the consume queues have
+    them."""
     bounds: dict[tuple[str, int], tuple[int, int]] = {}
     for file in store.queue_files():
         key = (file.topic, file.queue_id)
@@ -38,7 +39,7 @@ def queue_bounds(store: StoreFiles) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def _bounds_of_full(store: StoreFiles, file: QueueFile) -> tuple[int, int] | None:
-    """The bounds of a file that has a unit in its first and its last place; None of another one."""
+    """Return the bounds of a file that has a unit in its first and its last place; None for any other file."""
     count = file.size // UNITS.itemsize
     first, last = (store.read(file.path, at * UNITS.itemsize, UNITS.itemsize) for at in (0, max(count - 1, 0)))
     sizes = [int(np.frombuffer(data, UNITS)["size"][0]) for data in (first, last) if len(data) == UNITS.itemsize]
@@ -48,7 +49,7 @@ def _bounds_of_full(store: StoreFiles, file: QueueFile) -> tuple[int, int] | Non
 
 
 def offset_rows(store: StoreFiles) -> list[dict[str, Any]]:
-    """The rows of the table `offsets`."""
+    """Return the rows of the table `offsets`."""
     bounds = queue_bounds(store)
     rows = []
     consumers = store.table("config/consumerOffset.json", "offsetTable")

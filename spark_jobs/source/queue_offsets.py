@@ -1,4 +1,4 @@
-"""Where reading begins and ends in each queue, with options that have the form of Spark's source for Kafka.
+"""Where reading begins and ends in each queue, by options in the form of Spark's source for Kafka.
 
 https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integration.html describes the originals.
 
@@ -6,8 +6,8 @@ https://spark.apache.org/docs/latest/streaming/structured-streaming-kafka-integr
                                                             offsets by topic and queue; -2: earliest, -1: latest
     startingOffsetsByTimestamp, endingOffsetsByTimestamp    {"orders": {"0": 1795392000000}}: ms since the epoch
 
-Of several stores the same is asked, or of each its own: {"/data/a/store": {"orders": {"0": 23}}, ...}. Starts are
-inclusive, ends exclusive. A topic is named with all of its queues.
+For several stores the option holds for each, or has an entry for each: {"/data/a/store": {"orders": {"0": 23}}, ...}.
+Starts are inclusive, ends exclusive. A topic must be given with all of its queues.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EARLIEST: Final = -2
 LATEST: Final = -1
 _NO_RECORD: Final = 64
-"""Units below that size, bytes, mark messages that were withdrawn, or delivered before others."""
+"""Unit sizes (bytes) up to here are marks: the message was withdrawn, or delivered before others."""
 _PADDING: Final = 0x7FFFFFFF
 _EXAMPLE: Final = '{"orders": {"0": 23, "1": -2}}'
 
@@ -36,7 +36,7 @@ Spans = dict[str, dict[int, Span]]
 
 
 class Numbers(NamedTuple):
-    """An option in JSON. One of the two is None."""
+    """The parsed JSON of an option. Either `of_all` or `of_each` is None."""
 
     option: str
     of_all: Queues | None
@@ -44,18 +44,18 @@ class Numbers(NamedTuple):
     """By path or URI of a store."""
 
     def topics(self) -> set[str]:
-        """All topics that are named."""
+        """Return all topics named in the option."""
         return {topic for queues in self._queues() for topic in queues}
 
     def _queues(self) -> list[Queues]:
         return [self.of_all] if self.of_all is not None else list((self.of_each or {}).values())
 
     def values(self) -> Iterator[int]:
-        """All numbers."""
+        """Return all numbers in the option."""
         return (value for queues in self._queues() for topic in queues.values() for value in topic.values())
 
     def of(self, store: str) -> Queues:
-        """Those of a store. Raises JobError where it is not named."""
+        """Return the numbers for a store. Raises JobError if it is not named."""
         if self.of_each is None:
             return self.of_all or {}
         for path, queues in self.of_each.items():
@@ -65,7 +65,7 @@ class Numbers(NamedTuple):
 
 
 def parse(option: str, text: str, *, lowest: int) -> Numbers:
-    """An option in JSON. `lowest`: of its numbers. Raises JobError."""
+    """Parse an option in JSON. `lowest`: the lowest number allowed. Raises JobError."""
 
     def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
@@ -107,7 +107,7 @@ def _queues(option: str, found: dict[str, Any], lowest: int) -> Queues:
 
 
 class Bounds(NamedTuple):
-    """The first queue offset that there is, and the one behind the last."""
+    """The first queue offset of a queue and the one behind its last."""
 
     first: int
     end: int
@@ -133,11 +133,11 @@ class StoreQueues:
         return topic in self._files
 
     def of(self, topic: str) -> dict[int, list[QueueFile]]:
-        """The files of each queue of a topic, by queue id."""
+        """Return the files of each queue of a topic, by queue id."""
         return dict(sorted(self._files.get(topic, {}).items()))
 
     def bounds(self, topic: str, queue: int) -> Bounds:
-        """What a queue has: of messages whose records have expired it has nothing any more."""
+        """Return the bounds of the messages of a queue whose records have not expired."""
         begin, files = self._store.segments[0].first_offset, self._files[topic][queue]
         end = first = files[0].first_unit if files else 0
         for file in reversed(files):
@@ -153,8 +153,8 @@ class StoreQueues:
         return Bounds(first, end)
 
     def behind(self, topic: str, queue: int, offset: int) -> int:
-        """A physical offset: records of a queue from a queue offset on lie there or behind, and those before it do
-        not, also where the topic was deleted and made again."""
+        """Return a physical offset: records of a queue from a queue offset on lie there or behind, and earlier ones lie
+        before it, even if the topic was deleted and made again."""
         for file in reversed(self._files[topic][queue]):
             if file.first_unit < offset:
                 units = self._store.units(file)[: offset - file.first_unit]
@@ -165,7 +165,7 @@ class StoreQueues:
 
 
 class Asked(NamedTuple):
-    """What options ask of queues."""
+    """The options on queues: starts and ends, as queue offsets and as times."""
 
     starts: Numbers | None = None
     ends: Numbers | None = None
@@ -173,11 +173,11 @@ class Asked(NamedTuple):
     end_times: Numbers | None = None
 
     def topics(self) -> set[str]:
-        """All topics that are named."""
+        """Return all topics named in the options."""
         return {topic for numbers in self if numbers is not None for topic in numbers.topics()}
 
     def check_stores(self, stores: Iterable[str]) -> None:
-        """See that all stores that are named are read, and each is named once. Raises JobError."""
+        """Check that every store named in the options is read, and is named once. Raises JobError."""
         real = {real_path(shown(store)) for store in stores}
         for numbers in filter(None, self):
             seen = set[str]()
@@ -190,9 +190,9 @@ class Asked(NamedTuple):
                 seen.add(path)
 
     def spans(self, store: StoreFiles, *, topics: frozenset[str] | None, is_strict: bool, is_one: bool) -> Spans:
-        """What of each queue of a store is read. `topics`: those that are read, None for the named ones; `is_strict`:
-        whether offsets that there are not are refused, or else the nearest ones taken; `is_one`: whether no other
-        store is read. Raises JobError."""
+        """Return the span that is read of each queue of a store. `topics`: those that are read, None for the named
+        ones; `is_strict`: whether offsets that a queue does not have are refused, rather than replaced by the nearest
+        ones; `is_one`: whether no other store is read. Raises JobError."""
         spans: Spans = {}
         if not any(self):
             return spans
@@ -227,7 +227,7 @@ class Asked(NamedTuple):
 
 
 def _check_order(starts: Numbers, ends: Numbers, store: str) -> None:
-    """See that no queue ends before it begins. Raises JobError."""
+    """Check that no queue ends before it begins. Raises JobError."""
     of_ends = ends.of(store)
     for topic, queues in starts.of(store).items():
         for queue, start in queues.items():
@@ -242,7 +242,8 @@ def _check_order(starts: Numbers, ends: Numbers, store: str) -> None:
 def _checked(
     numbers: Numbers, store: StoreFiles, queues: StoreQueues, topics: frozenset[str] | None, *, is_one: bool
 ) -> Queues:
-    """What an option says of a store, whose topics and queues it has to name as they are. Raises JobError."""
+    """Return the numbers of an option for a store. Its topics and queues must be those of the store. Raises
+    JobError."""
     option, found = f"{store.path}: the option {numbers.option}", numbers.of(store.path)
     if topics is not None:
         for topic in sorted(set(found) - topics):
@@ -255,7 +256,7 @@ def _checked(
         if topic not in queues:
             if is_one or numbers.of_each is not None:
                 raise JobError(f"{option} names {topic}: the store has no queue of such a topic")
-            continue  # Of several brokers not all need to have it.
+            continue  # Not every one of several brokers needs to have it.
         there = queues.of(topic)
         for queue in named:
             if queue not in there:

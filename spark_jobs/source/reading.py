@@ -31,14 +31,15 @@ def load(
     delay_levels: str | None = None,
     **options: object,
 ) -> DataFrame:
-    """A table of one or several stores, by paths or URIs, which may have wildcards.
+    """Return a table of one or several stores, given by paths or URIs, which may have wildcards.
 
     `table`: messages, schedules, pending, consume_queue, timers, offsets or damaged. `columns`: by default all but
-    those for jobs. `since`, `until`: what was stored then or later, and before then; ms since the epoch, or a datetime,
-    which without a zone is of this machine's. `levels.table`: the broker's messageDelayLevel, where the store does not
-    tell it. `options`: others of the data source, see `spark_jobs.source.source`, such as checkCrc=True.
+    those meant for jobs. `since`, `until`: records stored at or after `since` and before `until`; ms since the epoch,
+    or a datetime, which without a zone is in this machine's. `delay_levels`: the broker's messageDelayLevel, where the
+    store does not tell it. `options`: others of the data source, see `spark_jobs.source.source`, such as checkCrc=True.
 
-    The table is as the store was at the first query of it. Raises JobError; what only Spark finds, a PySparkException.
+    The table is as the store was at the first query of it. Raises JobError; PySparkException for errors that only Spark
+    finds.
     """
     chosen = {
         "table": table,
@@ -67,12 +68,12 @@ def stream(
     fail_on_data_loss: bool | None = None,
     **options: object,
 ) -> DataFrame:
-    """A stream of what stores have and what is appended to them: the tables messages and schedules.
+    """Return a stream of the records that stores have and that are appended to them: the tables messages and schedules.
 
-    A query begins at `since` or `starting_offsets`, and goes on at its checkpoint. `max_offsets_per_trigger`,
-    `max_bytes_per_trigger`: records, and bytes of the commitlog, that a micro-batch takes. `fail_on_data_loss`: whether
-    it stops where messages have expired before they were read, as by default. All others as for `load`. Raises
-    JobError; what only Spark finds, a PySparkException."""
+    A query begins at `since` or `starting_offsets`, and continues from its checkpoint. `max_offsets_per_trigger`,
+    `max_bytes_per_trigger`: records, and bytes of the commitlog, in a micro-batch. `fail_on_data_loss`: whether the
+    query stops if messages expired before they were read, as by default. All others as for `load`. Raises JobError;
+    PySparkException for errors that only Spark finds."""
     chosen = {
         "table": table,
         "columns": columns,

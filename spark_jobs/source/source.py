@@ -4,33 +4,34 @@
     path             (load's)     the store, or its URI (hdfs://, s3://); with wildcards (*, [...]) all that match,
                                   and load() takes a list as well. The column `store` tells them apart
     table            messages     messages, schedules, pending, consume_queue, timers, offsets, damaged
-    columns          all          names with commas: what is not named costs nothing. `.schema(...)` does the same; *
-                                  stands for all, those that only jobs want too
+    columns          all          names with commas: columns not named cost nothing. `.schema(...)` does the same; *
+                                  stands for all, including those meant for jobs
     topics           all          names with commas. In `schedules` and `pending` they are real topics
     startingTimestamp, endingTimestamp    ms since the epoch: records stored then or later, and before then
-    startingOffsets, endingOffsets        queue offsets, as Spark's source for Kafka is told them: earliest, latest, or
+    startingOffsets, endingOffsets        queue offsets, as for Spark's source for Kafka: earliest, latest, or
                                   {"orders": {"0": 23, "1": -2}}, a number for each queue of a topic; -2 is the
                                   earliest, -1 the latest. See `queue_offsets`
     startingOffsetsByTimestamp, endingOffsetsByTimestamp    the same with ms since the epoch
     startingOffset, endingOffset          physical offsets: records that lie there or behind, and before there
-    checkCrc         false        leave out records whose body does not have its checksum (always so in `damaged`)
-    rangeBytes       134217728    bytes of the commitlog a task reads
+    checkCrc         false        leave out records with a wrong checksum or unwritten properties (always so in
+                                  `damaged`)
+    rangeBytes       134217728    bytes of the commitlog that a task reads
     delayLevels      by the store the broker's messageDelayLevel
-    timeSlackMs      600000       by how much the broker's clock may have been set back: ranges are left out by store
-                                  time only that far away from the timestamps that are asked for
-    unflushed        false        of a running broker's store on this machine, read also what is not flushed yet
-    maxBytesPerTrigger   all      streams: bytes of the commitlog a micro-batch takes (maxBytesPerBatch is the same)
-    maxOffsetsPerTrigger all      streams: records a micro-batch takes at most. Spark before 4.2 ends a query with
+    timeSlackMs      600000       by how much the broker's clock may have been set back: a range is left out by store
+                                  time only if it is that far away from the timestamps that are asked for
+    unflushed        false        also read what a running broker on this machine has not flushed yet
+    maxBytesPerTrigger   all      streams: bytes of the commitlog in a micro-batch (maxBytesPerBatch is the same)
+    maxOffsetsPerTrigger all      streams: most records in a micro-batch. Spark before 4.2 ends a query with
                                   Trigger.AvailableNow after one micro-batch, and so with either limit before the end
-    failOnDataLoss   true         streams stop where files that were not read yet have expired, and where the store is
-                                  another one than the checkpoint is of; offsets that a queue does not have are
-                                  refused. With false all go on with what there is
+    failOnDataLoss   true         streams stop if files expired before they were read, and if the store is not the
+                                  one of the checkpoint; offsets that a queue does not have are refused. With false
+                                  they go on with what there is
 
-A stream is new at the starting* options, which a restart from its checkpoint ignores.
+The starting* options hold for a new stream; a restart from its checkpoint ignores them.
 
-Ranges of the commitlog that cannot have what topics, timestamps and offsets ask for are not read. Conditions of a query
-(`where`) save no reading: Spark applies them to the rows that the options leave, and `spark_jobs.source.filters` tells
-why. Register with `spark_jobs.source.source.register(spark)`.
+Ranges of the commitlog that cannot match topics, timestamps and offsets are not read. Conditions of a query (`where`)
+save no reading: Spark applies them to the rows that the options leave; `spark_jobs.source.filters` explains why.
+Register with `spark_jobs.source.source.register(spark)`.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ try:
         SupportsTriggerAvailableNow,
     )
 except ImportError:
-    # Spark before 4.2: there such a query is one micro-batch, of which a source is asked just as of any other.
+    # Spark before 4.2 runs such a query as one micro-batch, and asks the source for it as for any other.
     ENDS_AFTER_ONE = True
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Nothing: Spark asks for no more."""
+        """A stand-in without methods: Spark before 4.2 has no such class."""
 
 else:
     ENDS_AFTER_ONE = False
@@ -92,10 +93,10 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.store.store_files import QueueFile
 
 _MAX_ZEROS: Final = 1 << 20
-"""Bytes at the end of the log that are looked through for records that no queue lists. Where there are more, the
-records are read."""
+"""Number of bytes at the end of the log that are searched for records that no queue lists. With more than that, the
+range is read."""
 _MOST_MARKED: Final = 4096
-"""Looking at so many records costs about as much as reading a range."""
+"""Reading the sizes of this many records costs about as much as reading a range."""
 _WAITING_PART: Final = 200_000
 _ROWS: Final = 1 << 16
 _QUEUE_BYTES: Final = 64 << 20
@@ -122,11 +123,12 @@ _OPTIONS: Final = (
     "failOnDataLoss",
 )
 _KNOWN: Final = {name.lower() for name in (*_OPTIONS, "paths", "maxBytesPerBatch")}
-"""`paths` is what Spark makes of a list."""
+"""`paths` is Spark's option for a list of paths."""
 _OF_QUEUES: Final = ("Offsets", "OffsetsByTimestamp")
-"""Behind starting or ending: what asks for queues, and so alone."""
+"""With starting or ending in front: options that give offsets by queue, and exclude the other starting or ending
+options."""
 _COUNTED_BYTES: Final = 1 << 30
-"""How much of the commitlog is looked at to count what a micro-batch takes."""
+"""Most bytes of the commitlog that are read to count the records of a micro-batch."""
 _RECORDS: Final = ("messages", "schedules", "pending")
 SOME_TABLES: Final = {
     "topics": (*_RECORDS, "consume_queue"),
@@ -139,7 +141,7 @@ SOME_TABLES: Final = {
     "startingOffsetsByTimestamp": ("messages",),
     "endingOffsetsByTimestamp": ("messages",),
 }
-"""The tables that an option is for. For others it is refused: who sets it expects that it does something."""
+"""The tables that an option applies to. Other tables refuse it, since its user expects an effect."""
 
 
 def register(session: SparkSession) -> None:
@@ -148,7 +150,7 @@ def register(session: SparkSession) -> None:
 
 
 class Options:
-    """The options, checked. Raises JobError."""
+    """The checked options of the data source. The constructor raises JobError."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         for name in options:
@@ -205,7 +207,7 @@ class Options:
                 raise JobError(f"the table {self.table} has no option {name}; {', '.join(tables_with)} have it")
 
     def filters_of(self, store: StoreFiles, *, is_one: bool) -> Filters:
-        """What is read of a store. `is_one`: whether no other is read. Raises JobError."""
+        """Return the filters for a store. `is_one`: whether no other store is read. Raises JobError."""
         spans = self.asked.spans(store, topics=self._topics, is_strict=self.fail_on_data_loss, is_one=is_one)
         topics = self.filters.topics
         if self._topics is None and topics is not None:
@@ -213,8 +215,8 @@ class Options:
         return replace(self.filters, topics=topics, queues=spans)
 
     def stores(self) -> list[str]:
-        """The paths and URIs of the stores that are meant, each once, see `files.each_once`. Raises JobError where a
-        pattern matches none."""
+        """Return the paths and URIs of the stores to read, each once (see `local_files.each_once`). Raises JobError
+        where a pattern matches none."""
         return each_once(store for path in self.paths for store in expand(path))
 
 
@@ -248,23 +250,23 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 class RocketmqSource(DataSource):
-    """See the module."""
+    """The data source `rocketmq`; the module describes its options."""
 
     @classmethod
     def name(cls) -> str:
-        """What format() calls it."""
+        """Return the name for format()."""
         return "rocketmq"
 
     @shortly
     def schema(self) -> str:
-        """The columns that the options ask for."""
+        """Return the schema that the options ask for."""
         settle()
         options = Options(self.options)
         return tables.ddl(options.table, options.columns)
 
     @shortly
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of a table."""
+        """Return a reader of a table."""
         settle()
         options = Options(self.options)
         if options.starting_offset == "latest":
@@ -277,7 +279,7 @@ class RocketmqSource(DataSource):
 
     @shortly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, Spark's name
-        """A reader of what is appended."""
+        """Return a reader of a stream."""
         settle()
         options = Options(self.options)
         if options.table not in ("messages", "schedules"):
@@ -290,7 +292,7 @@ class RocketmqSource(DataSource):
 
 
 def _check_schema(table: str, schema: StructType) -> None:
-    """Whether the columns that a user's own schema names are there, with these types. Raises JobError."""
+    """Check that the columns of a schema given by the user exist, with these types. Raises JobError."""
     tables.ddl(table, ",".join(schema.fieldNames()))
     for field in schema.fields:
         wanted, given = tables.COLUMNS[table][field.name], field.dataType.simpleString()
@@ -320,8 +322,8 @@ class StorePart(InputPartition):
 
 
 class StreamPart(RangePart):
-    """A range, the files that there were when it was planned, and what of it is read: tasks have the reader as it was
-    at the start of the query, which knows nothing newer."""
+    """A range with the files that existed when it was planned, and its filters: tasks get the reader as it was at the
+    start of the query, which knows nothing newer."""
 
     def __init__(self, part: Range, store: StoreFiles, filters: Filters) -> None:
         super().__init__(part)
@@ -330,7 +332,7 @@ class StreamPart(RangePart):
 
 
 class WaitingPart(InputPartition):
-    """Messages that wait."""
+    """Waiting messages."""
 
     def __init__(self, found: Waiting) -> None:
         super().__init__(None)
@@ -338,7 +340,7 @@ class WaitingPart(InputPartition):
 
 
 class FilePart(InputPartition):
-    """A file, by its name in the store; what it is of: for consume queues several."""
+    """A file by its name in the store, and what to read: a list of files for consume queues, a gap for `damaged`."""
 
     def __init__(self, name: str, of: Any) -> None:
         super().__init__(None)
@@ -354,7 +356,7 @@ class NothingPart(InputPartition):
 
 
 def _packed(files: list[QueueFile]) -> list[list[QueueFile]]:
-    """Files in parts of about _QUEUE_BYTES: a store may have ten thousand of them, most with little in it."""
+    """Group files into parts of about _QUEUE_BYTES: a store may have ten thousand of them, most with little in it."""
     parts: list[list[QueueFile]] = []
     size = _QUEUE_BYTES
     for file in files:
@@ -367,7 +369,7 @@ def _packed(files: list[QueueFile]) -> list[list[QueueFile]]:
 
 
 class _Reading:
-    """What batch and stream share: rows of one store. Goes to the tasks."""
+    """The part common to batch and stream: reads rows of one store. Sent to the tasks."""
 
     options: Options
     progress: Progress | None
@@ -380,9 +382,9 @@ class _Reading:
         """The columns that are asked for."""
         fields = [field for field in self.whole if field.name != tables.STORE]
         known = tables.COLUMNS[options.table]
-        # A batch has to have a column, or nobody knows its rows.
+        # A batch needs a column, or its number of rows is unknown.
         self.columns = pa.schema(fields) if fields else tables.arrow_schema(dict(list(known.items())[:1]))
-        """Those that are made from the store's files."""
+        """The columns that are computed from the store's files."""
 
     def _with_store(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if tables.STORE not in self.whole.names:
@@ -410,7 +412,7 @@ class _Reading:
             yield self._with_store(tables.record_batch(batch, self.columns))
 
     def _kept(self, records: Records, filters: Filters) -> Records:
-        """What of some records is read, as far as the records themselves tell it."""
+        """Return the records that pass the filters, as far as the records themselves tell."""
         records = filters.keep(records)
         if filters.topics is not None and self.options.table == "messages" and len(records):
             codes, names = records.topics()
@@ -428,7 +430,7 @@ class StoreReader(DataSourceReader):
 
     @shortly
     def partitions(self) -> list[InputPartition]:
-        """What tasks read."""
+        """Return the partitions for tasks."""
         parts: list[InputPartition] = [
             StorePart(number, part) for number, store in enumerate(self._stores) for part in store.parts()
         ]
@@ -436,14 +438,14 @@ class StoreReader(DataSourceReader):
 
     @shortly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A partition's rows."""
+        """Yield a partition's rows."""
         settle()
         if isinstance(partition, StorePart):
             yield from self._stores[partition.number].read(partition.part)
 
 
 def _ranges(store: StoreFiles, options: Options, filters: Filters) -> list[Range]:
-    """The ranges of a store that may have what is read."""
+    """Return the ranges of a store that may have wanted records."""
     low, high = filters.physical_offset
     if filters.queues and filters.topics is not None and filters.topics == set(filters.queues):
         low = max(low, min(span.start for queues in filters.queues.values() for span in queues.values()))
@@ -464,8 +466,8 @@ def _ranges(store: StoreFiles, options: Options, filters: Filters) -> list[Range
 
 
 def _with_topics(store: StoreFiles, ranges: list[Range], filters: Filters, topics: frozenset[str]) -> list[Range]:
-    """Ranges that may have records of some topics. One is left out where no queue of the topics has a unit in it, and
-    the units of all queues together account for each of its bytes: queues that are missing hide nothing."""
+    """Return the ranges that may have records of some topics. A range is left out if no queue of the topics has a unit
+    in it and the units of all queues together account for each of its bytes, so that missing units hide nothing."""
     files = store.queue_files()
     mine = [file for file in files if file.topic in topics]
     if {file.topic for file in mine} != topics:
@@ -491,8 +493,8 @@ def _with_topics(store: StoreFiles, ranges: list[Range], filters: Filters, topic
 def _listed(
     store: StoreFiles, files: list[QueueFile], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], list[list[int]]]:
-    """For each range, given by `starts` and `ends`: the sizes of the records in all that consume queues list there, and
-    the physical offsets of those whose units have a mark in place of the size."""
+    """Return for each range, given by `starts` and `ends`, the total size of the records that consume queues list
+    there, and the physical offsets of records whose units have a mark instead of the size."""
     sizes = np.zeros(len(starts), np.int64)
     marked: list[list[int]] = [[] for _ in starts]
     for file in files:
@@ -509,8 +511,8 @@ def _listed(
 
 
 def _sizes_of_marked(store: StoreFiles, offsets: list[int]) -> int | None:
-    """The sizes of records in all whose units, of messages that were withdrawn or delivered, have a mark in place of
-    them; None where these are too many to look at each. Their units tell that records begin there."""
+    """Return the total size of records whose units, of withdrawn or delivered messages, have a mark instead of the
+    size; None if these are too many to read each size. The units tell that records begin there."""
     if len(offsets) > (_MOST_MARKED if store.is_local else 0):
         return None
     total = 0
@@ -523,8 +525,8 @@ def _sizes_of_marked(store: StoreFiles, offsets: list[int]) -> int | None:
 
 
 def _is_listed(store: StoreFiles, part: Range, size: int) -> bool:
-    """Whether records of a size in all are all that a range has: behind them it ends, or the file does with an end
-    marker, or nothing was written yet."""
+    """Return whether records of a total size fill a range: behind them the range ends, or the file ends with an end
+    marker, or nothing is written yet."""
     at, left = part.start + size, part.end - part.start - size
     if left <= 0:
         return left == 0
@@ -553,11 +555,11 @@ class _TableReading(_Reading):
             except ValueError as error:
                 raise JobError(f"the option delayLevels: {error}") from None
             if self.store.is_running:
-                # What was done by then is in the commitlog, if one looks for its end after that.
+                # Whatever was delivered by then is in the commitlog if its end is looked up afterwards.
                 self.store = StoreFiles.open(path, unflushed=options.unflushed)
 
     def parts(self) -> list[InputPartition]:
-        """What tasks read."""
+        """Return the partitions for tasks."""
         table, store = self.options.table, self.store
         if table in ("messages", "schedules"):
             found: list[InputPartition] = [RangePart(part) for part in _ranges(self.store, self.options, self.filters)]
@@ -581,7 +583,7 @@ class _TableReading(_Reading):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A partition's rows."""
+        """Yield a partition's rows."""
         table = self.options.table
         if table == "damaged":
             yield from self._read_damaged(partition)
@@ -644,30 +646,30 @@ class _TableReading(_Reading):
 
 
 class _StreamReading(_Reading):
-    """What a store has, and then what is appended to it, up to where it is flushed.
+    """Reads a store, and then the records appended to it, up to where it is flushed.
 
-    An offset is JSON: `physical_offset`, at which a record starts, or will; and up to where the store ended
-    when the stream was new, `from`: what the options said of records before that end (`until`, a physical offset):
-    `store_ms`, the earliest store time, and `queues`, a `Span` by topic and queue. So a restart needs no options.
-    `tail`: by what the store is known again (`known_again`); earlier versions did without, and nothing is before the
-    first record.
+    An offset is JSON: `physical_offset`, at which a record starts, or will; and up to where the store ended when the
+    stream was new, `from`: the options for records before that end (`until`, a physical offset): `store_ms`, the
+    earliest store time, and `queues`, a `Span` by topic and queue. So a restart needs no options. `tail`: identifies
+    the store (`known_again`); missing in offsets of earlier versions, and at the log's first record.
     """
 
     def __init__(self, options: Options, schema: StructType, path: str, *, of: int) -> None:
-        """`of`: how many stores are read."""
+        """`of`: number of stores that are read."""
         super().__init__(options, schema)
         self._path = path
         self._is_one = of == 1
         self._max_bytes, self._max_records = (-(-limit // of) for limit in (options.max_bytes, options.max_records))
         self._until: int | None = None
-        """Where a query ends that reads what there is now; None for one that goes on."""
+        """Physical offset at which a query ends that reads what there is now; None for one that goes on."""
         self._planned: dict[str, Any] | None = None
-        """The end of the last micro-batch: where the next starts, for a Spark that does not say so. None before the
-        first of a new query; one that goes on with a checkpoint asks for the partitions of an empty batch first."""
+        """The end of the last micro-batch: the start of the next, for a Spark version that does not give it. None
+        before the first of a new query; a query that continues from a checkpoint first asks for the partitions of an
+        empty batch."""
         self._open(0)
 
     def end_now(self) -> None:
-        """Whatever is appended from now on is for the next query."""
+        """End the query at the present end of the store: later records are for the next query."""
         self._open(0)
         self._until = self.store.records_end()
 
@@ -678,7 +680,7 @@ class _StreamReading(_Reading):
             self.progress = read_progress(self.store, self.options.delay_levels)
 
     def initial(self) -> dict[str, Any]:
-        """Where a new query starts."""
+        """Return where a new query starts."""
         wanted, end = self.options.starting_offset, self.store.records_end()
         filters = replace(self.options.filters_of(self.store, is_one=self._is_one), physical_offset=ALL)
         if wanted == "latest":
@@ -698,12 +700,12 @@ class _StreamReading(_Reading):
         return self._planned
 
     def earliest(self) -> dict[str, Any]:
-        """The first record that there is."""
+        """Return the offset of the first record."""
         return self._at(self.store.segments[0].first_offset)
 
     def latest(self, start: dict[str, Any] | None, *, is_limited: bool = True) -> dict[str, Any]:
-        """Up to where there is something to read now. Spark before 4.2 gives no start. `is_limited`: whether the
-        options' limits count."""
+        """Return the end of the next micro-batch. Spark before 4.2 gives no start. `is_limited`: whether the options'
+        limits apply."""
         begin = start or self._planned or self.initial()
         self._open(begin["physical_offset"])
         begin = self._going_on(begin)
@@ -717,24 +719,24 @@ class _StreamReading(_Reading):
         if is_limited and self._max_records:
             end = self._counted(at, end, self._filters_at(begin))
         if end <= at:
-            return begin  # As it is: another offset, if only by its tail, would be a micro-batch.
+            return begin  # The same offset: any other, even with only another tail, would be a micro-batch.
         found = self._at(end)
         if "from" in begin and end < begin["from"]["until"]:
             found["from"] = begin["from"]
         return found
 
     def _at(self, physical: int) -> dict[str, Any]:
-        """The offset of the stream at a place in the store."""
+        """Return the stream's offset for a physical offset."""
         tail = tail_of(self.store, physical) if physical <= self.store.readable_end else None
         return {"physical_offset": physical} | ({"tail": tail} if tail is not None else {})
 
     def _why_not(self, offset: dict[str, Any]) -> str | None:
-        """Why an offset is not one of the store as it is now."""
+        """Return why an offset is not one of the store as it is now; None if it is, or if this cannot be decided."""
         return why_not(self.store, offset["physical_offset"], offset["tail"]) if "tail" in offset else None
 
     def _going_on(self, start: dict[str, Any]) -> dict[str, Any]:
-        """Where to go on from an offset: there, or at the beginning of a store that took the other one's place. Raises
-        JobError unless data may be lost."""
+        """Return where to go on from an offset: there, or at the beginning of a store that replaced the offset's one.
+        Raises JobError in the latter case unless failOnDataLoss is false."""
         why = self._why_not(start)
         if why is None:
             return start
@@ -743,11 +745,11 @@ class _StreamReading(_Reading):
                 f"{self.store.path}: {why}, and the checkpoint's offsets mean nothing in it: give the query a new "
                 "checkpoint, or set failOnDataLoss=false, which reads all of this store"
             )
-        self._open(0)  # what an offset of another store says of its end is nothing to go by
+        self._open(0)  # the end in an offset of another store tells nothing
         return self.earliest()
 
     def _counted(self, at: int, end: int, filters: Filters) -> int:
-        """The physical offset behind the last record that a micro-batch may have."""
+        """Return the physical offset behind the last record of a micro-batch of at most `_max_records` records."""
         left, looked_to = self._max_records, at + _COUNTED_BYTES
         for part in plan(self.store, start=at, end=end):
             for found in self.store.chunks(part.start, part.end):
@@ -760,7 +762,7 @@ class _StreamReading(_Reading):
         return end
 
     def _filters_at(self, start: dict[str, Any]) -> Filters:
-        """What is read from an offset of the stream on."""
+        """Return the filters from an offset of the stream on."""
         filters, begun = Filters(topics=self.options.filters.topics), start.get("from")
         if begun is None:
             return filters
@@ -771,17 +773,17 @@ class _StreamReading(_Reading):
         return replace(filters, store_ms=(begun["store_ms"], ALL[1]), queues=queues, until=begun["until"])
 
     def parts(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamPart]:
-        """What tasks read of a micro-batch."""
+        """Return the partitions of a micro-batch."""
         last = end["physical_offset"]
         if self._planned is None or last > self._planned["physical_offset"] or self._why_not(self._planned) is not None:
             self._planned = end
         start = self._going_on(start)
-        # A micro-batch that was planned of a store that is gone has nothing any more, if that is allowed.
+        # A micro-batch planned for a store that was replaced has no rows, if failOnDataLoss is false.
         if self._going_on(end) is not end or (first := start["physical_offset"]) >= last:
             return []
         begin = self.store.segments[0].first_offset
         if first < begin and self.options.fail_on_data_loss:
-            # Nobody can tell: a compacted store begins behind the first file of the other one.
+            # Both are possible: a compacted store begins behind the first file of the old one.
             also = ", or the store was compacted since" if compacted_to(self.store) else ""
             raise JobError(
                 f"{self.store.path}: records from physical offset {first} to {begin} have expired before they were "
@@ -798,19 +800,19 @@ class _StreamReading(_Reading):
         return [StreamPart(part, self.store, filters) for part in ranges]
 
     def has_behind(self, offset: dict[str, Any]) -> bool:
-        """Whether there is something to read behind an offset, by what the store was when it was looked at last."""
+        """Return whether there is something to read behind an offset, by the last look at the store."""
         at = int(offset["physical_offset"])
         return self.store.records_end(at) > at
 
     def read(self, partition: StreamPart) -> Iterator[pa.RecordBatch]:
-        """A partition's rows."""
+        """Return a partition's rows."""
         self.store, self.filters = partition.store, partition.filters
         return self._read_range(partition.part)
 
 
 class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
-    """Reads stores as they grow. A stream's offset is that of its store (`_StreamReading`); where a list or a pattern
-    says which stores, {"stores": {path: offset}}."""
+    """Reads stores as they grow. The stream's offset is that of its store (`_StreamReading`); {"stores": {path:
+    offset}} if the stores are given by a list or a pattern."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         paths = options.stores()
@@ -825,20 +827,20 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     @shortly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802, Spark's name
-        """Whatever is appended from now on is for the next query."""
+        """End the query at the present end of each store: later records are for the next query."""
         for stream in self._streams.values():
             stream.end_now()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802, Spark's name
-        """What a micro-batch takes at most. Spark says so when it asks for one, or that all is wanted at once, as by
-        Trigger.Once. Where there are both limits, both count."""
+        """Return the default limit of a micro-batch. Spark passes it when it asks for one, or asks for everything at
+        once, as with Trigger.Once. If both limits are set, both apply."""
         if self._max_records:
             return ReadMaxRows(self._max_records)
         return ReadMaxBytes(self._max_bytes) if self._max_bytes else ReadAllAvailable()
 
     @shortly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802, Spark's name
-        """Where a new query starts."""
+        """Return where a new query starts."""
         self._asked.check_stores(self._streams)
         return self._offset({path: stream.initial() for path, stream in self._streams.items()})
 
@@ -846,7 +848,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     def latestOffset(  # noqa: N802, Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Up to where there is something to read now. Spark before 4.2 gives no start."""
+        """Return the end of the next micro-batch. Spark before 4.2 gives no start."""
         starts = self._starts(start) if start is not None else {}
         is_limited = ENDS_AFTER_ONE or not isinstance(limit, ReadAllAvailable)
         return self._offset(
@@ -855,7 +857,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     @shortly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """What tasks read of a micro-batch."""
+        """Return the partitions of a micro-batch."""
         starts, ends = self._starts(start), self._starts(end)
         found: list[InputPartition] = [
             StorePart(number, part)
@@ -867,8 +869,8 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return found
 
     def _tell_of_rest(self, ends: dict[str, dict[str, Any]]) -> None:
-        """Tell once, in Spark's log, that a query may end after this micro-batch with more to read, which Spark before
-        4.2 does without a word. Its source is not told of the trigger."""
+        """Write once to Spark's log that the query may end after this micro-batch with more to read. Spark before 4.2
+        does so silently, and does not tell a source which trigger a query has."""
         rest = [] if self._is_told else [path for path, each in self._streams.items() if each.has_behind(ends[path])]
         if rest:
             self._is_told = True
@@ -881,7 +883,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     @shortly_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A partition's rows."""
+        """Yield a partition's rows."""
         assert isinstance(partition, StorePart)
         assert isinstance(partition.part, StreamPart)
         settle()
@@ -891,7 +893,8 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return next(iter(offsets.values())) if self._is_plain else {"stores": offsets}
 
     def _starts(self, offset: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Where each store is at an offset of the stream: one that came since at its beginning."""
+        """Return the offset of each store at an offset of the stream; a store that was added since is at its beginning.
+        Raises JobError."""
         if self._is_plain != ("stores" not in offset):
             raise JobError("the checkpoint is of another list of stores: one path, or a list or pattern, as before")
         if self._is_plain:
@@ -905,7 +908,7 @@ class StoreStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             if name is None:
                 gone.append(path)
             else:
-                known[name] = at  # by its own name at last
+                known[name] = at  # the store's present name comes last and wins
         if gone and self._fail_on_data_loss:
             raise JobError(f"{gone[0]}: the checkpoint has this store, which is not among those that are read any more")
         return {path: known.get(path) or stream.earliest() for path, stream in self._streams.items()}

@@ -1,16 +1,16 @@
-"""The tables that a store is: their columns, and how a batch of each column is made.
+"""The tables of a store: their columns, and how a batch of each column is made.
 
-A column is made only where it is asked for. Times come as ms since the epoch (`*_ms`) and as timestamps (`*_time`).
+A column is computed only if it is asked for. Times are ms since the epoch (`*_ms`) and timestamps (`*_time`).
 
-    messages        every record: see MESSAGES
+    messages        every record
     schedules       one row for each record that waits, or waited, for its time, of levels and of the wheel
     pending         the rows of `schedules` that the broker would still deliver, by its own files (`progress`)
     consume_queue   the units of all consume queues
     timers          the units of the timer log
-    offsets         how far consumer groups are, and the delay levels
+    offsets         how far consumer groups and delay levels are
     damaged         stretches of the commitlog that are no record, and files that are missing
 
-All of them have `store` last: the path or URI of the store that a row is of.
+The last column of each is `store`: the path or URI of the row's store.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BORN_IPV6: Final = 1 << 4
 _STORE_IPV6: Final = 1 << 5
 
 STORE: Final = "store"
-"""The column that tells the rows of several stores apart. Readers add it; records know nothing of it."""
+"""The column that tells the rows of several stores apart. Readers add it; records do not have it."""
 _RECORD: Final = {
     "physical_offset": "bigint",
     "size": "int",
@@ -158,13 +158,14 @@ _ARROW: Final = {
 }
 """Arrow's types by Spark's names."""
 NOT_BY_DEFAULT: Final = {"key_hash", "slot_second", "is_passed"}
-"""Columns that only jobs want: asked for by name, or by `*`."""
+"""Columns meant for jobs: given only if asked for by name, or by `*`."""
 _BY_NAME: Final = NOT_BY_DEFAULT | {"body", "properties", "born_host", "store_host", STORE}
-"""Columns that `select *` on the command line leaves out: they are long, and the store is the same in most rows."""
+"""Columns that `select *` on the command line leaves out: they are long, or only for jobs, and the store is the same in
+most rows."""
 
 
 def ddl(table: str, columns: str | None = None) -> str:
-    """The schema of a table as DDL. `columns`: names with commas; `*` stands for all. Raises JobError."""
+    """Return the schema of a table as DDL. `columns`: names with commas; `*` stands for all. Raises JobError."""
     known = COLUMNS.get(table)
     if known is None:
         raise JobError(f"there is no table {table!r}; there are {', '.join(COLUMNS)}")
@@ -183,13 +184,13 @@ def ddl(table: str, columns: str | None = None) -> str:
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
-    """The schema in Arrow of columns by name, with their types as Spark names them."""
+    """Return the Arrow schema of columns, given as Spark's types by name."""
     return pa.schema([(name, _ARROW[kind]) for name, kind in columns.items()])
 
 
 def columns_named(table: str, query: str) -> list[str]:
-    """The columns of a table that a query in SQL may want: those it names, all of them where it says `*`, and one at
-    least."""
+    """Return the columns of a table that a query in SQL may need, at least one: those that it names, and with `*` all
+    but the long ones and those for jobs, unless named."""
     words = set(re.findall(r"\w+", query.lower()))
     named = [name for name in COLUMNS[table] if name in words]
     if re.search(r"(?<!count\()\*", re.sub(r"\s", "", query.lower())):
@@ -206,18 +207,19 @@ class Batch:
         self._progress = progress
 
     def take(self, which: NDArray[Any]) -> Batch:
-        """Some of them."""
+        """Return the rows chosen by a mask or by indices."""
         return Batch(self.records.take(which), self._progress)
 
     @cached_property
     def due_ms(self) -> Integers:
-        """When they are due."""
+        """When the messages are due, ms since the epoch."""
         assert self._progress is not None
         return self.roles.due_ms(np.array(self._progress.delays_ms, np.int64))
 
     @cached_property
     def is_passed(self) -> NDArray[np.bool_]:
-        """Whether the broker's progress has passed them: what was not delivered by now never will be."""
+        """Whether the broker's progress has passed them: a passed message that is not delivered by now never will
+        be."""
         assert self._progress is not None
         roles = self.roles
         level = roles.level
@@ -227,12 +229,12 @@ class Batch:
         return np.where(level > 0, passed, timer)
 
     def column(self, name: str) -> pa.Array:
-        """A column by its name."""
+        """Return a column by its name."""
         return _MAKERS[name](self)
 
 
 def record_batch(batch: Batch, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of some records."""
+    """Return some records' columns that `schema` names, with its types."""
     arrays = []
     for field in schema:
         array = batch.column(field.name)
@@ -253,7 +255,7 @@ def _or_null(values: Integers) -> pa.Array:
 
 
 def _hosts(batch: Batch, *, of_store: bool) -> pa.Array:
-    """Addresses as text, each distinct one formatted once."""
+    """Return addresses as text, each distinct one formatted once."""
     import ipaddress
 
     records = batch.records

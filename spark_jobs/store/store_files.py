@@ -2,10 +2,10 @@
 
     <store>/commitlog/00000000000000000000 ...           records, files of one size
             consumequeue/<topic>/<queue id>/0000... ...  20-byte units
-            timerlog/0000... ...  timerwheel             what waits in the timer wheel
+            timerlog/0000... ...  timerwheel             messages waiting in the timer wheel
             checkpoint  abort  lock  config/*.json  config/timercheck
 
-`StoreFiles` knows what is there and up to where it may be read; it is small, and goes to Spark's tasks as it is.
+`StoreFiles` knows which files there are and up to where they may be read; it is small, and is sent to Spark's tasks.
 """
 
 from __future__ import annotations
@@ -46,23 +46,24 @@ _TABLES: Final = {
     "consumerOffset.json": "offsetTable",
     "delayOffset.json": "offsetTable",
 }
-"""Files of config/ that jobs read, and what they have."""
+"""Files of config/ that jobs read, each with the field that holds its table."""
 _LOCAL: Final = threading.local()
 _MAX_EXTENTS: Final = 4096
 _READ_SIZE: Final = 4 << 20
-"""Bytes of a file that are looked at at a time for one that is not zero."""
+"""Bytes of a file that are read at a time to find one that is not zero."""
 _LOOKS: Final = 3
-"""How often a store is looked at anew whose files go meanwhile."""
+"""Number of tries to look at a store whose files disappear meanwhile."""
 
 
 _FOLDERS: Final = ("commitlog", "consumequeue", "timerlog", "config")
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""There is no file of a name."""
+"""Error numbers that mean that no file has this name."""
 
 
 def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
-    """Bytes of a file; None where it is gone since its directory was listed, as the files that a broker writes anew go.
-    `is_file`: whether a file has to be there. Raises OSError where none is, or a link leads nowhere."""
+    """Return the bytes of a file; None if it is gone since its directory was listed, as when a broker replaces its
+    files. `is_file`: whether it must be a regular file. Raises OSError if it then is none, or if a link leads
+    nowhere."""
     try:
         status = entry.stat()
     except FileNotFoundError:
@@ -71,23 +72,24 @@ def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
         return None
     if is_file and stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), entry.path)
-    if is_file and not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+    if is_file and not stat.S_ISREG(status.st_mode):  # reading a pipe would block
         raise OSError(errno.EINVAL, "is no regular file", entry.path)
     return status.st_size
 
 
 def is_segment(name: str) -> bool:
-    """Whether a file has the name of a commitlog's, or of a consume queue's."""
+    """Return whether a file has the name of a file of a commitlog or of a consume queue."""
     return _SEGMENT_NAME.fullmatch(name) is not None
 
 
 def _can_be_topic(name: str) -> bool:
-    """Whether a text, of a damaged record maybe, can name a directory of consumequeue/ and nothing beside that."""
+    """Return whether a text, maybe of a damaged record, can name a directory of consumequeue/ and cannot lead out of
+    it."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 class Segment(NamedTuple):
-    """A commitlog file. `size` in bytes, of the file; what is written may end before."""
+    """A commitlog file. `size`: that of the file, in bytes; its written part may be shorter."""
 
     first_offset: int
     path: str
@@ -100,20 +102,21 @@ class Segment(NamedTuple):
 
 
 def _cut(segment: Segment) -> str:
-    """What is told of a file that is shorter than it was."""
+    """Return the reason of a gap that is there since a file is shorter than it was."""
     return f"the file was cut to {segment.size} bytes"
 
 
 class Version(NamedTuple):
-    """What tells a file from another one, or from itself before it was written to."""
+    """The properties that tell a file from another one, or from itself before it was written to."""
 
     node: int
     """The inode; 0 where the file system has none."""
     size: int
     modified_ns: int
-    """Since the epoch."""
+    """Time of the last change of its bytes, ns since the epoch."""
     changed_ns: int
-    """When it, or what is known of it, was changed last, which nobody can set; 0 where the file system tells none."""
+    """Time of the last change of the file or its inode, ns since the epoch, which no program can set; 0 where the file
+    system tells none."""
 
 
 class QueueFile(NamedTuple):
@@ -132,31 +135,31 @@ class StoreFiles:
     def __init__(self, path: str) -> None:
         self._uri = path
         self.path = shown(path)
-        """As it was given, without keys in it."""
+        """The path or URI as given, without credentials."""
         self.segments: list[Segment] = []
         self.segment_size = DEFAULT_SEGMENT_SIZE
         """Bytes of each commitlog file."""
         self.readable_end = 0
         """The physical offset where readers stop."""
         self.written_end = 0
-        """The physical offset up to which there are bytes: of a running broker's store also what may not be flushed."""
+        """The physical offset up to which there are bytes; in a running broker's store these may be unflushed."""
         self._unflushed: list[Segment] = []
-        """The files of which nothing may be read yet."""
+        """Files at the end, in order of removal from `segments`, that may not be read yet."""
         self._unwritten: list[Segment] = []
         """The files at the end in which no byte was written, in order."""
         self.is_running = False
         """Whether a broker has the store open: by its lock, or elsewhere than on this machine by its file `abort`."""
         self.is_clean = True
-        """Whether the broker that had it last was stopped in order, as the missing file `abort` tells."""
+        """Whether the last broker was stopped in order, as the missing file `abort` tells."""
         self._recovery: int | None = None
         self.written_by = "rocketmq"
-        """Which broker wrote it last: duemq or rocketmq."""
+        """Which broker wrote the store last: duemq or rocketmq."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, since: int = 0, unflushed: bool = False) -> StoreFiles:
-        """The store at a path or URI. `since`: a physical offset at which a record starts, known to be flushed; it
-        saves reading what is before it. `unflushed`: where a broker has it open, read on to the last whole record.
-        Raises NoStore where there is none, JobError where it cannot be read."""
+        """Open the store at a path or URI. `since`: a physical offset at which a record starts, known to be flushed, so
+        that less is read to find the end. `unflushed`: if a broker has the store open, read on to the last whole
+        record. Raises NoStore if there is none, JobError if it cannot be read."""
         store = cls(os.fspath(path))
         for looks_left in reversed(range(_LOOKS)):
             try:
@@ -165,7 +168,7 @@ class StoreFiles:
             except JobError:
                 raise
             except FileNotFoundError as error:
-                # A broker that runs removes files that have expired.
+                # A running broker removes expired files.
                 if not looks_left:
                     raise JobError(f"{store.path}: cannot be read: {error}") from None
             except (OSError, ValueError) as error:
@@ -195,7 +198,7 @@ class StoreFiles:
         if not any(size for _, size in found):
             self._be_new(is_clean="abort" not in names, has_files=bool(found))
             return
-        # One of 0 bytes is no file that retention removed: where it is not the last, what it had was destroyed.
+        # Retention leaves no file of 0 bytes: unless it is the last one, its records were destroyed.
         self.segments = [Segment(int(name), f"commitlog/{name}", size) for name, size in sorted(found)]
         self.segment_size = max(segment.size for segment in self.segments)
         self._check_sequence()
@@ -207,12 +210,12 @@ class StoreFiles:
             self.readable_end = self.written_end = self._written_end()
             self.readable_end = self.records_end(since)
         while len(self.segments) > 1 and self.segments[-1].first_offset >= self.readable_end:
-            # Of a running broker's last file nothing is flushed yet.
+            # Nothing of a running broker's last file is flushed yet.
             self._unflushed.append(self.segments.pop())
 
     def _be_new(self, *, is_clean: bool, has_files: bool) -> None:
-        """A store in which no message was stored yet: RocketMQ makes its first file for the first message.
-        `has_files`: whether there are files, of 0 bytes."""
+        """Take the store as one in which no message was stored yet: RocketMQ makes its first file for the first
+        message. `has_files`: whether there are files, of 0 bytes. Raises NoStore if messages were stored."""
         stored_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
         if stored_ms or any(len(self.units(file)) for file in self.queue_files()):
             has = "only files of 0 bytes" if has_files else "no files"
@@ -235,13 +238,14 @@ class StoreFiles:
         return len(walk(data, segment.first_offset, size, check_crc=False, is_last=False).records) > 0
 
     def gaps(self) -> list[tuple[int, int, str]]:
-        """Stretches of physical offsets that no file has, though records were there: offset, bytes and reason. Between
-        two files one is missing, or the one before was cut, to 0 bytes maybe. Behind the last file that has anything,
-        where that or a later one was cut, the stretch ends where consume queues and checkpoint know of no more."""
+        """Return the stretches of physical offsets that no file has, though records were there: offset, bytes and
+        reason. Between two files one is missing, or the one before was cut, maybe to 0 bytes. If the last file with any
+        bytes or a later one was cut, the stretch behind it ends at the last record that consume queues and checkpoint
+        know."""
         return self.gaps_between() + self._gap_at_end
 
     def gaps_between(self) -> list[tuple[int, int, str]]:
-        """Those of `gaps` that have a file behind them; consume queues are not read for these."""
+        """Return those of `gaps` that have a file behind them, without reading consume queues."""
         return [
             (a.end, b.first_offset - a.end, _cut(a) if a.size < self.segment_size else "a file is missing")
             for a, b in pairwise(self.segments)
@@ -250,17 +254,17 @@ class StoreFiles:
 
     @cached_property
     def _gap_at_end(self) -> list[tuple[int, int, str]]:
-        """As `gaps`, behind the last file. Nothing where nobody knows of records there: a broker that was killed while
-        it made a file may leave one of 0 bytes."""
+        """As `gaps`, behind the last file. Empty where no other file knows of records there: a broker that was killed
+        while it made a file may leave one of 0 bytes."""
         files = [*self.segments, *self._unflushed, *self._unwritten]
         last = files[len(files) - len(self._unwritten) - 1]
-        # Of one file alone nobody knows how large it should be.
+        # The right size of the only file is unknown.
         cut = next((one for one in (last, *self._unwritten) if one.size < self.segment_size or len(files) == 1), None)
         if cut is None:
             return []
         end = self._known_end()
         if end <= max(cut.end, last.end):
-            if not cut.size and len(files) > 1 and self._is_known_later():  # which record, nobody knows
+            if not cut.size and len(files) > 1 and self._is_known_later():  # no file tells which record
                 end = cut.first_offset + self.segment_size
             else:
                 return []
@@ -269,7 +273,7 @@ class StoreFiles:
         return [(last.end, end - last.end, _cut(cut))]
 
     def _is_known_later(self) -> bool:
-        """Whether the checkpoint has the time of a record that was stored behind all of the last file."""
+        """Return whether the checkpoint has the time of a record stored later than every record of the last file."""
         known_ms = checkpoint.decode(self.read_whole("checkpoint") or b"").physic_timestamp
         last = self.segments[-1]
         return not any(
@@ -278,18 +282,18 @@ class StoreFiles:
         )
 
     def _known_end(self) -> int:
-        """The physical offset up to which consume queues and checkpoint know of records."""
+        """Return the physical offset up to which consume queues and checkpoint know of records."""
         end = self._recovery or 0
         for file in self.queue_files():
             units = self.units(file)
             units = units[units["size"] != PADDING_SIZE]
             if len(units):
-                sizes = np.maximum(units["size"].astype(np.int64), 1)  # what was withdrawn or delivered has none
+                sizes = np.maximum(units["size"].astype(np.int64), 1)  # marks stand for no size
                 end = max(end, int((units["physical_offset"].astype(np.int64) + sizes).max()))
         return end
 
     def _drop_empty(self) -> None:
-        """RocketMQ makes files ahead of need: those at the end of which no byte was written are none."""
+        """Remove the files at the end without a written byte from `segments`: RocketMQ makes files ahead of need."""
         self._unwritten = []
         while len(self.segments) > 1 and self._is_empty(self.segments[-1]):
             self._unwritten.insert(0, self.segments.pop())
@@ -311,14 +315,14 @@ class StoreFiles:
 
     def _is_locked(self) -> bool:
         if not self.is_local:
-            # Locks are not seen from here. A broker that is stopped in order takes the file `abort` away.
+            # Locks are not visible through a URI. A broker that is stopped in order removes the file `abort`.
             return not self.is_clean
         try:
             fd = os.open(self._local("lock"), os.O_RDONLY)
         except OSError:
             return False
         try:
-            # Java locks with fcntl: asking does not need the lock itself.
+            # Java locks with fcntl; F_GETLK only asks, and takes no lock.
             query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             answer = fcntl.fcntl(fd, fcntl.F_GETLK, query)
             return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
@@ -345,7 +349,8 @@ class StoreFiles:
             self.readable_end = self._flushed_end(max(since, recovery or 0), found.physic_timestamp)
 
     def _flushed_end(self, known: int, physic_ms: int) -> int:
-        """Up to where the log is flushed, as the checkpoint tells. `known`: up to here for certain."""
+        """Return the physical offset up to which the log is flushed, by the checkpoint. `known`: flushed up to here for
+        certain."""
         for segment in reversed(self.segments):
             start, limit = max(known, segment.first_offset), min(segment.end, self.readable_end)
             end = self._flushed(start, limit, physic_ms) if start < limit else limit
@@ -357,8 +362,8 @@ class StoreFiles:
         return self.segments[-1].first_offset + self._written(self.segments[-1])
 
     def _flushed(self, start: int, limit: int, physic_ms: int) -> int:
-        """Up to where a part of a file is flushed: behind the last record that was stored before the checkpoint's time.
-        `start`: a record's start, all before it is flushed."""
+        """Return the physical offset up to which a part of a file is flushed: that of the first record not stored
+        before the checkpoint's time, `physic_ms`. `start`: the start of a record, before which all is flushed."""
         end = start
         for chunk in self.chunks(start, limit):
             stored = chunk.store_ms
@@ -371,14 +376,14 @@ class StoreFiles:
         return end
 
     def chunks(self, start: int, end: int) -> Any:
-        """Records between two physical offsets of one file, a few MiB at a time."""
-        from duemq.spark_jobs.store.ranges import Range, walks  # it reads through this class
+        """Yield the records between two physical offsets of one file, a few MiB at a time."""
+        from duemq.spark_jobs.store.ranges import Range, walks  # ranges reads through this class
 
         for found in walks(self, Range(start, end), check_crc=False):
             yield found.records
 
     def records_end(self, since: int = 0) -> int:
-        """The physical offset behind the last record that may be read. `since` as for `open`."""
+        """Return the physical offset behind the last record that may be read. `since` as for `open`."""
         last = self.segments[-1]
         end = since if since >= last.first_offset else last.first_offset
         if end >= self.readable_end:
@@ -389,13 +394,13 @@ class StoreFiles:
         return end
 
     def queues_whole_to(self) -> int:
-        """The physical offset up to which the consume queues are known to have all units."""
+        """Return the physical offset up to which the consume queues are known to have all units."""
         if self.is_clean and not self.is_running:
             return self.readable_end
         return self._recovery or 0
 
     def _written(self, segment: Segment) -> int:
-        """Bytes of a file up to the last that is not a hole."""
+        """Return the bytes of a file before the hole at its end."""
         if not self.is_local:
             return segment.size
         try:
@@ -417,19 +422,19 @@ class StoreFiles:
             os.close(fd)
 
     def segment_of(self, offset: int) -> Segment | None:
-        """The file that has a physical offset."""
+        """Return the file that has a physical offset; None without one."""
         for segment in self.segments:
             if segment.first_offset <= offset < segment.end:
                 return segment
         return None
 
     def written_segment_of(self, offset: int) -> Segment | None:
-        """The file that has a physical offset, be that beyond where readers stop."""
+        """Return the file that has a physical offset, even beyond where readers stop; None without one."""
         found = self.segment_of(offset)
         return found or next((one for one in self._unflushed if one.first_offset <= offset < one.end), None)
 
     def queue_files(self) -> list[QueueFile]:
-        """The files of all consume queues, by topic, queue and offset."""
+        """Return the files of all consume queues, ordered by topic, queue and offset."""
         result = []
         for topic in self.names("consumequeue"):
             for queue in self.names(f"consumequeue/{topic}"):
@@ -444,8 +449,8 @@ class StoreFiles:
         return sorted(result, key=lambda file: (file.topic, file.queue_id, file.first_unit))
 
     def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
-        """Physical offset and size in one unit of a consume queue; None where there is no such unit. The topic may be
-        any text, also one that no directory can have for a name."""
+        """Return physical offset and size from one unit of a consume queue; None where there is no such unit. The topic
+        may be any text, even one that cannot name a directory."""
         if not _can_be_topic(topic):
             return None
         file_size = self._queue_file_size
@@ -463,8 +468,8 @@ class StoreFiles:
         return (offset, size) if size else None
 
     def units_at(self, topic: str, queue_id: int, first: int, count: int) -> NDArray[Any]:
-        """So many units of a consume queue from a queue offset on, as UNITS; zeros where there are none. The topic may
-        be any text, also one that no directory can have for a name."""
+        """Return `count` units of a consume queue from a queue offset on, as UNITS; zeros where there are none. The
+        topic may be any text, even one that cannot name a directory."""
         if not _can_be_topic(topic):
             return np.zeros(count, UNITS)
         file_size, size = self._queue_file_size, UNITS.itemsize
@@ -485,11 +490,11 @@ class StoreFiles:
 
     @cached_property
     def _queue_file_size(self) -> int:
-        """Bytes of each consume queue's file (mappedFileSizeConsumeQueue), as found."""
+        """Bytes of a consume queue's file (mappedFileSizeConsumeQueue): the largest found, else RocketMQ's default."""
         return max((file.size for file in self.queue_files()), default=DEFAULT_QUEUE_FILE_SIZE)
 
     def units(self, file: QueueFile) -> NDArray[Any]:
-        """The units of a file of a consume queue, as UNITS, without the zeros behind the last one."""
+        """Return the units of a file of a consume queue, as UNITS, without the zeros behind the last one."""
         size = file.size
         if self.is_local:
             size = min(size, self._written(Segment(0, file.path, file.size)))
@@ -506,28 +511,29 @@ class StoreFiles:
 
     @property
     def local_path(self) -> str:
-        """Where it lies in this machine's file system. Raises JobError where it does not."""
+        """The store's path in this machine's file system. Raises JobError for a URI of another one."""
         return local_path(self.path)
 
     def _local(self, name: str) -> str:
         return os.path.join(self.local_path, name)
 
     def _remote(self) -> tuple[Any, str]:
-        """Pyarrow's file system and the path in it; one a thread, since it does not go to other processes."""
+        """Return pyarrow's file system and the path in it. One for each thread, since it cannot be sent to other
+        processes."""
         known: dict[str, tuple[Any, str]] = _LOCAL.__dict__.setdefault("file_systems", {})
         if self._uri not in known:
             known[self._uri] = file_system(self._uri)
         return known[self._uri]
 
     def read(self, path: str, at: int, size: int) -> bytes:
-        """Bytes of a file of the store, fewer at its end. Raises OSError: CannotRead, but where there is no such
-        file."""
+        """Read bytes of a file of the store, fewer at its end. Raises CannotRead, an OSError; another OSError if there
+        is no such file."""
         try:
             if self.is_local:
                 with open(self._local(path), "rb", buffering=0) as file:
                     data = bytearray()
                     while len(data) < size and (piece := os.pread(file.fileno(), size - len(data), at + len(data))):
-                        data += piece  # a page that cannot be read ends a piece, and is an error when the next begins
+                        data += piece  # an unreadable page ends a piece, and raises when the next one begins with it
                     return bytes(data)
             system, root = self._remote()
             with system.open_input_file(f"{root.rstrip('/')}/{path}") as remote:
@@ -536,7 +542,7 @@ class StoreFiles:
             raise self._cannot(path, error) from None
 
     def read_into(self, path: str, at: int, buffer: memoryview) -> int:
-        """Fill a buffer from a file of the store; gives how many bytes there were. Raises OSError as `read`."""
+        """Fill a buffer from a file of the store; return the number of bytes read. Raises OSError as `read`."""
         if not self.is_local:
             data = self.read(path, at, len(buffer))
             buffer[: len(data)] = data
@@ -560,7 +566,7 @@ class StoreFiles:
             os.close(fd)
 
     def read_whole(self, name: str) -> bytes | None:
-        """A small file of the store; None where it is missing. Raises CannotRead."""
+        """Read a small file of the store; None where it is missing. Raises CannotRead."""
         try:
             if self.is_local:
                 with open(self._local(name), "rb") as file:
@@ -575,7 +581,8 @@ class StoreFiles:
             raise found from None
 
     def _cannot(self, name: str, error: OSError) -> OSError:
-        """What to raise where a file or directory cannot be read: that it is not there, or CannotRead."""
+        """Return the error to raise where a file or directory cannot be read: `error` if it is missing, else a
+        CannotRead."""
         if isinstance(error, CannotRead):
             return error
         is_link = self.is_local and os.path.islink(self._local(name))
@@ -586,9 +593,9 @@ class StoreFiles:
         return cannot_read(f"{self.path.rstrip('/')}/{name}".rstrip("/"), error)
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """A table of config/, RocketMQ's ConfigManager files: the text, or its last backup. None where neither is
-        there, or says anything. fastjson's liberties (numbers as names) are understood. Raises CannotRead where there
-        is one, and none is whole."""
+        """Read a file of config/, in the format of RocketMQ's ConfigManager, or else its last backup. None if both are
+        missing or empty. fastjson's deviations from JSON (numbers as names) are understood. Raises CannotRead if there
+        is one but none is whole."""
         from duemq.protocol.errors import BodyError
         from duemq.storage.config_file import decode_table
 
@@ -605,7 +612,8 @@ class StoreFiles:
         return None
 
     def table(self, name: str, content: str) -> dict[str, Any]:
-        """What a file of config/ has in its field `content`, as for `json`; empty where there is nothing."""
+        """Return the table in the field `content` of a file of config/, read as by `json`; empty where there is none.
+        Raises CannotRead."""
         found = (self.json(name) or {}).get(content) or {}
         if not isinstance(found, dict):
             where = f"{self.path.rstrip('/')}/{name}"
@@ -613,8 +621,8 @@ class StoreFiles:
         return found
 
     def check_files(self) -> None:
-        """See that what is read of a store is there as files and directories, and its tables as tables, before much is
-        done. Raises CannotRead."""
+        """Check that the files, directories and tables that jobs read are of the right kind, before long work begins.
+        Raises CannotRead."""
         for folder in ("timerlog", "config"):
             self.sizes(folder)
         self.queue_files()
@@ -624,7 +632,7 @@ class StoreFiles:
             self.table(f"config/{name}", content)
 
     def read_head(self, name: str) -> bytes:
-        """The first byte of a file of the store; none where it is missing or empty. Raises CannotRead."""
+        """Return the first byte of a file of the store; b"" where it is missing or empty. Raises CannotRead."""
         try:
             return self.read(name, 0, 1)
         except OSError as error:
@@ -633,15 +641,17 @@ class StoreFiles:
             return b""
 
     def names(self, folder: str) -> list[str]:
-        """Names in a directory of the store, sorted; none where it is missing."""
+        """Return the names in a directory of the store, sorted; none where it is missing."""
         return [name for name, _ in self.sizes(folder)]
 
     def sizes(self, folder: str) -> list[tuple[str, int]]:
-        """Names in a directory of the store and bytes of the files, sorted; none where it is missing."""
+        """Return the names in a directory of the store with the sizes of the files in bytes, sorted; none where it is
+        missing."""
         return self._entries(folder) or []
 
     def versions(self, folder: str) -> dict[str, Version]:
-        """The files in a directory of the store, by name; none where it is missing. Raises OSError."""
+        """Return the versions of the files in a directory of the store, by name; none where it is missing. Raises
+        OSError."""
         if self.is_local:
             found = {}
             for name in self.names(folder):
@@ -668,13 +678,13 @@ class StoreFiles:
             except OSError as error:
                 if folder:
                     raise self._cannot(f"{folder}/{entry.name}", error) from None
-                size = 0  # whatever lies beside our directories is nobody's business
+                size = 0  # files beside the store's directories do not matter
             if size is not None:
                 yield entry.name, size
 
     def _entries(self, folder: str) -> list[tuple[str, int]] | None:
-        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be told, CannotRead
-        where something else is there."""
+        """As `sizes`; None where there is no such directory. Raises OSError where that cannot be found out, CannotRead
+        where something else has its name."""
         if self.is_local:
             try:
                 entries = os.scandir(self._local(folder))
@@ -692,7 +702,7 @@ class StoreFiles:
         system, root = self._remote()
         path = f"{root.rstrip('/')}/{folder}".rstrip("/")
         try:
-            # Without allow_not_found: with it an HDFS whose name node does not answer has empty directories.
+            # Without allow_not_found, which shows empty directories for an HDFS whose name node does not answer.
             infos = system.get_file_info(fs.FileSelector(path))
         except FileNotFoundError:
             return None
