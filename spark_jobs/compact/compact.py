@@ -1,22 +1,23 @@
-"""Compacting: a new store from an old one, without what nobody can read again.
+"""Compacting: makes a new store from an old one, without records that will never be read again.
 
-    1. scan      what each record is                     a task a range      `compact.scan`
+    1. scan      the kind of each record                 a task a range      `compact.scan`
     2. decide    which stay, by the store's books        a task a range      `compact.decide`, `compact.state`,
                                                                              `compact.deleted`
-                 which those are wrong about             a task a range      `compact.lost`; if there may be any
-    3. lay out   where they go                           from sums alone     `writers.layout`
+                 which the books are wrong about         a task a range      `compact.lost`; if there may be any
+    3. lay out   their new offsets                       from sums alone     `writers.layout`
     4. write     commitlog; consume queues, index,       a task a range,     `writers.commitlog`, `queues`, `index`,
                  timer files, checkpoint, config         queues, files       `timers`
-    5. finish    durable, and given its name             at once             `writers.place`
+    5. finish    sync, and rename                        at once             `writers.place`
 
-The old store is only read. Records keep their bytes but for the physical offset and the origin; queues keep their queue
-offsets. What brokers make of the units of records that are gone: see `writers.queues`.
+The old store is only read. Records keep their bytes except the physical offset and the origin; queues keep their queue
+offsets. `writers.queues` describes what brokers make of the units of removed records.
 
-The new commitlog begins at the second file's offset at least, never at 0: there is always a place before it for units
-that stand for nothing, and offset 0 is free to mean "no record".
+The new commitlog begins at the second file's offset or later, never at 0: units that stand for no record can always
+point before it, and offset 0 is free to mean "no record".
 
-Memory: arrays of what was delivered (8 bytes a message), of what waits in the wheel (60 bytes), of keys (41 bytes a
-message of a keyed topic), and for an index file up to 1.2 GB (60 bytes a key); everything else is a few MiB a task.
+Memory: arrays of delivered messages (8 bytes each), of messages waiting in the wheel (60 bytes each), of keys (41 bytes
+for each message of a keyed topic), and for an index file up to 1.2 GB (60 bytes for each key); everything else takes a
+few MiB in each task.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are done, and how many there are."""
+"""Called with the number of bytes done and their total."""
 
 _HOUR_MS: Final = 3_600_000
 _QUEUE_BYTES_A_TASK: Final = 24 << 20
@@ -78,57 +79,58 @@ _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """What goes. By default scheduled messages that are done, ended transactions, and what deleted topics had."""
+    """Which records are removed. By default delivered and cancelled scheduled messages, ended transactions, and the
+    records of deleted topics."""
 
     reserved_hours: float | None = None
-    """fileReservedTime: messages stored longer ago go as well, unless they wait to be delivered. None: they stay."""
+    """fileReservedTime: messages stored longer ago are removed too, unless they wait for delivery. None: they stay."""
     keyed_topics: tuple[str, ...] = ()
-    """Topics that keep the newest message of each key, beside those whose attribute cleanup.policy is COMPACTION."""
+    """Topics that keep the newest message of each key, besides those whose attribute cleanup.policy is COMPACTION."""
     holes: bool = False
-    """Whether messages of keyed topics may go from the middle of a queue; without, only the part of a queue goes of
-    which nothing stays. Consumers of both brokers pass over the holes (see `writers.queues`). But once retention
-    removes the two empty files that such a log begins with, a broker may take a queue to begin at a hole in the
-    commitlog's oldest file: the messages before it in that file then count as expired somewhat earlier. And offsets
-    found by time are inexact at Apache's brokers."""
+    """Whether messages of keyed topics may be removed from the middle of a queue; if not, only from its beginning, up
+    to the first message that stays. Consumers of both brokers pass over the holes (see `writers.queues`). But once
+    retention removes the two empty files that such a log begins with, a broker may take a queue to begin at a hole in
+    the commitlog's oldest file: the messages before it in that file then count as expired somewhat earlier. And offsets
+    found by time are inexact on Apache's brokers."""
     index: bool = True
     """Whether to make index files."""
     skip_damaged: bool = False
-    """Whether to leave out what is damaged, rather than refuse."""
+    """Whether to leave damage out of the new store, rather than refuse."""
     range_size: int = RANGE_SIZE
-    """Bytes of the commitlog for a task."""
+    """Bytes of the commitlog for each task."""
     now_ms: int | None = None
-    """The time from which `reserved_hours` count; None: now."""
+    """The time from which `reserved_hours` count, ms since the epoch; None: now."""
 
 
 @dataclass
 class CompactResult:
-    """What was done. Sizes in bytes; `disk_*` as allocated on the disk, all files."""
+    """The result of a compaction. Sizes in bytes; `disk_*`: bytes allocated on the disk by all files."""
 
     log_before: int = 0
     log_after: int = 0
     disk_before: int = 0
     disk_after: int = 0
     kept: int = 0
-    """Records."""
+    """Number of records that stay."""
     removed: dict[str, int] = field(default_factory=dict)
-    """Records, by reason; see `compact.decide`."""
+    """Number of removed records, by reason (see `compact.decide`)."""
     removed_bytes: dict[str, int] = field(default_factory=dict)
     lost: int = 0
-    """Of those kept: scheduled messages that the broker has passed, or has no longer in its files, and that were
+    """Number of kept scheduled messages that the broker has passed, or no longer has in its files, though they were
     neither delivered nor cancelled."""
     superseded_kept: int = 0
-    """Messages with a newer one of the same key that had to stay: see `CompactOptions.holes`."""
+    """Number of messages with a newer one of the same key that had to stay (see `CompactOptions.holes`)."""
     damaged: int = 0
-    """Damaged stretches left out."""
+    """Number of damaged stretches left out."""
     holes: int = 0
-    """Units in the middle of queues that stand for no record any more."""
+    """Number of units in the middle of queues that no longer stand for a record."""
     index_files: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time by step."""
+    """Seconds by step."""
 
     @property
     def saved(self) -> float:
-        """Share of the commitlog that is gone, 0 to 1."""
+        """Share of the commitlog that was removed, 0 to 1."""
         return 1 - self.log_after / self.log_before if self.log_before else 0.0
 
 
@@ -143,8 +145,8 @@ def compact(
 ) -> CompactResult:
     """Compact a store that no broker has open into a new directory.
 
-    Tasks run in Spark where a session is given, else in `workers` processes (1: in this one). Raises JobError; then
-    there is no new store, and the old one is as it was.
+    Tasks run in Spark if a session is given, else in `workers` processes (1: in this one). Raises JobError; then there
+    is no new store, and the old one is unchanged.
     """
     store = open_at_rest(store_path)
     refuse_within(store_path, out_path)
@@ -167,7 +169,7 @@ def compact(
 
 
 def open_at_rest(store_path: str) -> StoreFiles:
-    """A store on this machine that no broker has open, left in order by the last one. Raises JobError."""
+    """Return a store on this machine that no broker has open and that the last one left in order. Raises JobError."""
     store = StoreFiles.open(store_path)
     if not store.is_local:
         raise JobError(f"{store_path}: stores are compacted and restored where brokers have them, on a local disk")
@@ -180,21 +182,21 @@ def open_at_rest(store_path: str) -> StoreFiles:
 
 
 def refuse_unknown_queues(store: StoreFiles) -> None:
-    """Raises JobError where a store has queues of a kind that is not understood."""
+    """Raise JobError if a store has queues of an unknown kind."""
     for name in _NOT_UNDERSTOOD:
         if store.names(name):
             raise JobError(f"{store.path}/{name}: queues of this kind are not understood; such a store stays as it is")
 
 
 class _Part(NamedTuple):
-    """A range and how it goes on."""
+    """A range with the results of its steps."""
 
     scanned: Scanned
     decided: Decided
 
 
 class _Compaction:
-    """One run."""
+    """One run of a compaction."""
 
     def __init__(
         self, store: StoreFiles, place: Place, tasks: Runner, options: CompactOptions, progress: Progress
@@ -209,11 +211,11 @@ class _Compaction:
         self._done = self._total = 0
         self._step_began = time.perf_counter()
         self._kept_done = np.empty(0, np.int64)
-        """Physical offsets of records that stay whatever they are, and of those that say that they are done."""
+        """Physical offsets of records that must stay though they are done, and of the records that say so."""
         self._delivered = self._deliveries = np.empty(0, np.int64)
-        """Physical offsets of some of those, and of their deliveries, which do not name them."""
+        """Physical offsets of delivered messages among them, and of their deliveries, which do not name them."""
         self._has_holes = False
-        """Whether a message stays in a queue from whose middle others may go."""
+        """Whether a kept message lies in a queue from whose middle others may be removed."""
 
     def run(self) -> CompactResult:
         store, result = self._store, self._result
@@ -255,7 +257,7 @@ class _Compaction:
         self._done += size
         self._progress(min(self._done, self._total), self._total)
 
-    # --- what stays
+    # --- which records stay
 
     def _keyed_topics(self) -> tuple[str, ...]:
         found = set(self._options.keyed_topics)
@@ -327,8 +329,8 @@ class _Compaction:
         return self._keep_anchors(books, decided)
 
     def _find_undelivered(self, books: Books) -> NDArray[np.int64]:
-        """Physical offsets, ascending, of messages that neither wait by the books nor were delivered or cancelled by
-        the records; notes who delivered those that stay whatever they are."""
+        """Return the physical offsets, ascending, of messages that neither wait by the books nor were delivered or
+        cancelled by the records. Sets `_delivered` and `_deliveries` for the records that must stay."""
         store, scratch, count = self._store, self._place.scratch, len(self._ranges)
         progress = read_progress(store)
         buckets = max(1, sum(part.end - part.start for part in self._ranges) // BUCKET_BYTES)
@@ -345,8 +347,9 @@ class _Compaction:
         return np.sort(np.concatenate([part.undelivered for part in found]))
 
     def _keep_anchors(self, books: Books, decided: list[Decided]) -> list[Decided]:
-        """Keep the last record of each queue of the schedule topic of which anything stays; and of all records that
-        stay although they are done what says so, which may itself be done: a message that took another's place."""
+        """Keep the last record of each queue of the schedule topic of which any record stays. For all records that must
+        stay though they are done, also keep the records that say so, which may be done themselves: a message may have
+        replaced another."""
         scratch, starts = self._place.scratch, [part.start for part in self._ranges]
         anchors = [at for level, at in books.anchors.items() if any(found.levels.get(level) for found in decided)]
         self._keep(decided, starts, anchors)
@@ -366,7 +369,7 @@ class _Compaction:
         return decided
 
     def _keep(self, decided: list[Decided], starts: list[int], physical: Iterable[int]) -> None:
-        """Keep records, by their physical offsets, that were to go."""
+        """Keep records, by their physical offsets, that were to be removed."""
         for offset in physical:
             kept = decide.keep_one(self._place.scratch, starts, offset)
             if kept is None:
@@ -384,7 +387,7 @@ class _Compaction:
     def _units_per_file(self) -> int:
         return next((file.size for file in self._store.queue_files()), UNITS.itemsize) // UNITS.itemsize
 
-    # --- where it goes
+    # --- new offsets
 
     def _lay_out(self, decided: list[Decided]) -> Layout:
         store, scratch, size = self._store, self._place.scratch, self._store.segment_size
@@ -392,9 +395,9 @@ class _Compaction:
         first = begin
         is_by_key = self._options.holes and self._result.removed.get("superseded")
         if is_by_key or self._has_holes or self._result.damaged:
-            # Two files before all others, without a record, for units that stand for nothing: these must lie behind the
-            # start of the first file, or a broker that looks for a queue's first message by halving (5.3.3 does) is led
-            # past others.
+            # Two files without records come first, for units that stand for no record: their offsets must lie behind
+            # the start of the first file, or a broker that finds a queue's first message by binary search (5.3.3 does)
+            # would skip others.
             first = begin + 2 * size
         laid_out = layout.lay_out(
             [(found.kept, found.kept_size) for found in decided],
@@ -459,7 +462,8 @@ class _Compaction:
         self._result.holes = sum(written.holes for written in self._tasks.run(queues.write, requests))
 
     def _write_index(self, decided: list[Decided]) -> int:
-        """Make the index files; gives the store time up to which they hold all messages, ms since the epoch."""
+        """Make the index files. Return the store time up to which they have all messages, ms since the epoch; 0 without
+        any."""
         if not self._options.index:
             return 0
         scratch = self._place.scratch
@@ -486,7 +490,7 @@ class _Compaction:
             else:
                 shutil.copy2(source, target)
         os.makedirs(place.join("config"), exist_ok=True)
-        # What the checkpoint says of consume queues is of the old files: the broker notes its own anew.
+        # The old checkpoint's notes on consume queues are about the old files: the broker makes new ones.
         offsets = spill.OffsetMap(place.scratch)
         notes: dict[str, bytes] = {}
         level_note = runs.decode(books.checkpoint.notes.get(service.NAME, b""))
@@ -520,13 +524,14 @@ class _Compaction:
             OsFiles().write_whole(place.join("lock"), lock)
 
     def _kept(self, physical: NDArray[np.int64], what: str, offsets: spill.OffsetMap) -> NDArray[np.int64]:
-        """Where those records lie now, of some that stay although they are done, that were "delivered" or
-        "withdrawn"."""
+        """Return the new physical offsets of those of `physical` that were "delivered" or "withdrawn" (`what`), for
+        records that stay although they are done."""
         places = offsets.new(physical[is_among(physical, spill.load(self._place.scratch, what))])
         return np.unique(places[places >= 0])
 
     def _newest_timer(self, books: Books, offsets: spill.OffsetMap) -> tuple[int, int]:
-        """New physical offset and size of the record that was put into the wheel last; (-1, 0) without one."""
+        """Return the new physical offset and the size of the record that was put into the wheel last; (-1, 0) without
+        one."""
         assert books.timers is not None
         unit = self._store.unit(TIMER_TOPIC, 0, books.timers.enqueued - 1) if books.timers.enqueued else None
         if unit is None:
@@ -536,7 +541,7 @@ class _Compaction:
 
 
 def disk_usage(root: str) -> int:
-    """Bytes that the files below a directory take on the disk."""
+    """Return the bytes that the files below a directory take on the disk."""
     total = 0
     for directory, _, names in os.walk(root):
         for name in names:

@@ -1,13 +1,14 @@
-"""Second step of compacting: which records stay, and why the others go.
+"""Second step of compacting: which records stay, and why the others are removed.
 
-A task a range, from what `compact.scan` left and the store's books (`compact.state`); the commitlog is not read again.
-Leaves, beside the scan's arrays:
+One task for each range works from the results of `compact.scan` and the store's books (`compact.state`); the commitlog
+is not read again. Adds to the scan's arrays:
 
-    <n>.keep     bool, of each record
-    <n>.reasons  uint8, of each record why it goes, as its number in REASONS + 1; 0 for one that stays
+    <n>.keep     bool, whether each record stays
+    <n>.reasons  uint8, why each record is removed, as its index in REASONS + 1; 0 for one that stays
 
-    why a record goes   "delivered"    a scheduled message, or its mark, that nobody will look at again
-                        "cancelled"    a scheduled message that was cancelled, or takes place elsewhere by now
+    why a record goes   "delivered"    a scheduled message that was delivered, or a record that only waited with it
+                        "cancelled"    a scheduled message that was cancelled or waits by another record, or a
+                                       deletion that is done
                         "ended"        a half message, or an op message, of a transaction that is over
                         "expired"      a message older than asked for
                         "superseded"   a newer message of its queue has the same key
@@ -57,9 +58,9 @@ class DecideTask(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """Of a range: records that stay and their bytes; (records, bytes) that go, by reason; of each queue of the
-    schedule topic how many stay; and how many messages go because the broker has passed them, whose deliveries no
-    record names: they may be lost, see `compact.lost`."""
+    """The decision on a range: number and bytes of records that stay; (records, bytes) to remove by reason; number of
+    records that stay by queue of the schedule topic; and number of messages removed because the broker has passed them,
+    though no record names them as delivered: they may be lost (see `compact.lost`)."""
 
     number: int
     kept: int
@@ -75,7 +76,7 @@ def decide(task: DecideTask) -> Decided:
     sizes = load(scratch, f"{number}.sizes").astype(np.int64)
     kinds = np.asarray(load(scratch, f"{number}.kinds"))
     physical = load(scratch, f"{number}.starts").astype(np.int64) + task.start
-    reasons = np.zeros(len(sizes), np.uint8)  # 0: it stays; else its number in REASONS + 1
+    reasons = np.zeros(len(sizes), np.uint8)  # 0: it stays; else its index in REASONS + 1
 
     def remove(rows: Integers, gone: Flags, reason: str) -> None:
         rows = rows[gone]
@@ -127,7 +128,7 @@ def decide(task: DecideTask) -> Decided:
 
 
 def join_done(scratch: str, numbers: range) -> None:
-    """Join what the ranges say is done."""
+    """Join the physical offsets of done messages from all ranges and the books."""
     for name, known in (("delivered", "delivered.known"), ("withdrawn", "withdrawn.units")):
         more = load(scratch, known)
         parts = [np.asarray(load(scratch, f"{number}.{name}")) for number in numbers]
@@ -135,14 +136,15 @@ def join_done(scratch: str, numbers: range) -> None:
 
 
 def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_per_file: int, holes: bool) -> int:
-    """Find the messages that a newer one with the same key in the same queue supersedes, and leave those that may go;
-    gives how many have to stay all the same.
+    """Find the messages superseded by a newer one with the same key in the same queue, and save those that may be
+    removed. Return the number of those that must stay all the same.
 
-    A message may go when everything before it in its queue goes: then the queue begins later, as it does when files
-    expire. With `holes` also others, but for the last in each file of the queue, by which brokers tell its age.
+    A message may be removed if everything before it in its queue is: the queue then begins later, as it does when files
+    expire. With `holes` others may be removed too, except the last in each file of the queue, by which brokers
+    determine the file's age.
     """
     rows = np.concatenate([np.empty(0, KEYED), *(np.asarray(load(scratch, f"{number}.keys")) for number in numbers)])
-    # Queues of a topic that was made again have nothing to do with those of before.
+    # Queues of a topic that was made again are not continuations of the earlier ones.
     rows = rows[~is_among(rows["physical_offset"], load(scratch, "deleted"))]
     if not len(rows):
         save(scratch, "superseded", np.empty(0, np.int64))
@@ -175,8 +177,8 @@ def find_superseded(scratch: str, numbers: range, *, expired_before: int, units_
 
 
 class KeptAfterAll(NamedTuple):
-    """A record that stays although it was to go: its range, its bytes, why it was to go, and whether it is a message of
-    a queue that consumers read."""
+    """A record that stays although it was to be removed: its range, its size in bytes, the reason for its removal, and
+    whether it is a message of a queue that consumers read."""
 
     number: int
     size: int
@@ -185,7 +187,8 @@ class KeptAfterAll(NamedTuple):
 
 
 def keep_one(scratch: str, starts: list[int], physical: int) -> KeptAfterAll | None:
-    """Let the record at a physical offset stay; `starts` of the ranges. None where it stays anyway, or is not there."""
+    """Keep the record at a physical offset. `starts`: those of the ranges. None if it stays anyway, or there is no
+    record."""
     number = int(np.searchsorted(starts, physical, "right")) - 1
     if number < 0:
         return None
@@ -202,8 +205,9 @@ def keep_one(scratch: str, starts: list[int], physical: int) -> KeptAfterAll | N
 
 
 def done_by(scratch: str, numbers: range, physical: Integers) -> Integers:
-    """Where the records lie that say of those at some physical offsets, ascending, that they are done. Whoever keeps
-    one of these has to keep what says so as well: who makes the queues again, or audits, goes by the records."""
+    """Return the physical offsets of the records that say that the records at some physical offsets, ascending, are
+    done. Where one of the latter stays, these must stay too, since audits and whoever rebuilds the queues go by the
+    records."""
     parts = [np.empty(0, np.int64)]
     for number in numbers:
         for name in ("delivered", "withdrawn"):
@@ -213,7 +217,7 @@ def done_by(scratch: str, numbers: range, physical: Integers) -> Integers:
 
 
 class MapTask(NamedTuple):
-    """A range whose new offsets are to be written down; `at`: how many records before it stay."""
+    """A range whose new offsets are to be saved. `at`: number of records before it that stay."""
 
     number: int
     start: int
@@ -223,7 +227,7 @@ class MapTask(NamedTuple):
 
 
 def write_map(task: MapTask) -> None:
-    """Write down where the records of a range go. Raises OSError."""
+    """Save the new offsets of a range's records. Raises OSError."""
     from duemq.spark_jobs.writers.layout import offsets
 
     keep = load(task.scratch, f"{task.number}.keep")
@@ -233,6 +237,6 @@ def write_map(task: MapTask) -> None:
 
 
 def kept_sizes(scratch: str, number: int) -> Integers:
-    """Bytes of the records of a range that stay."""
+    """Return the sizes in bytes of a range's records that stay."""
     kept: Integers = load(scratch, f"{number}.sizes")[load(scratch, f"{number}.keep")].astype(np.int64)
     return kept

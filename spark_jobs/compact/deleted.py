@@ -1,17 +1,17 @@
-"""Which records of a store are of nobody: those of topics that were deleted, which stay in the commitlog until
-retention takes them. A topic that is made again under the name counts its queue offsets from 0 again.
+"""Which records belong to deleted topics: they stay in the commitlog until retention removes them. A topic that is made
+again under the same name counts its queue offsets from 0 again.
 
 duemq notes which topics it deleted, and where the commitlog ended then (`queuecheck`). Apache's brokers note nothing,
-but the queues tell it:
+but the queues tell:
 
     a record lies before its queue's first one, and has no less queue offset     deleted, and made again since
-    a topic has no queues, and topics.json, which is whole, does not have it     deleted; `duemq store repair` goes by
-                                                                                 the same
-    a queue is gone of a topic that has others                                   deleted, if another record of the topic
+    a topic has no queues, and is not in a whole topics.json                     deleted; `duemq store repair` has the
+                                                                                 same rule
+    a queue is missing of a topic that has others                                deleted, if another record of the topic
                                                                                  was, and it lies before the first one
                                                                                  of all queues; else it stays
 
-Where there are no queues at all nothing is taken to be deleted: somebody has removed them, and they can be made anew.
+In a store without any queues nothing counts as deleted: the queues were removed, and can be rebuilt.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 UNOWNED: Final = np.dtype([("physical_offset", "<i8"), ("topic", "<i4"), ("is_deleted", "?")])
-"""A record that is of a deleted topic, or may be: see the module. `topic`: its number among names."""
+"""A record that is, or may be, of a deleted topic (see the module). `topic`: its index in a list of names."""
 _OF_BROKERS: Final = ("%", "rmq_sys_", "RMQ_SYS_")
-"""What names of topics begin with that brokers make themselves, when they are needed."""
+"""Prefixes of topics that brokers themselves make when needed."""
 
 
 class First(NamedTuple):
@@ -55,9 +55,9 @@ class First(NamedTuple):
 
 
 class Owners(NamedTuple):
-    """What tells which records are of nobody. `removed`: by topic the physical offset before which they are;
-    `firsts`: of the queues that there are, None where no unit of one stands for a record; `topics`: those that have
-    queues, or are in topics.json; None where nobody can tell."""
+    """What tells which records are of deleted topics. `removed`: by topic, the physical offset before which they are;
+    `firsts`: by queue that exists, None where none of its units stands for a record; `topics`: those that have queues
+    or are in topics.json, None if that is unknown."""
 
     removed: dict[str, int]
     firsts: dict[tuple[str, int], First | None]
@@ -65,7 +65,7 @@ class Owners(NamedTuple):
 
 
 def owners_of(store: StoreFiles, checkpoint: Checkpoint) -> Owners:
-    """What a store at rest tells of deleted topics."""
+    """Return what a store at rest tells of deleted topics."""
     firsts: dict[tuple[str, int], First | None] = {}
     for file in store.queue_files():
         key = file.topic, file.queue_id
@@ -79,7 +79,7 @@ def owners_of(store: StoreFiles, checkpoint: Checkpoint) -> Owners:
 
 
 def _removed(store: StoreFiles, checkpoint: Checkpoint) -> dict[str, int]:
-    """What our own note says. It is void where another broker had the store since."""
+    """Return duemq's own note of deleted topics; it is void if another broker had the store since."""
     if store.written_by != "duemq" or checkpoint.is_foreign or queue_check.NAME not in checkpoint.notes:
         return {}
     root = store.local_path
@@ -97,7 +97,7 @@ def _topics(store: StoreFiles, firsts: dict[tuple[str, int], First | None]) -> f
     if not firsts or not data:
         return None
     try:
-        # An earlier edition, its backup, does not know of topics that were made since.
+        # Its backup, of an earlier state, lacks topics made since.
         table = decode_table(data, "config/topics.json").get("topicConfigTable")
     except BodyError:
         return None
@@ -105,7 +105,7 @@ def _topics(store: StoreFiles, firsts: dict[tuple[str, int], First | None]) -> f
 
 
 def unowned(records: Records, owners: Owners, codes: NDArray[np.int32], names: Sequence[str]) -> NDArray[np.void]:
-    """Those of some messages that are of a deleted topic or may be, as UNOWNED with the numbers of `names`."""
+    """Return the messages that are, or may be, of a deleted topic, as UNOWNED with indexes in `names`."""
     queues, offsets, physical = records.queue_id, records.queue_offset, records.physical_offset
     is_deleted, may_be = np.zeros(len(records), np.bool_), np.zeros(len(records), np.bool_)
     if not len(records):
@@ -139,14 +139,14 @@ def _was_deleted(topic: str, owners: Owners) -> bool:
 
 
 def deleted(scratch: str, names: Sequence[Sequence[str]], owners: Owners) -> Integers:
-    """Physical offsets, ascending, of the records of deleted topics. `names`: of the topics of each range."""
+    """Return the physical offsets, ascending, of the records of deleted topics. `names`: the topics of each range."""
     parts = [load(scratch, f"{number}.unowned") for number in range(len(names))]
     were_deleted = {
         of_range[row]
         for rows, of_range in zip(parts, names, strict=True)
         for row in np.unique(rows["topic"][rows["is_deleted"]]).tolist()
     }
-    # All queues of a topic go at once, so what lies before the first of the new ones is of before.
+    # All queues of a topic are deleted at once, so records before the first one of the new queues are older.
     ends: dict[str, int] = {}
     for (topic, _), first in owners.firsts.items():
         if topic in were_deleted and first is not None:

@@ -1,9 +1,9 @@
-"""Between the steps of compacting: which messages are lost, though by the broker's books they are done.
+"""Between the steps of compacting: which messages are lost, though they are done by the broker's books.
 
-The books tell how far the broker came, not whether it delivered what it passed. duemq's deliveries name their messages;
-for those that RocketMQ delivered, and for what neither delivered, the commitlog is read once more, and matched as the
-audit does (`cases`), but for what records name. Only stores that have such messages are read: one that duemq alone had
-has none, unless some were lost.
+The books tell how far the broker came, not whether it delivered the messages that it passed. duemq's deliveries name
+their messages; for those that RocketMQ delivered, and for those that no broker did, the commitlog is read once more,
+and matched as in the audit (`cases`), except for records that are named. Only stores that have such messages are read:
+one that only duemq had has none, unless some were lost.
 
     read     a task a range     <n>.waits, <n>.done        WAITS and DONE, by bucket of `cases.bucket_of`
                                 <n>.again                  WAITS of records that are done, and waited in place of others
@@ -37,7 +37,7 @@ _ROWS: Final = {"waits": WAITS, "done": DONE, "again": WAITS}
 
 
 class ReadTask(NamedTuple):
-    """A range to read. `buckets`: how many there are."""
+    """A range to read. `buckets`: their number."""
 
     store: StoreFiles
     part: Range
@@ -48,8 +48,8 @@ class ReadTask(NamedTuple):
 
 
 class MatchTask(NamedTuple):
-    """A bucket to match. `ranges`: how many there are; `asked`: physical offsets, ascending, of messages whose
-    deliveries are wanted."""
+    """A bucket to match. `ranges`: their number; `asked`: physical offsets, ascending, of messages whose deliveries are
+    wanted."""
 
     bucket: int
     ranges: int
@@ -58,8 +58,8 @@ class MatchTask(NamedTuple):
 
 
 class Matched(NamedTuple):
-    """Physical offsets: of messages that have no delivery, and were not taken back; and of messages that were asked
-    for, with those of their first deliveries."""
+    """Physical offsets: of messages without a delivery that were not cancelled; and of delivered messages among those
+    asked for, with those of their first deliveries."""
 
     undelivered: Integers
     asked: Integers
@@ -67,7 +67,7 @@ class Matched(NamedTuple):
 
 
 def read(task: ReadTask) -> None:
-    """Leave what is to be matched of a range: all that no record names. Raises JobError, OSError."""
+    """Save the rows of a range that are to be matched: those that no record names. Raises JobError, OSError."""
     found = read_range(task.store, task.part, task.progress)
     is_done = is_among(found.waits["offset"], load(task.scratch, "delivered"))
     is_done |= is_among(found.waits["offset"], load(task.scratch, "withdrawn"))

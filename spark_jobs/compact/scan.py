@@ -1,17 +1,18 @@
-"""First step of compacting: what each record of a range is.
+"""First step of compacting: the kind of each record of a range.
 
-A task a range; of each it leaves, in the scratch directory:
+One task for each range saves in the scratch directory:
 
     <n>.starts   int32, position of each record from the start of the range
     <n>.sizes    int32, its bytes
-    <n>.kinds    uint8, see `Kind`
-    <n>.special  SPECIAL, of each that is not PLAIN: its number in the range, queue and queue offset
+    <n>.kinds    uint8, its kind: PLAIN, LEVEL, ...
+    <n>.special  SPECIAL, of each that is neither PLAIN nor KEYED_MESSAGE: its number in the range, queue and queue
+                 offset
     <n>.keys     KEYED, of each message of a topic that keeps the newest of each key
     <n>.unowned  UNOWNED, of each message of a topic that was deleted, or may have been: see `compact.deleted`
-    <n>.delivered, <n>.withdrawn   int64, physical offsets of scheduled messages that these records say are done...
-    <n>.delivered_by, <n>.withdrawn_by   ...and of the records that say so, in the same order
+    <n>.delivered, <n>.withdrawn         int64, physical offsets of scheduled messages that these records say are done
+    <n>.delivered_by, <n>.withdrawn_by   int64, those of the records that say so, in the same order
 
-That is 9 bytes a record, and 16 more for scheduled ones.
+That is 9 bytes for each record, and 16 more for scheduled ones.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ TIMER_DELETE: Final = 4
 HALF: Final = 5
 OP: Final = 6
 KEYED_MESSAGE: Final = 7
-"""Of a topic that keeps the newest of each key."""
+"""A message of a topic that keeps the newest of each key."""
 
 SPECIAL: Final = np.dtype([("number", "<i4"), ("queue_id", "<i4"), ("queue_offset", "<i8")])
 KEYED: Final = np.dtype(
@@ -68,8 +69,8 @@ _KINDS: Final = {SCHEDULE_TOPIC: LEVEL, TIMER_TOPIC: TIMER, HALF_TOPIC: HALF, OP
 
 
 class ScanTask(NamedTuple):
-    """A range to look at. `keyed_topics`: those that keep the newest of each key; `cutoff_ms`: what was stored before
-    has expired, 0 for nothing; `owners`: what tells of deleted topics."""
+    """A range to scan. `keyed_topics`: those that keep the newest message of each key; `cutoff_ms`: messages stored
+    before, ms since the epoch, have expired, 0 for none; `owners`: tells of deleted topics."""
 
     store: StoreFiles
     part: Range
@@ -81,8 +82,8 @@ class ScanTask(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """Of a range: records, their bytes, the physical offset of the first that has not expired (-1: all have), the store
-    time of the last, what is damaged, and the names of the topics that <n>.unowned has by number."""
+    """The result for a range: number and bytes of records, the physical offset of the first that has not expired (-1:
+    all have), the store time of the last, damage, and the names of the topics that <n>.unowned has by index."""
 
     number: int
     records: int
@@ -109,7 +110,7 @@ class _Columns:
 
 
 def scan(task: ScanTask) -> Scanned:
-    """Look at a range. Raises JobError, OSError."""
+    """Scan a range. Raises JobError, OSError."""
     columns = _Columns()
     damages: list[Damage] = []
     first_young, last_store_ms = -1, 0

@@ -1,15 +1,15 @@
-"""What of a store is done, as its own books say: which scheduled messages were delivered or cancelled, and which half
+"""What is done in a store by its own books: which scheduled messages were delivered or cancelled, and which half
 messages have ended.
 
-    delay levels   written last by duemq: the note "levels" in the checkpoint (a cursor for each run,
-    `scheduler.levels.runs`);
-                   by Apache's: config/delayOffset.json. And units of size 1 in SCHEDULE_TOPIC_XXXX: cancelled
-    timers         the timer log: a message that is in the wheel has a unit in a slot that is not past, and what is not
-                   in the wheel yet lies behind timercheck's (duemq's: the note's) queue offset
+    delay levels   if duemq had the store last: the checkpoint's note "levels" (a cursor for each run,
+                   `scheduler.levels.runs`); if Apache's broker: config/delayOffset.json. And units of size 1 in
+                   SCHEDULE_TOPIC_XXXX: withdrawn
+    timers         the timer log: a message in the wheel has a unit in a slot that is not past, and one that is not in
+                   the wheel yet lies at or behind timercheck's (duemq's: the note's) queue offset
     transactions   half and op messages below the offsets of CID_RMQ_SYS_TRANS in config/consumerOffset.json
 
-Besides, a record that names an origin says that that one is done, whatever the books say (`compact.scan` finds those).
-Where a book is missing nothing of its kind is taken to be done but what origins say.
+Also, a record that names an origin says that that one is done, whatever the books say (`compact.scan` finds those).
+Where a book is missing, only the messages named as origins count as done.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 COMPACTED: Final = "compacted.json"
-"""The file of a store that a compaction made which says so: {"end": where the new commitlog ended}."""
+"""The file in a store made by a compaction: {"end": where the new commitlog ended}."""
 _TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"
 
 
 class Timers(NamedTuple):
     """The books of the timer wheel. `enqueued`: queue offset in rmq_sys_wheel_timer up to which messages are in the
-    wheel. `second`: slots before it are past. `live`: the units (UNIT) that stand for something, in the log's order.
-    `check`, `note`: what timercheck and the checkpoint's note said; `segment_size`: of the timer log's files."""
+    wheel. `second`: slots before it are past. `live`: the units (UNIT) that are still to be done, in the log's order.
+    `check`, `note`: timercheck and the checkpoint's note; `segment_size`: that of the timer log's files."""
 
     enqueued: int
     second: int
@@ -59,11 +59,11 @@ class Timers(NamedTuple):
 
 
 class Books(NamedTuple):
-    """What is done. `levels`: of each delay level its runs. `half_offset`, `op_offset`: what is below has ended.
-    `forced`: physical offsets of records that stay whatever they are, ascending. `anchors`: of each queue of the
-    schedule topic its last record's physical offset, to stay if anything of the queue does; so that the queue ends
-    where it did. `withdrawn`: physical offsets of cancelled level messages; `level_delivered` of delivered ones that no
-    cursor has passed."""
+    """What is done. `levels`: the runs of each delay level. `half_offset`, `op_offset`: messages below have ended.
+    `forced`: physical offsets, ascending, of records that must stay. `anchors`: the physical offset of the last record
+    of each queue of the schedule topic, which stays if anything of the queue does, so that the queue ends where it did.
+    `withdrawn`: physical offsets of withdrawn level messages; `level_delivered`: of delivered ones that no cursor has
+    passed."""
 
     checkpoint: Checkpoint
     levels: dict[int, list[Run]]
@@ -77,7 +77,7 @@ class Books(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What the tasks need of them; small. `timers_enqueued`: None where there is no timer log to go by."""
+    """The part of the books that each task gets; small. `timers_enqueued`: None where there is no usable timer log."""
 
     levels: dict[int, list[Run]]
     timers_enqueued: int | None
@@ -88,7 +88,7 @@ class Rules(NamedTuple):
 
 
 def read_books(store: StoreFiles) -> Books:
-    """The books of a store at rest. Raises JobError where they are of a kind that is not understood."""
+    """Read the books of a store at rest. Raises JobError if the files of the timer log differ in size."""
     books = progress.read_books(store)
     queues: dict[tuple[str, int], list[QueueFile]] = {}
     for file in store.queue_files():
@@ -130,7 +130,7 @@ def read_books(store: StoreFiles) -> Books:
 
 
 def _last_unit(store: StoreFiles, files: list[QueueFile]) -> int:
-    """The physical offset in a queue's last unit; -1 where that stands for no record."""
+    """Return the physical offset in a queue's last unit; -1 where that stands for no record."""
     for file in reversed(files):
         units = store.units(file)
         if not len(units):
@@ -150,8 +150,8 @@ def _last_unit(store: StoreFiles, files: list[QueueFile]) -> int:
 
 
 def _size_at(store: StoreFiles, physical: int) -> int:
-    """The size of the record at a physical offset, as it says itself; 0 where there is none. A marked unit does not
-    tell it."""
+    """Return the size that the record at a physical offset states; 0 where there is none. A marked unit does not tell
+    it."""
     segment = store.segment_of(physical)
     data = store.read(segment.path, physical - segment.first_offset, 4) if segment is not None else b""
     size = int.from_bytes(data, "big", signed=True)
@@ -165,7 +165,7 @@ def _transactions(store: StoreFiles) -> tuple[int, int]:
         of_group = table.get(f"{topic}@{_TRANSACTIONS_GROUP}")
         value = next((v for k, v in of_group.items() if str(k) == "0"), 0) if isinstance(of_group, dict) else 0
         offsets.append(int(value) if isinstance(value, int) else 0)
-    # Op messages say which half messages have ended: without the offset of the one the other is worth nothing.
+    # Op messages tell which half messages have ended: either offset is useless without the other.
     return (offsets[0], offsets[1]) if min(offsets) > 0 else (0, 0)
 
 
@@ -192,20 +192,20 @@ def _timers(store: StoreFiles, books: progress.Books) -> Timers | None:
             physical, positions, units["magic"], units["due_ms"].astype(np.int64), seconds, second, found
         ).kept
         if note is not None:
-            live &= waiting.is_live(units, seconds, second)  # marks of ours that delete have done their work
+            live &= waiting.is_live(units, seconds, second)  # duemq's marks for deletions have done their work
         parts.append(units[live])
     return Timers(books.queue_offset, second, np.concatenate(parts), books.check, note, segment_size)
 
 
 def compacted_to(store: StoreFiles) -> int:
-    """The physical offset where a store's log ended when a compaction made it; 0 if none did. RocketMQ's deliveries
-    before it do not tell that their messages were taken away."""
+    """Return the physical offset where the log of a store ended when a compaction made it; 0 if none did. RocketMQ's
+    deliveries before it do not tell that their messages were removed."""
     end = (store.json(COMPACTED) or {}).get("end")
     return end if isinstance(end, int) else 0
 
 
 def leave_for_tasks(books: Books, scratch: str) -> None:
-    """Leave the arrays for the tasks."""
+    """Save the arrays for the tasks."""
     save(scratch, "forced", books.forced)
     save(scratch, "withdrawn.units", books.withdrawn)
     save(scratch, "delivered.known", books.level_delivered)
