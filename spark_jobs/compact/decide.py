@@ -6,7 +6,7 @@ is not read again. Adds to the scan's arrays:
     <n>.keep     bool, whether each record stays
     <n>.reasons  uint8, why each record is removed, as its index in REASONS + 1; 0 for one that stays
 
-    why a record goes   "delivered"    a scheduled message that was delivered, or a record that only waited with it
+    why a record goes   "delivered"    a scheduled message that was delivered, or that the broker has passed
                         "cancelled"    a scheduled message that was cancelled or waits by another record, or a
                                        deletion that is done
                         "ended"        a half message, or an op message, of a transaction that is over

@@ -1,4 +1,4 @@
-"""Writing the files of a store, offline, from arrays: commitlog, consume queues, index, timer log and wheel.
+"""Offline writing of a store's files from arrays: commitlog, consume queues, index, timer log and wheel.
 
-Nothing here is read by a broker before it is whole: see `place`.
+A broker reads nothing here before it is whole: see `place`.
 """

@@ -1,9 +1,8 @@
-"""Consume queues in an archive: their units as rows, and files from these.
+"""Consume queues in an archive: their units as rows, and files made from these.
 
-file                                       string, of the store: consumequeue/<topic>/<queue>/<name>
-file_size                                  int64, in bytes
-topic, queue_id, queue_offset              string, int32, int64
-physical_offset, record_size, tags_code    int64, int32, int64
+file                                       string, of the store: consumequeue/<topic>/<queue>/<name> file_size
+int64, in bytes topic, queue_id, queue_offset              string, int32, int64 physical_offset, record_size, tags_code
+int64, int32, int64
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class QueuesTask(NamedTuple):
 
 
 def archive(task: QueuesTask) -> int:
-    """Archive some files; gives the units. Raises OSError."""
+    """Archive some files; return the number of units. Raises JobError, OSError."""
     tables = []
     for file in task.files:
         units = task.store.units(file)
@@ -56,7 +55,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def restore(task: tuple[Directory, str, str]) -> int:
-    """Make the files of which the units lie in a file of the archive, below a directory; gives the units. Raises
+    """Make the files, below a directory, of the units in a file of the archive; return the number of units. Raises
     JobError, OSError."""
     archived, path, directory = task
     table = archived.read_table(path)

@@ -1,6 +1,6 @@
-"""Writing a commitlog from the records of another: what stays of a range is copied to its new place, many records at a
-time. Of each record the physical offset changes, and the origin that its prepared-transaction offset may name; the
-rest is copied as slices of what was read. A task a range; the files are there already, at their full size.
+"""Writing a commitlog from the records of another: those of a range that stay are copied to their new places, many at a
+time. In each record the physical offset changes, and the origin that its prepared-transaction offset may name; all
+other bytes are copied as slices of the data read. One task for each range; the files already exist at their full size.
 
     a record, bytes 28 to 35:   its physical offset
     76 to 83 (12 or 24 further behind with IPv6 hosts): prepared-transaction offset
@@ -45,8 +45,8 @@ _ORIGIN_KINDS: Final = (PLAIN, KEYED_MESSAGE, TIMER_AGAIN, TIMER_DELETE)
 
 
 class CopyTask(NamedTuple):
-    """A range to copy. `start`: its physical offset; `directory`: of the new commitlog; `with_index`: also leave what
-    the index files will have."""
+    """A range to copy. `start`: its physical offset; `directory`: that of the new commitlog; `with_index`: also save
+    the items of the index files."""
 
     store: StoreFiles
     number: int
@@ -59,7 +59,7 @@ class CopyTask(NamedTuple):
 
 
 def make_files(directory: str, plan: layout.Layout, segment_size: int) -> None:
-    """Make the files, empty but for the end markers. Raises OSError."""
+    """Make the files, empty except for the end markers. Raises OSError."""
     os.makedirs(directory, exist_ok=True)
     for first in plan.files(segment_size):
         with open(os.path.join(directory, f"{first:020}"), "wb") as file:
@@ -72,7 +72,7 @@ def make_files(directory: str, plan: layout.Layout, segment_size: int) -> None:
 
 
 def copy(task: CopyTask) -> int:
-    """Copy what stays of a range; gives the bytes. Raises JobError, OSError."""
+    """Copy the records of a range that stay; return their bytes. Raises JobError, OSError."""
     scratch, number = task.scratch, task.number
     keep = load(scratch, f"{number}.keep")
     starts = load(scratch, f"{number}.starts")[keep].astype(np.int64)
@@ -105,7 +105,8 @@ def copy(task: CopyTask) -> int:
 def _chunks(
     task: CopyTask, starts: Integers, sizes: Integers, piece: Piece
 ) -> Iterator[tuple[slice, NDArray[np.uint8], int]]:
-    """The records of a piece, some MiB at a time: which, the bytes, and where those begin in the range."""
+    """Yield the records of a piece, some MiB at a time: their rows, the bytes, and the position in the range where
+    these begin."""
     segment = task.store.segment_of(task.start)
     if segment is None:
         raise JobError(f"{task.store.path}: the file with physical offset {task.start} is gone since the job began")
@@ -114,7 +115,7 @@ def _chunks(
     while first < piece.end:
         at = int(starts[first])
         end = int(np.searchsorted(starts[: piece.end], at + CHUNK_SIZE, "right"))
-        # As many as end within the chunk, and one in any case.
+        # As many records as end within the chunk, at least one.
         while end > first + 1 and starts[end - 1] + sizes[end - 1] > at + CHUNK_SIZE:
             end -= 1
         size = int(starts[end - 1] + sizes[end - 1]) - at
@@ -128,7 +129,7 @@ def _chunks(
 
 
 def _check(store: StoreFiles, records: Records) -> None:
-    """That the records are what the scan saw: nobody wrote to the store meanwhile."""
+    """Raise JobError if the records are not those of the scan: something wrote to the store meanwhile."""
     wrong = np.flatnonzero(records.stored_physical_offset != records.physical_offset)
     if len(wrong):
         at = int(records.physical_offset[wrong[0]])
@@ -136,10 +137,10 @@ def _check(store: StoreFiles, records: Records) -> None:
 
 
 def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: OffsetMap) -> None:
-    """Write the new offsets into records, in place: where they lie themselves, and where their origins do.
+    """Write the new offsets into records, in place: their own and those of their origins.
 
-    An origin that is gone becomes -1, as if it had been at 0, where there is nothing in the new log: the record still
-    says that it is a delivery. A commit record whose half message is gone has 0 there."""
+    The offset of an origin that is gone becomes -1, the value for offset 0, where the new log has no record: the record
+    still tells that it is a delivery. In a commit record whose half message is gone it becomes 0."""
     prepared = records.prepared_offset
     named = np.flatnonzero((prepared != 0) & np.isin(kinds, _ORIGIN_KINDS))
     if len(named):
@@ -155,9 +156,9 @@ def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: Of
 
 
 def _renew_checksums(records: Records) -> None:
-    """Give a record that ends with a checksum that of its bytes as they are now."""
+    """Recompute the checksum of each record that ends with one."""
     data, ends = records.data, records.starts + records.sizes
-    # What only looks like one, in a body before short properties, or at the end of another name, is none.
+    # Bytes that only look like one do not count: in a body before short properties, or at the end of another name.
     before, size = data[ends - CHECKSUM_SIZE - 1], records.properties_size
     mark = (size == CHECKSUM_SIZE) | (size > CHECKSUM_SIZE) & (before == _PROPERTY_END)
     mark &= data[ends - CHECKSUM_SIZE] == NAME_FIELD[0]
@@ -174,8 +175,8 @@ def _put(data: NDArray[np.uint8], at: Integers, values: Integers) -> None:
 
 
 def write(fd: int, position: int, data: NDArray[np.uint8], starts: Integers, sizes: Integers) -> int:
-    """Write slices of `data`, one after the other, from a position in a file on; gives the bytes. Slices that follow
-    each other in `data` are one. Raises OSError."""
+    """Write slices of `data`, one after the other, from a position in a file on; return the bytes. Slices that follow
+    each other in `data` are written as one. Raises OSError."""
     ends = starts + sizes
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     first = np.concatenate(([0], breaks))

@@ -1,4 +1,4 @@
-"""Hashes of many texts at once, 128 bits to tell keys apart."""
+"""Hashes of many texts at once, with 128 bits, to tell keys apart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _FACTORS: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
 
 def key_hashes(data: Bytes, at: Integers, size: Integers) -> tuple[Words, Words]:
-    """Two hashes of 64 bits for each text; of 10^9 texts, two have both in common with a probability of 10^-20."""
+    """Return two 64-bit hashes for each text; among 10^9 texts, two have both in common with a probability of
+    10^-20."""
     results = []
     for factor in _FACTORS:
         hashes = _mixed(size.astype(np.uint64) + np.uint64(factor & 0xFFFF), factor)

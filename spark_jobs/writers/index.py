@@ -1,4 +1,5 @@
-"""Index files of a new commitlog, from the items that tasks left. The format is that of `storage.queues.index_file`."""
+"""Index files of a new commitlog, from the items that tasks saved. The format is that of
+`storage.queues.index_file`."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def items_of(records: Records, new: Integers, without: int) -> NDArray[np.void]:
-    """The items of records, in their order; none for those whose transaction flag is `without`. `new`: the physical
-    offsets that they get."""
+    """Return the items of records, in their order; none for records whose transaction flag is `without`. `new`: their
+    new physical offsets."""
     codes, names = records.topics()
     texts = records.texts
     is_indexed = records.sys_flag & FLAG_TRANSACTION != without
@@ -64,7 +65,7 @@ def _topic_hash(topic: str) -> int:
 def _words(
     data: NDArray[np.uint8], rows: Integers, at: Integers, size: Integers
 ) -> tuple[Integers, Integers, Integers]:
-    """The words of texts: of each its row, position and size."""
+    """Return the words of texts: the row, position and size of each."""
     starts = np.cumsum(size) - size
     total = int(size.sum())
     positions = np.repeat(at - starts, size) + np.arange(total)
@@ -82,8 +83,8 @@ def _words(
 
 
 class IndexTask(NamedTuple):
-    """A file to make of items `first` to `end`, which lie in the parts `counts` of the scratch directory. `name`: of
-    the file."""
+    """A file to make of the items `first` to `end`. `counts`: number of items in each part in the scratch directory;
+    `path`: the file."""
 
     scratch: str
     counts: list[int]
@@ -93,7 +94,7 @@ class IndexTask(NamedTuple):
 
 
 def plan(scratch: str, directory: str, counts: list[int], now_s: float) -> list[IndexTask]:
-    """The files for so many items, in parts: none without items."""
+    """Return the index files to make for the items in all parts: none without items."""
     total = sum(counts)
     tasks = []
     for number, first in enumerate(range(0, total, MOST)):
@@ -103,7 +104,7 @@ def plan(scratch: str, directory: str, counts: list[int], now_s: float) -> list[
 
 
 def write(task: IndexTask) -> int:
-    """Make a file; gives the bytes of it that are in use. Memory: 60 bytes an item. Raises OSError."""
+    """Make a file; return the number of its bytes in use. Needs 60 bytes of memory for each item. Raises OSError."""
     return index_file.write(task.path, _items(task))
 
 

@@ -2,9 +2,9 @@
 
     file of `segment_size` bytes: | record | record | ... | end marker: int32 space left, uint32 0xCBD43194 |
 
-A record goes into the next file when it and the 8 bytes of an end marker do not fit into the rest of a file. Records
-come in parts (ranges of the old log); a part is laid out by its size alone unless a file ends within it, and only
-then its records are looked at. So a layout costs nothing for each record.
+A record goes into the next file if the rest of a file has no room for it and the 8 bytes of an end marker. Records come
+in parts (ranges of the old log); a part is laid out by its total size, and single records are considered only if a file
+ends within it. So a layout costs nothing for most records.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Piece(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """`pieces` of each part; `markers`: (physical offset, bytes left) of the end markers; `end`: where the next record
-    would go."""
+    """`pieces` of each part; `markers`: (physical offset, bytes left) of the end markers; `begin`, `end`: physical
+    offsets where the log begins, and where the next record would go."""
 
     pieces: list[list[Piece]]
     markers: list[tuple[int, int]]
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     end: int
 
     def files(self, segment_size: int) -> list[int]:
-        """First physical offsets of the files; at least one."""
+        """Return the first physical offsets of the files; at least one."""
         first = self.begin - self.begin % segment_size
         return list(range(first, max(self.end, first + 1), segment_size))
 
@@ -48,8 +48,8 @@ class Layout(NamedTuple):
 def lay_out(
     parts: list[tuple[int, int]], sizes_of: Callable[[int], NDArray[np.int64]], segment_size: int, begin: int
 ) -> Layout:
-    """Lay out parts, each given by its number of records and their bytes. `sizes_of` gives the records' sizes of a
-    part, and is asked only where a file ends within it. Raises JobError for a record larger than a file."""
+    """Lay out parts, each given by the number and the bytes of its records. `sizes_of` returns the sizes of a part's
+    records, and is called only if a file ends within the part. Raises JobError for a record larger than a file."""
     pieces: list[list[Piece]] = []
     markers: list[tuple[int, int]] = []
     position = begin
@@ -82,7 +82,7 @@ def lay_out(
 
 
 def offsets(pieces: list[Piece], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The new physical offset of each record of a part."""
+    """Return the new physical offset of each record of a part."""
     result = np.empty(len(sizes), np.int64)
     for piece in pieces:
         mine = sizes[piece.begin : piece.end]

@@ -1,9 +1,9 @@
-"""Where a new store is written: a directory beside the target, which gets the target's name when it is whole and on the
-disk. Whatever ends the work before leaves the target as it was, and what is left over goes at the next try.
+"""Where a new store is written: a directory beside the target, which is renamed to the target once it is whole and
+synced. An interrupted run leaves the target as it was, and its remains are removed by the next one.
 
     <target>.partial/            the new store
-    <target>.partial/.scratch/   what tasks tell each other; removed before the end
-    <target>.partial.lock        locked while somebody writes there
+    <target>.partial/.scratch/   files that tasks leave for each other; removed before the end
+    <target>.partial.lock        locked while a run writes there
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
 class Place:
-    """A new directory of this machine in the making. Made by `begin`. Raises JobError for another machine's."""
+    """A new directory of this machine in the making. `begin` makes it. Raises JobError for a URI."""
 
     def __init__(self, target: str) -> None:
         self.target = os.path.abspath(local_path(target))
         self.path = f"{self.target}.partial"
-        """Where files go for now."""
+        """Where files are written until `finish`."""
         self.scratch = os.path.join(self.path, SCRATCH)
         self.mark = os.path.join(self.scratch, f"{uuid.uuid4().hex}.mark")
-        """A file that no other directory of this path has, on no machine."""
+        """A file whose name exists in no other directory of this path, on any machine."""
         self._lock_path = f"{self.path}.lock"
         self._lock = -1
 
     def begin(self) -> None:
-        """Make the directory, without what an interrupted run left. Raises JobError."""
+        """Make the directory, without the remains of an interrupted run. Raises JobError."""
         with _told(self.target):
             if os.path.exists(self.target) and (not os.path.isdir(self.target) or os.listdir(self.target)):
                 raise JobError(f"{self.target}: exists and is not empty; give another path, or remove it first")
@@ -60,13 +60,13 @@ class Place:
                 pass
 
     def join(self, *names: str) -> str:
-        """A path in the directory, whose own directory is made."""
+        """Return a path in the directory, and make the directory it lies in."""
         path = os.path.join(self.path, *names)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return path
 
     def need(self, size: int) -> None:
-        """See that there is room for so many bytes more. Raises JobError."""
+        """Check that there is room for `size` more bytes. Raises JobError."""
         free = shutil.disk_usage(self.path).free
         if free < size + _SPARE_BYTES:
             raise JobError(
@@ -75,7 +75,7 @@ class Place:
             )
 
     def finish(self) -> None:
-        """Make all of it durable and give it its name. Raises JobError."""
+        """Sync everything and rename the directory to the target. Raises JobError."""
         with _told(self.target):
             shutil.rmtree(self.scratch)
             files, directories = [], []
@@ -91,7 +91,7 @@ class Place:
             self._let_go()
 
     def give_up(self) -> None:
-        """Remove what was written; nothing if it has got its name."""
+        """Remove what was written, unless `finish` is done."""
         if self._lock >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
             self._let_go()
@@ -104,7 +104,7 @@ class Place:
 
 
 def sync(path: str) -> None:
-    """Make a file or a directory durable."""
+    """Sync a file or a directory. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -114,19 +114,19 @@ def sync(path: str) -> None:
 
 @contextlib.contextmanager
 def held(store_path: str) -> Iterator[None]:
-    """Keep brokers from opening a store meanwhile. Raises JobError where one has it open."""
+    """Keep brokers from opening a store meanwhile. Raises JobError if one has it open."""
     path = os.path.join(store_path, "lock")
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield  # No broker ever had it open, and none that starts writes before it has made this file.
+        yield  # No broker ever had it open, and a starting broker makes this file before it writes anything else.
         return
     except PermissionError:
         raise JobError(f"{path}: cannot be opened, so nobody knows whether a broker has the store open") from None
     try:
         try:
-            # Java's FileChannel.tryLock is fcntl's lock on the first byte, and so is duemq's. This one is the
-            # descriptor's, not the process's: whoever reads the file here does not drop it.
+            # Java's FileChannel.tryLock is an fcntl lock on the first byte, and so is duemq's. This one belongs to the
+            # descriptor, not to the process: closing the file elsewhere in this process does not release it.
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):

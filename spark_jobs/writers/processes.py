@@ -1,8 +1,10 @@
-"""Python processes that run tasks for this one: started anew, with all that this one can import but its `__main__`.
+"""Python processes that run tasks for this one: new interpreters that can import all that this one can, but do not
+import its `__main__`.
 
-multiprocessing would import that in each process, and run a script once more that does not guard itself against it, and
-its workers live on where this process is killed: each has a copy of the pipe whose end it waits for. Here a worker has
-two pipes of its own, requests and answers, pickled one after the other, and ends with the first, whatever it is doing.
+multiprocessing would import that in each process, and so run a script once more that does not guard against it; and its
+workers outlive this process if it is killed, since each has a copy of the pipe whose end it waits for. Here a worker
+has two pipes of its own, for requests and answers, pickled one after the other, and ends when the request pipe does,
+whatever it is doing.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ _PROGRAM: Final = (
 
 
 class Worker:
-    """A process that runs tasks, one at a time. Raises OSError where it cannot be started."""
+    """A process that runs tasks, one at a time. Raises OSError if it cannot be started."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", _PROGRAM, *sys.path]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, function: Callable[[Any], Any], item: Any) -> Any:
-        """Run a function of a module with an item; raises what it raises, and JobError where the process ends."""
+        """Run a function of a module with an item. Raises the function's exceptions, and JobError if the process
+        ends."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = pickle.dumps((function, item))
@@ -49,7 +52,7 @@ class Worker:
         return result
 
     def close(self) -> None:
-        """End it, and wait until it has."""
+        """End the process, and wait until it has ended."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
@@ -57,7 +60,7 @@ class Worker:
         self._process.wait()
 
     def kill(self) -> None:
-        """End it in the middle of a task, which raises JobError then."""
+        """End the process in the middle of a task, whose `run` then raises JobError."""
         self._process.kill()
 
 
@@ -68,11 +71,11 @@ def _ended(code: int) -> str:
 
 
 def serve() -> NoReturn:
-    """What a worker does."""
-    # Of Ctrl-C the other process tells, by closing the pipe.
+    """Run tasks in a worker process until its requests end."""
+    # On Ctrl-C the parent closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # Whatever tasks print is not taken for an answer.
+    # Output printed by tasks must not end up among the answers.
     os.dup2(2, 1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -88,7 +91,7 @@ def serve() -> NoReturn:
 
 
 def _receive(requests: IO[bytes], waiting: queue.SimpleQueue[tuple[Any, Exception | None]]) -> None:
-    """Take requests as they come. A thread, since it has to see their end whatever the task does."""
+    """Receive requests. Runs in a thread, to notice their end whatever the task does."""
     while True:
         try:
             waiting.put((pickle.load(requests), None))

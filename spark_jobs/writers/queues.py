@@ -1,21 +1,22 @@
-"""Writing consume queues that go with a new commitlog. Queue offsets stay, so that every consumer group goes on at its
-own; a record that is gone leaves a unit that stands for nothing. A task some queues.
+"""Writing the consume queues of a new commitlog. Queue offsets stay, so that consumer groups continue at their own; a
+removed record leaves a unit that stands for no record. One task for some queues.
 
     unit:  | physical offset: int64 | record size: int32 | tags code: int64 |   as in `storage.queues.consume_queue`
 
     before the queue's first record   (0, 0x7fffffff, 0), as RocketMQ fills the first file of a queue that does not
                                       start at 0; files before that one are not made
-    in the middle of the queues of    (where the queue's next record lies, 1, its tags code): the size is no record's,
-    delay levels and timers           so that nothing is found there. Only brokers read these queues, decode what is
-                                      found, and go on with the next; and physical offsets still ascend
-    in the middle of another queue    (the start of the file before that of the queue's next record, 0x7fffffff, tags
-                                      code): a pull finds no so many bytes there, and goes on with the records of the
-                                      next file, which has the next record. The first files hold no records, so that
-                                      these units lie behind the start of the commitlog: see `compact`
+    in the middle of the queues of    (physical offset of the queue's next record, 1, its tags code): the size is no
+    delay levels and timers           record's, so that nothing is found there. Only brokers read these queues; they
+                                      decode what they find, and go on with the next; and physical offsets ascend
+    in the middle of another queue    (the start of the file before that of the queue's next record, 0x7fffffff, a tags
+                                      code that names the next record): a pull does not find that many bytes there, and
+                                      goes on with the records of the next file, which has the next record. The first
+                                      files have no records, so that these units lie behind the start of the
+                                      commitlog: see `compact`
     behind the last record, where     (the record's last byte, 1, tags code): likewise
     messages were cancelled
     a queue without any record        its last file, all units (the last byte before the commitlog, 1, 0): nothing
-                                      there any more, as after retention
+                                      is there any more, as after retention
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _DECODED: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 
 class QueueTask(NamedTuple):
-    """Some queues, each as its files in order. `directory`: of the new consume queues; `begin`: where the new commitlog
-    begins; `segment_size`: of its files."""
+    """Some queues, each given by its files in order. `directory`: that of the new consume queues; `begin`: where the
+    new commitlog begins; `segment_size`: that of its files."""
 
     store: StoreFiles
     queues: list[list[QueueFile]]
@@ -52,7 +53,8 @@ class QueueTask(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Of the queues of a task: units that stand for records, and those in the middle that stand for none."""
+    """The result for the queues of a task: units that stand for records, and units in the middle that stand for
+    none."""
 
     units: int
     holes: int
@@ -106,8 +108,9 @@ def _write_queue(task: QueueTask, files: list[QueueFile], offsets: OffsetMap) ->
 def _file_of(
     task: QueueTask, file: QueueFile, new: Integers, behind: tuple[int, int], end: int, *, is_first: bool
 ) -> tuple[NDArray[Any], int, int]:
-    """The units of one file; how many stand for records, and how many for none. `behind`: where the first record of the
-    files behind lies, -1 without one, and its tags code; `end`: of the queue's last record."""
+    """Return the units of one file, with the numbers of those that stand for records and for none. `behind`: physical
+    offset of the first record in the files behind, -1 without one, and its tags code; `end`: the end of the queue's
+    last record."""
     following, code = behind
     old = task.store.units(file)
     units = np.empty(len(old), UNITS)
@@ -120,7 +123,7 @@ def _file_of(
     units["physical_offset"] = np.where(is_there, new, gone)
     units["size"] = np.where(is_there, old["size"], gone_size)
     codes = old["tags_code"].astype(np.int64)
-    if is_decoded:  # as a queue is made anew, see `duemq store repair`
+    if is_decoded:  # as in a rebuilt queue, see `duemq store repair`
         codes = np.where(next_there < 0, codes, _next(codes, code, is_there))
     units["tags_code"] = np.where(units["size"] == PADDING_SIZE, FOLLOWING + next_there, codes)
     holes = int((~is_there).sum())
@@ -132,7 +135,7 @@ def _file_of(
 
 
 def _next(values: Integers, following: int, is_there: NDArray[np.bool_]) -> Integers:
-    """For each unit the value of the record that is next at or behind it; `following` without one."""
+    """Return for each unit the value at the next record at or behind it; `following` without one."""
     count = len(values)
     at = np.where(is_there, np.arange(count), count)
     at = np.minimum.accumulate(at[::-1])[::-1]

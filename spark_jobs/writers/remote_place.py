@@ -1,7 +1,7 @@
-"""A new directory behind a URI (s3://, hdfs://) in the making. Nothing there can be renamed as a whole, so the last
-file that is written says that all are there: for an archive its manifest.json.
+"""A new directory behind a URI (s3://, hdfs://) in the making. No directory there can be renamed as a whole, so the
+file written last tells that all are there: for an archive its manifest.json.
 
-    <directory>/.scratch/begun    there from the beginning to the end: where there is one, the next run removes all
+    <directory>/.scratch/begun    exists from the beginning to the end: if it is there, the next run removes all files
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _BEGUN: Final = f"{SCRATCH}/begun"
 
 
 class RemotePlace:
-    """See the module. Two runs into the same directory at once are not noticed."""
+    """See the module. Two runs into the same directory at once are not detected."""
 
     def __init__(self, target: str) -> None:
         self.directory = Directory(target)
         self.path = self.directory.path
 
     def begin(self) -> None:
-        """Make ready, without what an interrupted run left. Raises JobError."""
+        """Remove the remains of an interrupted run, and write `begun`. Raises JobError."""
         names = self.directory.names()
         if names and _BEGUN not in names:
             raise JobError(f"{self.path}: exists and is not empty; give another path, or remove it first")
@@ -32,12 +32,12 @@ class RemotePlace:
         self.directory.write(_BEGUN, b"a run writes here, or was interrupted\n")
 
     def need(self, size: int) -> None:
-        """There is room, as far as one knows."""
+        """Does nothing: the space behind a URI is unknown."""
 
     def finish(self) -> None:
-        """Remove what only the job reads. Raises JobError."""
+        """Remove the scratch files. Raises JobError."""
         for name in sorted(self.directory.names(SCRATCH), key=lambda name: name == _BEGUN):
             self.directory.remove(name)
 
     def give_up(self) -> None:
-        """Leave what was written: the next run removes it."""
+        """Does nothing: the next run removes what was written."""

@@ -1,4 +1,4 @@
-"""What tasks leave for each other in the scratch directory: arrays in numpy's files, read without copying."""
+"""Arrays that tasks leave for each other in the scratch directory, as numpy files, read without copying."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _SMALL: Final = 1 << 20
 
 
 def save(directory: str, name: str, array: NDArray[Any]) -> None:
-    """Leave an array under a name."""
+    """Save an array under a name."""
     np.save(os.path.join(directory, f"{name}.npy"), array)
 
 
 def load(directory: str, name: str) -> NDArray[Any]:
-    """The array of a name; a large one stays in its file, of which only what is looked at is read."""
+    """Return the array of a name; a large one is mapped, so that only the parts in use are read."""
     path = os.path.join(directory, f"{name}.npy")
     array: NDArray[Any] = np.load(path, mmap_mode="r" if os.path.getsize(path) > _SMALL else None)
     return array
 
 
 class OffsetMap:
-    """From physical offsets of the old log to those of the new one, in two arrays beside each other, both ascending."""
+    """A map from physical offsets of the old log to those of the new one, as two parallel arrays, both ascending."""
 
     def __init__(self, directory: str) -> None:
         self._old = load(directory, "map.old")
@@ -36,7 +36,7 @@ class OffsetMap:
 
     @staticmethod
     def make(directory: str, count: int) -> None:
-        """Make room for so many."""
+        """Make room for `count` offsets."""
         for name in ("map.old", "map.new"):
             if count:
                 path = os.path.join(directory, f"{name}.npy")
@@ -46,14 +46,14 @@ class OffsetMap:
 
     @staticmethod
     def fill(directory: str, at: int, old: Integers, new: Integers) -> None:
-        """Put in a part, from its place on."""
+        """Write a part, from index `at` on."""
         for name, values in (("map.old", old), ("map.new", new)):
             if len(values):
                 array = np.load(os.path.join(directory, f"{name}.npy"), mmap_mode="r+")
                 array[at : at + len(values)] = values
 
     def new(self, old: Integers) -> Integers:
-        """Where records lie now; -1 for those that are gone."""
+        """Return the new physical offsets of records; -1 for those that are gone."""
         if not len(self._old):
             return np.full(len(old), -1, np.int64)
         at = np.searchsorted(self._old, old)

@@ -1,5 +1,5 @@
-"""One function over many items, in parallel: in processes of this machine, or as Spark's tasks, which have to see the
-same directory, and are asked whether they do. What went wrong in a task is told as JobError."""
+"""Running one function over many items in parallel: in processes of this machine, or as Spark tasks, which must see the
+same directory, and check that they do. Failures of tasks are raised as JobError."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ Done = Callable[[Any], None]
 
 
 class Runner(Protocol):
-    """Runs tasks. `run` gives the results in the order of the items; `done` is called with each result as it comes."""
+    """Runs tasks. `run` returns the results in the order of the items; `done` is called with each result as it
+    arrives."""
 
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
     ) -> list[Result]:
-        """Raises JobError where a task failed; what was not begun by then is not begun."""
+        """Run a function on each item. Raises JobError if a task failed; tasks that were not begun by then are not
+        begun."""
 
     def close(self) -> None:
-        """Let go of processes and threads."""
+        """Release processes and threads."""
 
 
 class Inline:
-    """One after the other, here."""
+    """Runs tasks one after the other, in this process."""
 
     def run(
         self, function: Callable[[Item], Result], items: Sequence[Item], done: Callable[[Result], None] | None = None
@@ -55,7 +57,7 @@ class Inline:
 
 
 class Processes:
-    """In processes, as many at a time as given, each with a thread here that waits for it."""
+    """Runs tasks in a given number of processes, each with a thread here that waits for it."""
 
     def __init__(self, workers: int) -> None:
         self._threads = ThreadPoolExecutor(workers)
@@ -89,7 +91,7 @@ class Processes:
 
 
 class SparkTasks:
-    """As Spark's tasks, each a job of its own, so that what is done shows while the rest goes on."""
+    """Runs tasks in Spark, each as a job of its own, so that results arrive while other tasks run."""
 
     def __init__(self, spark: Any, place: Place | Anywhere) -> None:
         self._context = spark.sparkContext
@@ -121,8 +123,8 @@ class Anywhere(NamedTuple):
 
 
 def runner(place: Place | Anywhere, spark: Any = None, workers: int | None = None) -> Runner:
-    """For tasks that write into a place: Spark's where a session is given, else so many processes (as there are cores
-    unless given; 1: none)."""
+    """Return a runner for tasks that write into a place: Spark's if a session is given, else one with `workers`
+    processes (by default as many as there are cores; 1: none)."""
     if spark is not None:
         return SparkTasks(spark, place)
     count = workers if workers is not None else len(os.sched_getaffinity(0))
@@ -130,7 +132,7 @@ def runner(place: Place | Anywhere, spark: Any = None, workers: int | None = Non
 
 
 class _Task:
-    """A function that tells failures as values. Of this module, so that tasks find it by its name."""
+    """A function that returns failures as values. At module level, so that tasks find it by its name."""
 
     def __init__(self, function: Callable[[Any], Any], target: str, mark: str | None) -> None:
         self._function = function
@@ -140,7 +142,7 @@ class _Task:
     def __call__(self, item: Any) -> tuple[bool, Any]:
         settle()
         if self._mark is not None and not os.path.exists(self._mark):
-            # It would write there all the same, and nobody would miss the files.
+            # It would write there all the same, and the missing files would not be noticed.
             return False, (
                 f"{self._target}: {socket.gethostname()}, where a task runs, does not see this directory of the "
                 "driver's; give one that all executors share, or --master 'local[*]'"
@@ -169,7 +171,7 @@ def _unwrapped(outcome: tuple[bool, Any]) -> Any:
 def _collect(
     futures: Sequence[Future[tuple[bool, Any]]], done: Done | None, interrupt: Callable[[], None] | None = None
 ) -> list[Any]:
-    """The results. `interrupt` ends what runs, where somebody wants the program to end."""
+    """Return the results. `interrupt` ends running tasks if the program is being interrupted."""
     try:
         for future in as_completed(futures):
             result = _unwrapped(future.result())
@@ -186,7 +188,7 @@ def _collect(
 def _cancel(futures: Iterable[Future[Any]]) -> None:
     for future in futures:
         future.cancel()
-    # Those that run must not write any more when the caller clears up.
+    # Running tasks must end before the caller removes their files.
     for future in futures:
         if not future.cancelled():
             future.exception()

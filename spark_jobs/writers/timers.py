@@ -1,7 +1,6 @@
-"""Writing the timer log, the wheel and timercheck that go with a new commitlog: what waits, in the slots in which it
-waited, at the records' new places. The layouts are those of `scheduler.timers.files.log`, `timers.files.wheel` and
-`timers.files.formats`, which write them.
-"""
+"""Writing the timer log, the wheel and timercheck of a new commitlog: the waiting messages, in the slots in which they
+waited, with the new offsets of their records. `scheduler.timers.files.log`, `timers.files.wheel` and
+`timers.files.formats` own the layouts and write them."""
 
 from __future__ import annotations
 
@@ -32,9 +31,9 @@ def write(
     root: str, timers: Timers, offsets: OffsetMap, newest: tuple[int, int], log_end: int, found: Found
 ) -> formats.TimerNote | None:
     """Write the timers' files into a store. `newest`: new physical offset and size of the message that was put into the
-    wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends; `found`: what is in
-    it of messages that do not wait, by new physical offsets. Gives the checkpoint's note where the old
-    store had one. Raises OSError."""
+    wheel last, (-1, 0) without one; `log_end`: where the new commitlog ends; `found`: records that stay though their
+    messages do not wait, by new physical offsets. Return the checkpoint's note if the old store had one. Raises
+    OSError."""
     files = OsFiles()
     log = TimerLog(files, os.path.join(root, "timerlog"), timers.segment_size)
     wheel = TimerWheel(files, os.path.join(root, "timerwheel"))
@@ -43,7 +42,7 @@ def write(
     for first in range(0, len(timers.live), _AT_ONCE):
         units = timers.live[first : first + _AT_ONCE]
         physical = offsets.new(units["physical_offset"].astype(np.int64))
-        # Arrays that were joined are in the machine's order of bytes.
+        # Joined arrays have the machine's byte order; UNIT has that of the file.
         waits = (physical >= 0) & ~is_among(physical, joined([found.done, found.withdrawn]))
         units, physical = units[waits].astype(UNIT), physical[waits]
         if not len(units):
@@ -82,8 +81,8 @@ def write(
 
 
 def _mark_newest(log: TimerLog, timers: Timers, newest: tuple[int, int]) -> None:
-    """Let the log's last unit be of the message that was put into the wheel last, since Apache's broker goes on behind
-    that one: a unit that stands for nothing, in a slot of the past. As duemq does at each clean stop."""
+    """Make the log's last unit that of the message put into the wheel last, since Apache's broker goes on behind that
+    one: a unit that stands for no message, in a slot of the past. duemq does the same at each clean stop."""
     physical, size = newest
     last = log.last() if log.end else None
     if physical < 0 or (last is not None and int(last["physical_offset"]) == physical):
