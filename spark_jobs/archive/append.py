@@ -1,8 +1,9 @@
-"""Appending what a store has got since the last time to a table that several stores share: Parquet, Iceberg or Delta.
+"""Appends the records that a store got since the last run to a table that several stores share: Parquet, Iceberg or
+Delta.
 
-Rows are those of `archive.rows`, with `store`, the name that a store has in the table, and `day`, the UTC day of
-store_time. The table says itself up to where it has a store (`Mark`), in the same commit as the rows: a run that is
-killed, or done again, leaves no row out and none twice. What has expired from the store stays in the table.
+Rows are those of `archive.rows`, with `store`, the store's name in the table, and `day`, the UTC day of store_time. The
+table itself records up to where it has a store (`Mark`), in the same commit as the rows: a run that is killed or
+repeated leaves no row out and none twice. Records that expired from the store stay in the table.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ RANGE_SIZE: Final = 64 << 20
 
 @dataclass
 class AppendResult:
-    """What was appended. `begin`, `end`: physical offsets; `size` in bytes, of the records; `damages`: how many
-    stretches between are no record; `expired`: how many bytes were gone before they could be appended."""
+    """The result of a run. `begin`, `end`: physical offsets; `size` in bytes, of the records; `damages`: number of
+    damaged stretches between them; `expired`: number of bytes that expired before they could be appended."""
 
     store: str
     name: str
@@ -67,7 +68,7 @@ class AppendTask(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """What a task has written. `damages`: offset, size, reason."""
+    """The result of a task. `damages`: offset, size, reason."""
 
     bytes: int
     records: int
@@ -119,8 +120,8 @@ def _of_table(rows: pa.Table, task: AppendTask, day: datetime.date | None) -> pa
 
 
 def open_table(target: str, table_format: str = "parquet", *, catalog: str | None = None) -> Table:
-    """A table to append to. `target`: a directory by path or URI; for Iceberg a warehouse of this machine, or with
-    `catalog`, the name of one that pyiceberg is configured for, a table's identifier. Raises JobError."""
+    """Return a table to append to. `target`: a directory by path or URI; for Iceberg a warehouse on this machine, or
+    with `catalog`, the name of one configured for pyiceberg, a table's identifier. Raises JobError."""
     if catalog is not None and table_format != "iceberg":
         raise JobError("a catalog is for Iceberg tables")
     if table_format == "iceberg":
@@ -140,7 +141,7 @@ def open_table(target: str, table_format: str = "parquet", *, catalog: str | Non
 
 @contextlib.contextmanager
 def _tasks(directory: Directory, spark: Any, workers: int | None) -> Iterator[Runner]:
-    """For tasks that write into a directory, which they see if a file in it is there for them."""
+    """Yield a runner for tasks that write into a directory. Spark's tasks check that they see it by a file in it."""
     mark = f".{uuid.uuid4().hex}.mark" if spark is not None and directory.is_local else None
     if mark is not None:
         directory.write(mark, b"")
@@ -165,11 +166,13 @@ def append(
     range_size: int = RANGE_SIZE,
     progress: Progress | None = None,
 ) -> AppendResult:
-    """Append to a table what a store has got since the last time. `name`: of the store in the table, by default its
-    URI or its absolute path without links, or what an earlier version has called it. `adopt`: nothing is appended, and
-    what the store has now counts as appended: for one that was compacted or restored since. `allow_gap`: go on where
-    records expired before they were appended. Tasks as for `compact.compact`. Raises JobError where the store is not
-    the one that was appended under this name, was cut, or has expired further than the table goes."""
+    """Append the records that a store got since the last run to a table.
+
+    `name`: the store's name in the table, by default its URI or its absolute path without links, or the name that an
+    earlier version used. `adopt`: nothing is appended, and what the store has now counts as appended: for a store that
+    was compacted or restored since. `allow_gap`: go on if records expired before they were appended. Tasks as for
+    `compact.compact`. Raises JobError if the store is not the one that was appended under this name, was cut, or has
+    expired further than the table goes."""
     store = StoreFiles.open(store_path)
     refuse_unknown_queues(store)
     try:
@@ -197,7 +200,7 @@ def append(
 
 
 def _name_of(store: StoreFiles, path: str, table: Table) -> str:
-    """What a store is called in a table."""
+    """Return the name of a store in a table."""
     real = real_path(path)
     also = {store.path, store.path.rstrip("/")}
     if store.is_local:
@@ -207,7 +210,7 @@ def _name_of(store: StoreFiles, path: str, table: Table) -> str:
     if real in known:
         return real
     # Earlier versions took the path as it was given: with a slash, relative, through a link. A relative one may have
-    # been of any directory, and the records tell.
+    # been relative to any directory; the records decide.
     same = [
         name
         for name, mark in known.items()
@@ -223,13 +226,13 @@ def _is_relative(name: str) -> bool:
 
 
 def _may_be(name: str, real: str) -> bool:
-    """Whether a relative path that somebody gave may have been the one of this real path."""
+    """Return whether a relative path as given to an earlier run may have been one of this real path."""
     parts = [part for part in os.path.normpath(name).split("/") if part not in (".", "..")]
     return f"{real}/".endswith("".join(f"/{part}" for part in parts) + "/")
 
 
 def _begin(store: StoreFiles, name: str, mark: Mark | None, *, allow_gap: bool) -> tuple[int, int]:
-    """Where to go on, and how many bytes are gone before. Raises JobError."""
+    """Return where to go on, and how many bytes expired before. Raises JobError."""
     first = store.segments[0].first_offset
     if mark is None:
         return first, 0
@@ -259,9 +262,9 @@ def _begin(store: StoreFiles, name: str, mark: Mark | None, *, allow_gap: bool) 
 
 
 def _adopted_end(store: StoreFiles, mark: Mark | None) -> int:
-    """Up to where a store that is adopted counts as appended: its end. Where it is the store that the table has, and a
-    running broker holds readers back before the table's end, it is the table's: what the table has must not come
-    again."""
+    """Return the physical offset up to which an adopted store counts as appended: its end. If it is the store that the
+    table has, and a running broker holds readers back before the table's end, return that end instead: rows in the
+    table must not be appended again."""
     end = store.records_end()
     if mark is not None and end < mark.end and is_known(store, mark.end, mark.tail):
         return mark.end
@@ -296,7 +299,7 @@ def _append(
         is_commit = True
         table.commit(result.name, mark, mark_after, files, about)
     except JobError:
-        # On a full disk they would be in the way of the next run.
+        # On a full disk their files would be in the way of the next run.
         with contextlib.suppress(JobError):
             table.abandon(result.name, mark, is_commit=is_commit)
         raise
@@ -306,7 +309,7 @@ def _append(
 def _sum_up(
     store: StoreFiles, result: AppendResult, written: list[Appended]
 ) -> tuple[Mark, list[DataFile], dict[str, Any]]:
-    """What is to be committed of a run. Raises JobError."""
+    """Return the mark, files and description to commit for a run. Raises JobError."""
     files = [file for found in written for file in found.files]
     damages = [damage for found in written for damage in found.damages]
     result.records, result.size = sum(found.records for found in written), sum(found.size for found in written)

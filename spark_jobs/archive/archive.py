@@ -1,20 +1,20 @@
 """Archiving a store as Parquet, and restoring it.
 
-    <archive>/manifest.json            what is there: see `Manifest`
+    <archive>/manifest.json            the contents: see `Manifest`
               messages/day=2026-11-21/topic=orders/part-00000.parquet ...    the records, see `archive.rows`: by the
                                        UTC day of their store time and by topic, one file a range of the commitlog
               damaged.parquet          stretches of the commitlog that are no record: where, why, their bytes
               consume_queue/part-00000.parquet ...     the units of the consume queues
               state.tar.zst            all other files of the store: config/, checkpoint, timers; see `archive.state`
 
-Anything that reads Parquet reads the messages; pyarrow, Spark and DuckDB take the directories as columns.
-zstd throughout.
+All readers of Parquet can read the messages; pyarrow, Spark and DuckDB take the directories as columns. All files are
+compressed with zstd.
 
-Restoring gives back the store: every record with the same bytes at the same physical offset, the same consume queues,
-and the other files as they were, but for index files, which are made anew. What was archived while a broker had the
-store open has only the records, up to where they are durable, and cannot be restored.
+Restoring returns the store: every record with the same bytes at the same physical offset, the same consume queues, and
+the other files as they were, except index files, which are made anew. An archive made while a broker had the store open
+has only the records, up to where they are durable, and cannot be restored.
 
-Memory: three times the size of a range (64 MiB) a task.
+Each task needs memory for three times the size of a range (64 MiB).
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ class Manifest(msgspec.Struct):
 
     version: int
     store: str
-    """Where the store was."""
+    """The path or URI of the store."""
     written_by: str
-    """duemq or rocketmq, who had it last."""
+    """The broker that had the store last: duemq or rocketmq."""
     archived_ms: int
     is_restorable: bool
     segment_size: int
-    """Of the commitlog's files."""
+    """Size of the commitlog's files."""
     segments: list[int]
-    """Their first physical offsets."""
+    """First physical offsets of the commitlog's files."""
     records: int
     size: int
-    """Of all records."""
+    """Size of all records."""
     parts: list[Part]
-    """In the order of their physical offsets."""
+    """The ranges, in the order of their physical offsets."""
     topics: dict[str, dict[str, int]]
-    """Of each topic: records, size, first_store_ms, last_store_ms."""
+    """For each topic: records, size, first_store_ms, last_store_ms."""
     queue_files: list[list[str]]
-    """For each part of consume_queue/, which files of the store it has."""
+    """For each part of consume_queue/, the files of the store in it."""
 
 
 @dataclass
 class ArchiveResult:
-    """What was archived. Sizes in bytes: `size` of the records, `disk_before` of the store, all files, where it lies
-    on this machine, `disk_after` of the archive."""
+    """The result of archiving. Sizes in bytes: `size` of the records, `disk_before` of all files of a store on this
+    machine, `disk_after` of the archive."""
 
     records: int = 0
     size: int = 0
@@ -95,7 +95,7 @@ class ArchiveResult:
 
 @dataclass
 class RestoreResult:
-    """What was restored."""
+    """The result of restoring."""
 
     records: int = 0
     size: int = 0
@@ -112,7 +112,7 @@ def archive(
     range_size: int = RANGE_SIZE,
     progress: Progress | None = None,
 ) -> ArchiveResult:
-    """Archive a store into a new directory, of this machine or behind a URI. Tasks and failures as for
+    """Archive a store into a new directory, on this machine or behind a URI. Tasks and failures as for
     `compact.compact`."""
     store = StoreFiles.open(store_path)
     refuse_within(store_path, out_path)
@@ -138,7 +138,7 @@ def archive(
 
 
 def _why_not_at_rest(store: StoreFiles) -> str | None:
-    """Why nobody can say that a store's files will stay as they are, and fit each other; None where they do."""
+    """Return why a store's files may change, or may not fit each other; None if neither."""
     if not store.is_local:
         return "the store was read from another machine"
     if store.is_running:
@@ -199,7 +199,7 @@ def _archive(
 
 
 def _write_damaged(directory: Directory, parts: list[Part]) -> int:
-    """Join what the tasks found damaged; gives how many stretches."""
+    """Join the damaged stretches that the tasks found; return their number."""
     tables = [directory.read_table(f"{SCRATCH}/{part.damaged}") for part in parts if part.damaged]
     table = pa.concat_tables(tables) if tables else _DAMAGED.empty_table()
     directory.write_table("damaged.parquet", table, compression="zstd")
@@ -234,14 +234,14 @@ def _archive_queues(store: StoreFiles, directory: Directory, tasks: Runner) -> l
 
 
 def _archive_state(store: StoreFiles, directory: Directory) -> None:
-    """All other files."""
+    """Archive all other files."""
     root = store.local_path
     with directory.stream("state.tar.zst", "zstd") as stream:
         state.write(stream, root, (name for name in store.names("") if name not in _NOT_STATE))
 
 
 def read_manifest(archive_path: str) -> Manifest:
-    """The manifest of an archive. Raises JobError where there is none, or of another make."""
+    """Read the manifest of an archive. Raises JobError if there is none, or one of another version."""
     directory = Directory(archive_path)
     path = f"{directory.path}/manifest.json"
     text = directory.read("manifest.json")
@@ -265,9 +265,9 @@ def restore(
     with_index: bool = True,
     progress: Progress | None = None,
 ) -> RestoreResult:
-    """Restore an archive, of this machine or behind a URI, as a store in a new directory. Tasks and failures as for
-    `compact.compact`; JobError as well where a file of the archive is missing, or does not hold what the manifest
-    says."""
+    """Restore an archive, on this machine or behind a URI, as a store in a new directory. Tasks and failures as for
+    `compact.compact`; also raises JobError if a file of the archive is missing, or does not have the contents that the
+    manifest states."""
     directory = Directory(archive_path)
     manifest = read_manifest(archive_path)
     if not manifest.is_restorable:

@@ -6,7 +6,7 @@ A commit adds the files of a run and has two of Delta's own transaction ids (`tx
     duemq/end/<name>            physical offset up to which the table has the store
     duemq/tail/<name>           see `known_again.tail_of`
 
-Delta refuses a commit with such an id that another run has written meanwhile.
+Delta refuses a commit with such an id if another run has written it meanwhile.
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md#transaction-identifiers
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from deltalake.transaction import RemoveAction
 
 _OLDEST: Final = (1, 6)
-"""Before, the library left out the transaction ids of a commit of files that others have written, without a word."""
+"""Older versions silently leave the transaction ids out of a commit of files written elsewhere."""
 _PARTITIONS: Final = ["day", "topic", "store"]
 
 
 class DeltaTable:
-    """See `table.Table`. Raises JobError where the library is missing."""
+    """See `table.Table`. Raises JobError if the library is missing or too old."""
 
     in_directories = False
 
@@ -56,7 +56,7 @@ class DeltaTable:
         self._prefix = ""
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
-        """See `table.Table`. Those that are in the commits which the log still has, and of the names."""
+        """See `table.Table`. The stores named in commits that the log still has, and those among `names`."""
         from deltalake import DeltaTable as Library
         from deltalake.exceptions import DeltaError
 
@@ -76,7 +76,7 @@ class DeltaTable:
         from deltalake.exceptions import DeltaError
 
         try:
-            # Of two runs at once that begin a table one makes it.
+            # If two runs begin a table at once, one of them makes it.
             with self.directory.alone():
                 if not Library.is_deltatable(self._uri, self._options):
                     self._create()
@@ -94,7 +94,7 @@ class DeltaTable:
         try:
             Library.create(self._uri, COLUMNS, partition_by=_PARTITIONS, name="messages", storage_options=self._options)
         except DeltaError:
-            # Elsewhere than on this machine another run may have made it meanwhile.
+            # Behind a URI another run may have made it meanwhile.
             if not Library.is_deltatable(self._uri, self._options):
                 raise
 
@@ -152,7 +152,7 @@ class DeltaTable:
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
             raise JobError(f"{self.directory.path}: {reason(error)}") from None
-        # Another run may have committed; the library's list of files tells of ours.
+        # Another run may have committed; the library's list of files shows whether this one did.
         if is_commit and any(f"/{self._prefix}-" in uri for uri in self._table.file_uris()):
             return
         for file in self.directory.names("messages"):
@@ -165,7 +165,7 @@ class DeltaTable:
 
 
 def _options(uri: str) -> dict[str, str] | None:
-    """What deltalake wants to be told of S3, which pyarrow takes from the URI."""
+    """Return the settings of S3 for deltalake, which pyarrow takes from the URI itself; None for other URIs."""
     parts = urlsplit(uri)
     if parts.scheme != "s3":
         return None
@@ -187,7 +187,7 @@ def _partition(file: DataFile, name: str) -> dict[str, str | None]:
 
 
 def _statistics(file: DataFile) -> dict[str, Any]:
-    """By which readers leave out files."""
+    """Return the statistics of a file by which readers skip it."""
     ends: list[dict[str, Any]] = [{"physical_offset": offset} for offset in file.offsets]
     for end, ms in zip(ends, file.times or (), strict=False):
         end["store_time"] = _text(ms)

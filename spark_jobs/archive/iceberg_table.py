@@ -1,11 +1,11 @@
 """A table of several stores as an Iceberg table, with the library `pyiceberg`.
 
     path or file://      a warehouse: <path>/catalog.db, a catalog in SQLite, and the table duemq.messages
-    namespace.table      with the name of a catalog that pyiceberg is configured for (~/.pyiceberg.yaml, PYICEBERG_...)
+    namespace.table      with the name of a catalog configured for pyiceberg (~/.pyiceberg.yaml, PYICEBERG_...)
 
 A commit has the files of a run, and the table's property duemq.<name>: {"end": physical offset up to which the table
-has the store, "tail": see `known_again.tail_of`}. The snapshot's summary tells what was appended. Partitions: day,
-topic, store.
+has the store, "tail": see `known_again.tail_of`}. The snapshot's summary describes the run. Partitions: day, topic,
+store.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _PARTITIONS: Final = ("day", "topic", "store")
 
 
 class IcebergTable:
-    """See `table.Table`. `catalog`: the name of one that pyiceberg knows; None for a warehouse at `path`,
-    a directory of this machine. Raises JobError where the library is missing."""
+    """See `table.Table`. `catalog`: the name of one that pyiceberg knows; None for a warehouse at `path`, a directory
+    of this machine. Raises JobError if the library is missing."""
 
     in_directories = False
     directory: Directory
@@ -62,7 +62,7 @@ class IcebergTable:
             self._table = catalog.load_table(identifier)
         except NoSuchTableError:
             return {}
-        except Exception as error:  # of any catalog's own kind
+        except Exception as error:  # each catalog has its own
             raise JobError(f"{self._path}: {reason(error)}") from error
         found = {
             name: self._mark(name) for key in self._table.properties if (name := key.removeprefix("duemq.")) != key
@@ -73,7 +73,7 @@ class IcebergTable:
         """See `table.Table`."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        # Of two runs at once that begin a table one makes it.
+        # If two runs begin a table at once, one of them makes it.
         with Directory(self._path).alone() if self._catalog is None else contextlib.nullcontext():
             catalog, identifier = self._open()
             try:
@@ -81,7 +81,7 @@ class IcebergTable:
                     table = catalog.load_table(identifier)
                 except NoSuchTableError:
                     table = _create(catalog, identifier)
-            except Exception as error:  # of any catalog's own kind
+            except Exception as error:  # each catalog has its own
                 raise JobError(f"{self._path}: {reason(error)}") from error
         missing = [name for name in COLUMNS.names if name not in table.schema().column_names]
         if missing:
@@ -96,7 +96,7 @@ class IcebergTable:
         if self._catalog is not None:
             try:
                 return load_catalog(self._catalog), self._path
-            except Exception as error:  # of any catalog's own kind
+            except Exception as error:  # each catalog has its own
                 raise JobError(f"the catalog {self._catalog}: {reason(error)}") from error
         from pyiceberg.catalog.sql import SqlCatalog
 
@@ -105,7 +105,7 @@ class IcebergTable:
             raise JobError(f"{path}: has files, and is no such warehouse; give another directory")
         try:
             return SqlCatalog("duemq", uri=f"sqlite:///{path}/catalog.db", warehouse=f"file://{path}"), _IDENTIFIER
-        except Exception as error:  # of SQLite, by way of a library
+        except Exception as error:  # SQLite's, through a library
             raise JobError(f"{path}: {reason(error)}") from error
 
     def _mark(self, name: str) -> Mark | None:
@@ -131,7 +131,7 @@ class IcebergTable:
         paths = [self.directory.below(file.name) for file in files]
         paths = [path if "://" in path else f"file://{path}" for path in paths]
         for tries_left in reversed(range(_TRIES)):
-            # The library would add the files to whatever the table is by then, also if it has them already.
+            # Without this the library would retry on any newer state of the table, even one that has the files already.
             metadata = self._table.metadata
             properties = {**metadata.properties, "commit.retry.num-retries": "0"}
             self._table.metadata = metadata.model_copy(update={"properties": properties})
@@ -142,14 +142,14 @@ class IcebergTable:
                     transaction.set_properties({f"duemq.{name}": json.dumps(after._asdict())})
                 return
             except CommitFailedException as error:
-                # Somebody else's commit came first: another store's, or maintenance.
+                # Another commit came first: another store's, or maintenance.
                 self._table.refresh()
                 if self._mark(name) != before or not tries_left:
                     raise JobError(
                         f"{self._path}: another run appended {name} meanwhile; nothing was appended by this one: "
                         f"{reason(error)}"
                     ) from None
-            except Exception as error:  # of any catalog's own kind
+            except Exception as error:  # each catalog has its own
                 if self._catalog is None and self._has_mark(name, before):
                     raise JobError(f"{self._path}: nothing was appended: {reason(error)}; run it again") from error
                 raise JobError(
@@ -158,17 +158,17 @@ class IcebergTable:
                 ) from error
 
     def _has_mark(self, name: str, mark: Mark | None) -> bool:
-        """Whether the table says of a store what it said before; not where it cannot be asked."""
+        """Return whether the table has this mark for a store; False if it cannot be asked."""
         assert self._table is not None
         try:
             self._table.refresh()
-        except Exception:  # of any catalog's own kind
+        except Exception:  # each catalog has its own
             return False
         return self._mark(name) == mark
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
         """See `table.Table`."""
-        # Another catalog than ours may still be about to commit.
+        # A catalog other than the local one may still complete the commit.
         if is_commit and (self._catalog is not None or not self._has_mark(name, before)):
             return
         for file in self.directory.names(""):
@@ -181,7 +181,7 @@ class IcebergTable:
 
 
 def _create(catalog: Catalog, identifier: str) -> Library:
-    """Make the table; or take it where another run has made it meanwhile."""
+    """Make the table, or load it if another run has made it meanwhile."""
     from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
 
     with contextlib.suppress(NamespaceAlreadyExistsError):
@@ -193,7 +193,7 @@ def _create(catalog: Catalog, identifier: str) -> Library:
 
 
 def _schema() -> tuple[Any, None, Any]:
-    """The schema of the table, its location (the catalog's choice), and its partitions."""
+    """Return the schema of the table, its location (None: the catalog's choice), and its partitions."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.transforms import IdentityTransform

@@ -2,12 +2,12 @@
 
     <table>/day=2026-11-22/topic=orders/store=<name>/<run>-<range>.parquet    names by `folder_name`; `run` is the
                                     number of the commit, `range` the physical offsets that a task read
-            _duemq/<name>/<run>.json    a commit: see `Commit`. What it names is in the table
-            _duemq/<name>/begun         there while a run appends, and after one that was killed
+            _duemq/<name>/<run>.json    a commit: see `Commit`. The files that it names are in the table
+            _duemq/<name>/begun         exists while a run appends, and after one that was killed
             _duemq/<name>/lock          locked meanwhile, on this machine
 
-A run writes its files, then its commit, as one file: before that nothing of it counts. The next run removes what a
-killed one has left, so that also who reads the directories without a look at the commits finds each row once then.
+A run writes its files, then its commit, as one file: its files are not in the table before that. The next run removes
+the files of a killed one, so that readers of the directories who do not know the commits then find each row once too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NOTES: Final = "_duemq"
 
 
 class Commit(msgspec.Struct):
-    """What a run has appended. `begin`, `end`: physical offsets; `tail`: see `known_again.tail_of`; `expired`: bytes
-    that were gone before they could be appended; `damaged`: offset, size and reason of what is no record."""
+    """A run's commit. `begin`, `end`: physical offsets; `tail`: see `known_again`; `expired`: number of bytes that
+    expired before they could be appended; `damaged`: offset, size and reason of damaged stretches."""
 
     version: int
     store: str
@@ -52,7 +52,7 @@ class ParquetTable:
 
     def __init__(self, path: str) -> None:
         self.directory = Directory(path)
-        # Partitions are told by the directories. The topic is in the files as well, as in an archive.
+        # Partitions are read from the names of directories. The topic is in the files too, as in an archive.
         self.columns: Sequence[str] = [name for name in COLUMNS.names if name not in ("store", "day")]
         self._path = path
         self._run = 0
@@ -69,7 +69,7 @@ class ParquetTable:
 
     def begin(self, name: str) -> Mark | None:
         """See `table.Table`."""
-        names = self.directory.names()  # at once: another run may be making the table
+        names = self.directory.names()  # in one listing: another run may be making the table
         if names and not any(name.startswith(f"{_NOTES}/") for name in names):
             raise JobError(f"{self.directory.path}: has files, and is no such table; give another directory")
         self._hold(name)
@@ -82,7 +82,7 @@ class ParquetTable:
         return Mark(last.end, last.tail)
 
     def _remove_left(self, name: str, runs: list[int]) -> None:
-        """Remove what a run has left that was killed, or has failed."""
+        """Remove the files of a run that was killed or failed."""
         if self.directory.read(self._note(name, "begun")) is None:
             return
         committed = {file for run in runs for file in self._commit(name, run).files}
@@ -146,8 +146,8 @@ class ParquetTable:
 
 
 def committed_files(path: str) -> list[str]:
-    """The files of a table that are committed, by path or URI: for who reads while a run appends, or after one was
-    killed. Raises JobError."""
+    """Return the committed files of a table, by path or URI: for readers while a run appends, or after one was killed.
+    Raises JobError."""
     directory = Directory(path)
     found = []
     for note in directory.names(_NOTES):

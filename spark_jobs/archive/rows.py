@@ -1,18 +1,14 @@
-"""Records as rows of Parquet, and back. A task a range of the commitlog.
+"""Records as rows of Parquet, and back. One task for each range of the commitlog.
 
 topic, day (in the directory)   string; `day` is the UTC day of store_time, null without one; see `folder_name`
-queue_id, queue_offset          int32, int64
-physical_offset, size           int64, int32: where the record lies, and its bytes
-store_time, born_time           timestamp[ms, UTC]; null outside the years 1678 to 2261, see `instants`
-store_ms, born_ms               int64: what these are in ms since the epoch where they are null, and null elsewhere
-store_host, born_host           binary: the address, 4 or 16 bytes, and the port, 4 bytes
-keys, tags, unique_key          string: properties of that name
-properties                      map<string, string>
-body                            binary, as stored: sys_flag says whether it is compressed
-flag, sys_flag, reconsume_times int32
-prepared_offset                 int64
-body_crc, magic                 int64
-properties_text                 binary: the properties as the record has them, byte for byte
+queue_id, queue_offset          int32, int64 physical_offset, size           int64, int32: where the record lies, and
+its bytes store_time, born_time           timestamp[ms, UTC]; null outside the years 1678 to 2261, see `instants`
+store_ms, born_ms               int64: ms since the epoch where store_time and born_time are null, null elsewhere
+store_host, born_host           binary: the address, 4 or 16 bytes, and the port, 4 bytes keys, tags, unique_key
+string: the properties KEYS, TAGS and UNIQ_KEY properties                      map<string, string> body
+binary, as stored: sys_flag says whether it is compressed flag, sys_flag, reconsume_times int32 prepared_offset
+int64 body_crc, magic                 int64 properties_text                 binary: the properties as the record has
+them, byte for byte
 """
 
 from __future__ import annotations
@@ -78,24 +74,24 @@ SCHEMA: Final = pa.schema(
     ]
 )
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
-"""What stands for null in names of directories, as Hive has it."""
+"""Hive's value for null in names of directories."""
 _MAX_NAME: Final = 255
-"""Bytes of a name in a directory, by ext4, XFS and HDFS."""
+"""Largest number of bytes in a name in a directory, by ext4, XFS and HDFS."""
 _HASH: Final = 16
-"""Hexadecimal digits that tell long names apart."""
+"""Hexadecimal digits of the hash that tells shortened names apart."""
 PARQUET: Final[dict[str, Any]] = {
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": ["topic", "tags", "store"],
 }
-"""How files of messages are written."""
+"""Options for writing files of messages."""
 _RESTORED: Final = [name for name in SCHEMA.names if name not in ("keys", "tags", "unique_key", "properties")]
 
 
 class Part(NamedTuple):
-    """A range as the manifest has it. `files`: names below messages/, with their rows. `marker`: physical offset of the
-    end marker that closes the file behind the range, -1 without one. `damaged`: what the task left of damaged
-    stretches. `topics`: records, bytes, first and last store time."""
+    """A range in the manifest. `files`: number of rows by name below messages/. `marker`: physical offset of the end
+    marker that closes the file behind the range, -1 without one. `damaged`: the task's file of damaged stretches, empty
+    without. `topics`: records, bytes, first and last store time by topic."""
 
     start: int
     end: int
@@ -108,7 +104,7 @@ class Part(NamedTuple):
 
 
 class WriteTask(NamedTuple):
-    """A range to archive into a directory. `scratch`: a directory in that one, for what only the job reads."""
+    """A range to archive into a directory. `scratch`: a directory within it for files that only the job reads."""
 
     store: StoreFiles
     part: Range
@@ -118,7 +114,7 @@ class WriteTask(NamedTuple):
 
 
 def write(task: WriteTask) -> Part:
-    """Archive a range. Raises OSError."""
+    """Archive a range. Raises JobError, OSError."""
     tables, damages, marker = [], [], -1
     topics: dict[str, tuple[int, int, int, int]] = {}
     days: list[Integers] = []
@@ -147,7 +143,7 @@ def write(task: WriteTask) -> Part:
 
 
 def table_of(records: Records) -> pa.Table:
-    """The rows of some records; they are copied."""
+    """Return the rows of some records, as copies."""
     data, flags = records.data, records.sys_flag
     codes, names = records.topics()
     topic = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(names, pa.string())).cast(pa.string())
@@ -203,7 +199,7 @@ def _count(topics: dict[str, tuple[int, int, int, int]], records: Records) -> No
 
 
 def by_day_and_topic(table: pa.Table, days: Integers) -> Iterator[tuple[int, str, pa.Table]]:
-    """The rows of each day and topic, in the order of the table. `days`: of each row, as `instants.days` has them."""
+    """Yield the rows of each day and topic, in the order of the table. `days`: that of each row, by `instants.days`."""
     codes = table["topic"].combine_chunks().dictionary_encode()
     names = codes.dictionary.to_pylist()
     keys = days * len(names) + codes.indices.to_numpy()
@@ -217,20 +213,21 @@ def by_day_and_topic(table: pa.Table, days: Integers) -> Iterator[tuple[int, str
 
 
 def folder_of(day: int, topic: str) -> str:
-    """The directory of a day, as `instants.days` has it, and a topic."""
+    """Return the directory of a day, by `instants.days`, and a topic."""
     date = instants.date_of(day)
     return f"day={_NULL if date is None else date.isoformat()}/{folder_name(topic, 'topic=')}"
 
 
 def folder_name(text: str, before: str = "") -> str:
-    """The name of a directory for a text, percent-encoded, with something before it. One that would be longer than file
-    systems allow is cut, and ends with a hash of the text: so no two are the same, and it is always the same one."""
+    """Return the name of a directory for a text, percent-encoded, with a prefix. A name longer than file systems allow
+    is cut, and ends with a hash of the text: different texts have different names, and a text always has the same
+    one."""
     name = before + quote(text, safe="")
     if len(name) <= _MAX_NAME:
         return name
     digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH]
     name = before
-    for sign in text:  # none is cut in two
+    for sign in text:  # no character is cut in two
         encoded = quote(sign, safe="")
         if len(name) + len(encoded) > _MAX_NAME - 1 - _HASH:
             break
@@ -273,8 +270,8 @@ def _write_damages(task: WriteTask, damages: list[Damage]) -> str:
 
 
 class ReadTask(NamedTuple):
-    """A range to restore from an archive. `directory`: of the new commitlog, whose files are there; `with_index`: also
-    leave what the index files will have."""
+    """A range to restore from an archive. `directory`: that of the new commitlog, whose files exist; `with_index`: also
+    save the items of the index files."""
 
     archive: Directory
     part: Part
@@ -286,7 +283,7 @@ class ReadTask(NamedTuple):
 
 
 def read(task: ReadTask) -> int:
-    """Restore a range; gives the bytes. Raises JobError, OSError."""
+    """Restore a range; return its bytes. Raises JobError, OSError."""
     part = task.part
     items: NDArray[Any] = np.empty(0, ITEM)
     if part.records:
@@ -342,7 +339,7 @@ def _items(data: bytes, offsets: Integers, sizes: Integers) -> NDArray[Any]:
 
 
 def _records(table: pa.Table) -> list[bytes]:
-    """The records of a table."""
+    """Return the bytes of a table's records."""
     count = table.num_rows
     columns = {
         field.name: table[field.name].to_numpy()
@@ -397,7 +394,7 @@ def _records(table: pa.Table) -> list[bytes]:
 
 
 def _ms_of(table: pa.Table, name: str) -> Integers:
-    """The times "born" or "store" of records, in ms since the epoch. Archives of before have only timestamps."""
+    """Return the times "born" or "store" of records, in ms since the epoch. Older archives only have timestamps."""
     ms = table[f"{name}_time"].cast(pa.int64())
     if f"{name}_ms" in table.column_names:
         ms = pc.coalesce(ms, table[f"{name}_ms"])
@@ -406,12 +403,12 @@ def _ms_of(table: pa.Table, name: str) -> Integers:
 
 
 def _head(packed: memoryview, born_host: memoryview, store_host: memoryview) -> bytes:
-    """A head with hosts of any length, of one with IPv4 hosts."""
+    """Return a head with hosts of any length, from one with IPv4 hosts."""
     return b"".join((packed[:48], born_host, packed[56:64], store_host, packed[72:]))
 
 
 def _slices(column: pa.ChunkedArray) -> tuple[memoryview, Integers]:
-    """The bytes of a binary column, and where each value begins in them, and the last ends."""
+    """Return the bytes of a binary column, and where each value begins in them, and the last ends."""
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)

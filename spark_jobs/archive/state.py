@@ -1,8 +1,8 @@
-"""What an archive has of a store besides messages and queues: all other files, as a tar whose holes stay holes.
+"""The files of a store besides messages and queues, in an archive: a tar whose holes stay holes.
 
-A timer wheel and the last file of a timer log are mostly holes; written out as zeros they would take hundreds of MB
-and the time to read them. A file with holes is a member in GNU tar's sparse format 1.0 for PAX archives, which GNU
-tar, bsdtar and Python's tarfile read:
+A timer wheel and the last file of a timer log are mostly holes; written out as zeros they would take hundreds of MB and
+the time to read them. A file with holes is a member in GNU tar's sparse format 1.0 for PAX archives, which GNU tar,
+bsdtar and Python's tarfile read:
 
     extended header     GNU.sparse.major=1, .minor=0, .name: the member's, .realsize: of the file
     member              "<parts>\\n" and for each part "<offset>\\n<size>\\n", zeros up to a multiple of 512 bytes;
@@ -31,7 +31,7 @@ def write(stream: IO[bytes], root: str, names: Iterable[str]) -> None:
 
 
 def read(stream: IO[bytes], root: str) -> None:
-    """Write what a tar has below a root. Raises OSError, TarError."""
+    """Extract a tar below a root. Raises OSError, TarError."""
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         tar.extractall(root, filter="data")
 
@@ -56,7 +56,7 @@ def _add(tar: tarfile.TarFile, root: str, name: str) -> None:
 
 
 def _data_of(file: IO[bytes], size: int) -> list[Part]:
-    """The parts of a file that hold data; all of it, where the file system knows no holes."""
+    """Return the parts of a file that hold data; all of it if the file system has no holes."""
     found, end = [], 0
     while end < size:
         try:
@@ -90,7 +90,7 @@ def _add_sparse(tar: tarfile.TarFile, info: tarfile.TarInfo, file: IO[bytes], pa
 
 
 def _content(table: bytes, file: IO[bytes], parts: list[Part]) -> Iterator[bytes]:
-    """What a member of a file with holes has in it; less, which tarfile finds, where the file was cut off meanwhile."""
+    """Yield the bytes of a member with holes; fewer if the file was cut meanwhile, which tarfile detects."""
     yield table
     for start, size in parts:
         at, end = start, start + size
@@ -103,7 +103,7 @@ def _content(table: bytes, file: IO[bytes], parts: list[Part]) -> Iterator[bytes
 
 
 class _Chunks(io.RawIOBase):
-    """Bytes that come in chunks, as a file."""
+    """A readable file made of chunks of bytes."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         super().__init__()

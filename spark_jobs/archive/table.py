@@ -1,4 +1,4 @@
-"""A table that `archive.append` appends to, whatever its format: columns, files, and what it says of a store."""
+"""A table that `archive.append` appends to, in any format: columns, files, and marks of stores."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ COLUMNS: Final = pa.schema(
         ("properties", pa.map_(pa.string(), pa.string())),
     ]
 )
-"""Of the table."""
+"""Columns of the table."""
 
 
 class Mark(NamedTuple):
-    """Up to where a table has a store. `end`: a physical offset; `tail`: what lies before it, see `known_again`."""
+    """Up to where a table has a store. `end`: a physical offset; `tail`: identifies the bytes before it, see
+    `known_again`."""
 
     end: int
     tail: int
 
 
 class DataFile(NamedTuple):
-    """A file of a table. `name`: below the directory of data; `size` in bytes; `day`: of store_time, None where
-    the records have none; the least and the greatest offset and store time (ms since the epoch, None without a day)."""
+    """A file of a table. `name`: below the directory of data; `size` in bytes; `day`: that of store_time, None where
+    the records have none; `offsets`, `times`: the least and the greatest physical offset and store time (ms since the
+    epoch, None without a day)."""
 
     name: str
     rows: int
@@ -56,29 +58,29 @@ class Table(Protocol):
     in_directories: bool
     """Whether files lie in directories by partition."""
     columns: Sequence[str]
-    """What is in the files; the others are told with each file."""
+    """The columns within the files; the values of the others are given with each file."""
 
     def known(self, names: Collection[str]) -> dict[str, Mark]:
-        """The stores in the table, and up to where it has them; none of a new one. A table that keeps no list of them
-        has to find those of the names that are given."""
+        """Return the marks of the stores in the table; none for a new one. A table that keeps no list of its stores
+        must find those among `names`."""
 
     def begin(self, name: str) -> Mark | None:
-        """Make ready to append a store; gives up to where the table has it, None for a new one."""
+        """Prepare to append a store; return its mark in the table, None for a new one."""
 
     def prefix(self, name: str) -> str:
-        """What the names of this run's files begin with."""
+        """Return the prefix of the names of this run's files."""
 
     def commit(self, name: str, before: Mark | None, after: Mark, files: list[DataFile], about: dict[str, Any]) -> None:
-        """Add files, and say up to where the table has the store, at once."""
+        """Add files and set the store's mark, atomically."""
 
     def abandon(self, name: str, before: Mark | None, *, is_commit: bool) -> None:
-        """After a run that failed: remove the files that it has written, unless they are in the table, or nobody can
-        tell. `is_commit`: whether it was the commit that failed."""
+        """After a failed run, remove the files that it wrote, unless they are in the table, or that is unknown.
+        `is_commit`: whether it was the commit that failed."""
 
     def close(self) -> None:
-        """Let go of what `begin` took."""
+        """Release what `begin` acquired."""
 
 
 def run_prefix() -> str:
-    """What the files of a run begin with that no other's do."""
+    """Return a prefix for the files of a run that no other run has."""
     return uuid.uuid4().hex
