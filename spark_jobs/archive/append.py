@@ -28,8 +28,9 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
 from duemq.spark_jobs.store.known_again import is_known, tail_of
 from duemq.spark_jobs.store.local_files import is_local, local_path, real_path, reason, refuse_within
-from duemq.spark_jobs.store.ranges import Range, plan, walks
+from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import Range, walks
 from duemq.spark_jobs.writers.tasks import Anywhere, Runner, runner
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from duemq.spark_jobs.columns.records import HEAD, PADDING, Records
 from duemq.spark_jobs.columns.slices import gather
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.directories import Directory
-from duemq.spark_jobs.store.ranges import Range, walks
+from duemq.spark_jobs.store.walks import Range, walks
 from duemq.spark_jobs.writers.index import items_of
 from duemq.spark_jobs.writers.spill import save
 from duemq.storage.queues.index_file import ITEM

@@ -36,8 +36,9 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source import tables
 from duemq.spark_jobs.store.local_files import local_path, reason, refuse_within, replace_file
 from duemq.spark_jobs.store.progress import destroyed, read_progress
-from duemq.spark_jobs.store.ranges import Range, at_offsets, begin_ms_of, first_store_ms, plan, records_at
+from duemq.spark_jobs.store.ranges import at_offsets, begin_ms_of, first_store_ms, plan, records_at
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import Range
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

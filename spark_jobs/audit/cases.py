@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from duemq.spark_jobs.audit.shuffle import Shuffle
     from duemq.spark_jobs.store.progress import Progress
-    from duemq.spark_jobs.store.ranges import Range
     from duemq.spark_jobs.store.store_files import StoreFiles
+    from duemq.spark_jobs.store.walks import Range
 
 _K_WAITS: Final = 0
 _K_DONE: Final = 1

@@ -21,8 +21,8 @@ from duemq.protocol.records.timer_properties import MAX_DELIVER_AHEAD_MS
 from duemq.spark_jobs.audit.agreement import Agreement
 from duemq.spark_jobs.columns.hashes import hash_ints, hash_slices
 from duemq.spark_jobs.columns.records import Damage, joined_damages
-from duemq.spark_jobs.store.ranges import Range, walks
 from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, TIMER, Roles
+from duemq.spark_jobs.store.walks import Range, walks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -49,14 +49,16 @@ from duemq.spark_jobs.audit.kept import Bucket, Folder, KeptRange, Manifest, Mat
 from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import NotKept
-from duemq.spark_jobs.store.ranges import Range, begin_ms_of, boundary, plan
+from duemq.spark_jobs.store.ranges import begin_ms_of, boundary, plan
+from duemq.spark_jobs.store.walks import Range
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duemq.spark_jobs.audit.shuffle import Shuffle
     from duemq.spark_jobs.store.progress import Progress
-    from duemq.spark_jobs.store.store_files import Segment, StoreFiles
+    from duemq.spark_jobs.store.store_files import StoreFiles
+    from duemq.spark_jobs.store.walks import Segment
 
     Hashes = NDArray[np.int64]
 

@@ -35,7 +35,7 @@ from duemq.spark_jobs.audit.cases import HASHES, RangeFound
 from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS
 from duemq.spark_jobs.errors import NotKept
 from duemq.spark_jobs.store.local_files import real_path, replace_file
-from duemq.spark_jobs.store.ranges import Range
+from duemq.spark_jobs.store.walks import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,8 +52,8 @@ _LOCK: Final = ".lock"
 _KINDS: Final = ("range", "open", "matched", "stray", "keys", "unique", "figures", "ahead", "usage")
 _RULES: Final = (
     "columns/records", "columns/texts", "columns/slices", "columns/hashes", "store/roles", "store/ranges",
-    "audit/events", "audit/cases", "audit/figures", "audit/lateness", "audit/steps", "audit/kept", "audit/incremental",
-    "analyse/usage",
+    "store/walks", "audit/events", "audit/cases", "audit/figures", "audit/lateness", "audit/steps", "audit/kept",
+    "audit/incremental", "analyse/usage",
 )  # fmt: skip
 """Modules that decide what is kept: with another text of one of these nothing counts."""
 _THREADS: Final = min(4, os.cpu_count() or 1)

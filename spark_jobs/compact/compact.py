@@ -47,8 +47,9 @@ from duemq.spark_jobs.compact.state import Books, Rules
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import reason, refuse_within
 from duemq.spark_jobs.store.progress import read_progress
-from duemq.spark_jobs.store.ranges import RANGE_SIZE, Range, plan
+from duemq.spark_jobs.store.ranges import RANGE_SIZE, plan
 from duemq.spark_jobs.store.store_files import QueueFile, StoreFiles
+from duemq.spark_jobs.store.walks import Range
 from duemq.spark_jobs.writers import commitlog, index, layout, queues, spill, timers
 from duemq.spark_jobs.writers.commitlog import CopyTask
 from duemq.spark_jobs.writers.layout import Layout

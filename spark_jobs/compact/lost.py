@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from duemq.spark_jobs.store.progress import Progress
-    from duemq.spark_jobs.store.ranges import Range
     from duemq.spark_jobs.store.store_files import StoreFiles
+    from duemq.spark_jobs.store.walks import Range
 
     Integers = NDArray[np.int64]
 

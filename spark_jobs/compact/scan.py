@@ -24,7 +24,7 @@ import numpy as np
 from duemq.protocol.records.properties import KEYS, TIMER_DEL_UNIQKEY, TIMER_ROLL_TIMES
 from duemq.spark_jobs.compact.deleted import UNOWNED, Owners, unowned
 from duemq.spark_jobs.compact.state import HALF_TOPIC, OP_TOPIC
-from duemq.spark_jobs.store.ranges import Range, walks
+from duemq.spark_jobs.store.walks import Range, walks
 from duemq.spark_jobs.writers.hashes import key_hashes
 from duemq.spark_jobs.writers.spill import save
 from duemq.storage.log.origins import NO_ORIGIN, origins_of

@@ -59,8 +59,9 @@ from duemq.spark_jobs.spark_errors import shortly, shortly_each
 from duemq.spark_jobs.store.known_again import tail_of, why_not
 from duemq.spark_jobs.store.local_files import each_once, expand, real_path
 from duemq.spark_jobs.store.progress import Progress, Waiting, read_progress, timer_columns, timer_units, waiting
-from duemq.spark_jobs.store.ranges import RANGE_SIZE, Range, at_offsets, damages_of, first_store_ms, plan, walks
+from duemq.spark_jobs.store.ranges import RANGE_SIZE, at_offsets, first_store_ms, plan
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import Range, damages_of, walks
 from duemq.spark_jobs.worker import settle
 from duemq.storage.queues.consume_queue import MARK_SIZES, PADDING_SIZE
 

@@ -38,8 +38,9 @@ from duemq.scheduler.timers.files.log import UNIT as TIMER_UNIT
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.scheduler.timers.files.superseded import marked, positions_of
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
-from duemq.spark_jobs.store.ranges import at_offsets, plan, walks
+from duemq.spark_jobs.store.ranges import at_offsets, plan
 from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
+from duemq.spark_jobs.store.walks import walks
 from duemq.storage.durability import checkpoint
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import Files

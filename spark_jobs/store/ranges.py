@@ -10,46 +10,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from duemq.protocol.records.record import MIN_SIZE
 from duemq.spark_jobs.columns.records import (
     PADDING,
-    ZEROS,
-    Damage,
     Records,
-    Walk,
-    joined_damages,
     starts_in,
-    walk,
 )
 from duemq.spark_jobs.errors import JobError
+from duemq.spark_jobs.store.walks import CHUNK_SIZE, Range, Segment, walks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.spark_jobs.store.store_files import Segment, StoreFiles
+    from duemq.spark_jobs.store.store_files import StoreFiles
 
     Integers = NDArray[np.int64]
 
 RANGE_SIZE: Final = 128 << 20
-CHUNK_SIZE: Final = 4 << 20
-"""Bytes that are read and decoded at a time: they stay in the processor's cache from one column to the next."""
 _WINDOW: Final = 1 << 20
 _WINDOWS: Final = 8
 """Number of windows searched for a record with a unit before records are followed: more than the largest message."""
 _TRIES: Final = 64
 """Number of places in a window that are compared with their units."""
-
-
-class Range(NamedTuple):
-    """Physical offsets from the start of a record to the start of another, or to the end of the readable log. In one
-    file."""
-
-    start: int
-    end: int
 
 
 def plan(store: StoreFiles, size: int = RANGE_SIZE, *, start: int = 0, end: int | None = None) -> list[Range]:
@@ -116,44 +102,6 @@ def _followed(store: StoreFiles, known: int, offset: int, end: int) -> int | Non
         if behind < len(at):
             return int(at[behind])
     return None
-
-
-def walks(store: StoreFiles, part: Range, *, check_crc: bool, chunk_size: int = CHUNK_SIZE) -> Iterator[Walk]:
-    """Yield the records of a range, a few MiB at a time. The next walk overwrites the bytes of the last one: use or
-    copy them before going on. Damage may continue in the next walk (see `damages_of`). Raises OSError, and JobError if
-    the file is gone."""
-    segment = store.segment_of(part.start)
-    if segment is None:
-        raise JobError(f"{store.path}: the file with physical offset {part.start} is gone since the job was planned")
-    data = np.zeros(chunk_size + PADDING, np.uint8)
-    at = part.start
-    zeros_at: int | None = None
-    while at < part.end:
-        size = min(len(data) - PADDING, part.end - at)
-        got = store.read_into(segment.path, at - segment.first_offset, memoryview(data)[:size])  # type: ignore[arg-type]
-        data[got : got + PADDING] = 0
-        is_last = at + got >= part.end or got < size
-        found = walk(data, at, got, check_crc=check_crc, is_last=is_last, room=segment.end - at)
-        # Zeros are the end of the log if nothing comes behind, and damage if something does.
-        if zeros_at is not None and (found.zeros_at or found.at_end_marker):
-            found.damages.insert(0, Damage(zeros_at, at - zeros_at, ZEROS))
-            zeros_at = None
-        if found.zeros_at < found.end:
-            zeros_at = at + found.zeros_at if zeros_at is None else zeros_at
-            if is_last and part.end < store.readable_end:
-                found.damages.append(Damage(zeros_at, part.end - zeros_at, ZEROS))
-        yield found
-        if found.at_end_marker or is_last:
-            return
-        if found.end == 0:
-            # A record larger than the buffer.
-            data = np.zeros(2 * len(data), np.uint8)
-        at += found.end
-
-
-def damages_of(store: StoreFiles, part: Range, *, check_crc: bool) -> list[Damage]:
-    """Return the damage in a range."""
-    return joined_damages([damage for found in walks(store, part, check_crc=check_crc) for damage in found.damages])
 
 
 def at_offsets(store: StoreFiles, offsets: Integers, sizes: Integers, *, gap: int = 64 << 10) -> Iterator[Records]:

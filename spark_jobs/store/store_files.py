@@ -28,6 +28,7 @@ from duemq.protocol.records.record import MAGIC_END, MAGIC_V1, MAGIC_V2, MIN_SIZ
 from duemq.spark_jobs.columns.records import PADDING, walk
 from duemq.spark_jobs.errors import CannotRead, JobError, NoStore, cannot_read
 from duemq.spark_jobs.store.local_files import file_system, is_local, local_path, shown
+from duemq.spark_jobs.store.walks import Range, Segment, walks
 from duemq.storage.durability import checkpoint
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import PADDING_SIZE
@@ -86,19 +87,6 @@ def _can_be_topic(name: str) -> bool:
     """Return whether a text, maybe of a damaged record, can name a directory of consumequeue/ and cannot lead out of
     it."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
-
-
-class Segment(NamedTuple):
-    """A commitlog file. `size`: that of the file, in bytes; its written part may be shorter."""
-
-    first_offset: int
-    path: str
-    size: int
-
-    @property
-    def end(self) -> int:
-        """Physical offset behind the file."""
-        return self.first_offset + self.size
 
 
 def _cut(segment: Segment) -> str:
@@ -377,8 +365,6 @@ class StoreFiles:
 
     def chunks(self, start: int, end: int) -> Any:
         """Yield the records between two physical offsets of one file, a few MiB at a time."""
-        from duemq.spark_jobs.store.ranges import Range, walks  # ranges reads through this class
-
         for found in walks(self, Range(start, end), check_crc=False):
             yield found.records
 

@@ -20,8 +20,9 @@ from duemq.spark_jobs.audit import events
 from duemq.spark_jobs.audit.cases import match
 from duemq.spark_jobs.audit.figures import STATUSES
 from duemq.spark_jobs.store import progress
-from duemq.spark_jobs.store.ranges import plan, walks
-from duemq.spark_jobs.store.store_files import Segment, StoreFiles
+from duemq.spark_jobs.store.ranges import plan
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import Segment, walks
 from duemq.storage.clock import Moment, look
 from duemq.storage.config_file import ConfigFile
 from duemq.storage.durability.check import problems

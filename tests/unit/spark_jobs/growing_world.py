@@ -21,6 +21,7 @@ from duemq.spark_jobs.audit.audit import Audit
 from duemq.spark_jobs.audit.shuffle import Here
 from duemq.spark_jobs.store import ranges
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import walks
 from tests.support.copies import copy_tree
 from tests.support.messages import HOST
 from tests.unit.broker.test_repair import PREPARED_AT
@@ -195,7 +196,7 @@ class World:
     def _forget_origins(self, texts: dict[int, bytearray]) -> None:
         store = StoreFiles.open(str(self._broker.root))
         for part in ranges.plan(store):
-            for found in ranges.walks(store, part, check_crc=False):
+            for found in walks(store, part, check_crc=False):
                 for offset in found.records.physical_offset.tolist():
                     if self.is_apache or offset < self._ours_from:
                         base = max(base for base in texts if base <= offset)

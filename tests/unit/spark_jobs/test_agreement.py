@@ -10,8 +10,9 @@ import pytest
 
 from duemq.protocol.records import record
 from duemq.spark_jobs.audit.agreement import Agreement
-from duemq.spark_jobs.store.ranges import plan, walks
+from duemq.spark_jobs.store.ranges import plan
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import walks
 from tests.support.messages import HOST
 from tests.unit.spark_jobs.compact_world import HOST_V6, Broker, new_broker
 

@@ -33,7 +33,8 @@ from duemq.spark_jobs.audit.figures import (
 )
 from duemq.spark_jobs.audit.steps import BARS, POINTS, STEPS_MS
 from duemq.spark_jobs.store.roles import LEVEL, MESSAGE, TIMER, Roles
-from duemq.spark_jobs.store.store_files import Segment, StoreFiles
+from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import Segment
 from tests.unit.spark_jobs import report_analyses as given_by
 from tests.unit.spark_jobs.test_records import log_of, walked
 from tests.unit.spark_jobs.test_usage import MESSAGES

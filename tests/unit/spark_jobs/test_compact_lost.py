@@ -12,7 +12,7 @@ from duemq.spark_jobs.audit.cases import RangeFound
 from duemq.spark_jobs.audit.events import CONTINUED, DELIVERED
 from duemq.spark_jobs.compact import lost
 from duemq.spark_jobs.compact.lost import MatchTask, ReadTask
-from duemq.spark_jobs.store.ranges import Range
+from duemq.spark_jobs.store.walks import Range
 from duemq.spark_jobs.writers.spill import save
 from tests.unit.spark_jobs.test_cases import Done, Wait, done_of, waits_of
 

@@ -18,8 +18,8 @@ import pytest
 from duemq.spark_jobs.audit import kept
 from duemq.spark_jobs.audit.kept import Folder, directory_of
 from duemq.spark_jobs.store import ranges
-from duemq.spark_jobs.store.ranges import Range
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import Range, walks
 from tests.support.copies import copy_tree
 from tests.unit.spark_jobs.compact_world import Broker
 from tests.unit.spark_jobs.growing_world import RANGE, SEGMENT, World, make_small, same
@@ -217,9 +217,7 @@ def test_what_changes_in_the_middle_of_the_last_file_is_noticed(world: World, si
     place = kept_in_last(world)[-1]
     middle = (place.start + place.end) // 2
     store = StoreFiles.open(str(world.copy))
-    records = [
-        record for found in ranges.walks(store, place, check_crc=False) for record in found.records.physical_offset
-    ]
+    records = [record for found in walks(store, place, check_crc=False) for record in found.records.physical_offset]
     at = int(next(record for record in records if record >= middle))
     if has_grown:
         grow(world, 4)

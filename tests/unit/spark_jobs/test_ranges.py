@@ -14,17 +14,9 @@ from duemq.protocol.records import record
 from duemq.protocol.records.record import END_MARKER, MAGIC_END, StoredMessage
 from duemq.spark_jobs.columns.records import joined_damages, starts_in
 from duemq.spark_jobs.errors import JobError
-from duemq.spark_jobs.store.ranges import (
-    CHUNK_SIZE,
-    Range,
-    at_offsets,
-    damages_of,
-    first_store_ms,
-    plan,
-    records_at,
-    walks,
-)
+from duemq.spark_jobs.store.ranges import at_offsets, first_store_ms, plan, records_at
 from duemq.spark_jobs.store.store_files import StoreFiles
+from duemq.spark_jobs.store.walks import CHUNK_SIZE, Range, damages_of, walks
 
 SEGMENT = 24 << 20
 FIRST = 3 * SEGMENT
