@@ -1,14 +1,18 @@
 """Records as rows of Parquet, and back. One task for each range of the commitlog.
 
 topic, day (in the directory)   string; `day` is the UTC day of store_time, null without one; see `folder_name`
-queue_id, queue_offset          int32, int64 physical_offset, size           int64, int32: where the record lies, and
-its bytes store_time, born_time           timestamp[ms, UTC]; null outside the years 1678 to 2261, see `instants`
+queue_id, queue_offset          int32, int64
+physical_offset, size           int64, int32: where the record lies, and its bytes
+store_time, born_time           timestamp[ms, UTC]; null outside the years 1678 to 2261, see `instants`
 store_ms, born_ms               int64: ms since the epoch where store_time and born_time are null, null elsewhere
-store_host, born_host           binary: the address, 4 or 16 bytes, and the port, 4 bytes keys, tags, unique_key
-string: the properties KEYS, TAGS and UNIQ_KEY properties                      map<string, string> body
-binary, as stored: sys_flag says whether it is compressed flag, sys_flag, reconsume_times int32 prepared_offset
-int64 body_crc, magic                 int64 properties_text                 binary: the properties as the record has
-them, byte for byte
+store_host, born_host           binary: the address, 4 or 16 bytes, and the port, 4 bytes
+keys, tags, unique_key          string: the properties KEYS, TAGS and UNIQ_KEY
+properties                      map<string, string>
+body                            binary, as stored: sys_flag says whether it is compressed
+flag, sys_flag, reconsume_times int32
+prepared_offset                 int64
+body_crc, magic                 int64
+properties_text                 binary: the properties as the record has them, byte for byte
 """
 
 from __future__ import annotations

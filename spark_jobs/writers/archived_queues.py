@@ -1,8 +1,9 @@
 """Consume queues in an archive: their units as rows, and files made from these.
 
-file                                       string, of the store: consumequeue/<topic>/<queue>/<name> file_size
-int64, in bytes topic, queue_id, queue_offset              string, int32, int64 physical_offset, record_size, tags_code
-int64, int32, int64
+file                                       string, of the store: consumequeue/<topic>/<queue>/<name>
+file_size                                  int64, in bytes
+topic, queue_id, queue_offset              string, int32, int64
+physical_offset, record_size, tags_code    int64, int32, int64
 """
 
 from __future__ import annotations
