@@ -1,1 +1,1 @@
-"""The audit: what became of each scheduled message."""
+"""The audit: the outcome of each scheduled message."""

@@ -1,12 +1,12 @@
-"""Whether records and the units of their consume queues agree: of what no checksum covers some is in two places.
+"""Whether records and the units of their consume queues agree: some fields that no checksum covers are stored in both.
 
     of a record                        of its unit in consumequeue/<topic>/<queue id>/
     topic, queue id, queue offset      where the unit lies
     physical offset                    physical offset
-    TAGS                               hash of the tags (of what waits: when that is due, which is not compared)
+    TAGS                               hash of the tags (of a waiting message the deliver time, which is not compared)
 
-A record whose unit lies elsewhere has one of the first three wrong, or its queue has. Of a record that no unit points
-to nothing is told: its queue's files may have expired, or its topic may have been deleted, and made again since.
+If a record's unit lies elsewhere, one of the first three fields is wrong, or the queue is. A record without a unit is
+not reported: its queue's files may have expired, or its topic may have been deleted, and made again since.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 _GAP: Final = 1024
-"""Units that are read though no record asks for them, rather than read the queue once more."""
+"""Gap in queue offsets up to which units that no record names are read too, rather than reading the queue once more."""
 _MAX_SEARCHED: Final = 100
-"""Records that are looked for in the queues of all topics; more are of a topic that was deleted, as a rule."""
+"""Number of records that are looked for in the queues of all topics; more usually belong to a deleted topic."""
 _LEAST_HASH: Final = -(1 << 31)
-"""Less is no hash: RocketMQ's extended queues have addresses there."""
+"""The least hash: lower tags codes are addresses in RocketMQ's extended queues."""
 _DUE: Final = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC))
 _ALSO_IN: Final = "%LMQ%"
-"""How queues begin that have records of other topics as well (RocketMQ 5's light message queues)."""
+"""Prefix of queues that list records of other topics (RocketMQ 5's light message queues)."""
 
 
 class _File(NamedTuple):
-    """A file of a consume queue: `units` of it are in use, from `first` to `last` (physical offsets)."""
+    """A file of a consume queue: its first `units` units are in use, with physical offsets from `first` to `last`."""
 
     topic: str
     queue_id: int
@@ -56,15 +56,15 @@ class _File(NamedTuple):
 
 
 class Agreement:
-    """Compares records with the consume queues of their store, a part of the commitlog's records after the other."""
+    """Compares records with the consume queues of their store, one part of the commitlog after the other."""
 
     def __init__(self, store: StoreFiles) -> None:
         self._store = store
         self._searched = 0
 
     def wrong(self, records: Records) -> dict[int, str]:
-        """Which of some records their queues do not agree with, by their index, and why. Reads about as many units as
-        there are records. Raises OSError."""
+        """Return the reasons why records disagree with their queues, by index. Reads about as many units as there are
+        records. Raises OSError."""
         codes, names = records.topics()
         physical, tags_codes = self._listed(records, codes, names)
         is_listed = physical == records.physical_offset
@@ -78,7 +78,8 @@ class Agreement:
         return wrong
 
     def _listed(self, records: Records, codes: NDArray[np.int32], names: list[str]) -> tuple[Integers, Integers]:
-        """What is in the units that records name: physical offsets, -1 where there is no unit, and tags codes."""
+        """Return the contents of the units that records name: physical offsets, -1 where there is no unit, and tags
+        codes."""
         physical, tags_codes = np.full(len(records), -1, np.int64), np.zeros(len(records), np.int64)
         queue_id, offset = records.queue_id, records.queue_offset
         order = np.lexsort((offset, queue_id, codes))
@@ -96,7 +97,8 @@ class Agreement:
         return physical, tags_codes
 
     def _place_of(self, physical_offset: int, topic: str) -> str | None:
-        """The place of a unit that points to a record, as <topic>/<queue id>/<queue offset>; None where none does."""
+        """Return the place of a unit that points to a record, as <topic>/<queue id>/<queue offset>; None without
+        one."""
         self._searched += 1
         files = self._files if self._searched <= _MAX_SEARCHED else {topic: self._files.get(topic, [])}
         for file in chain.from_iterable(files.values()):
@@ -108,7 +110,7 @@ class Agreement:
 
     @cached_property
     def _files(self) -> dict[str, list[_File]]:
-        """By topic."""
+        """The files of consume queues by topic."""
         found: dict[str, list[_File]] = {}
         for file in self._bounds():
             found.setdefault(file.topic, []).append(file)
@@ -125,7 +127,7 @@ class Agreement:
                 yield _File(file.topic, file.queue_id, file.first_unit, file.path, units, first, last)
 
     def _unit(self, path: str, at: int) -> tuple[int, int]:
-        """Physical offset and size in a unit."""
+        """Return physical offset and size of a unit; zeros behind the end of the file."""
         data = self._store.read(path, at * UNITS.itemsize, UNITS.itemsize)
         if len(data) < UNITS.itemsize:
             return 0, 0
@@ -134,7 +136,7 @@ class Agreement:
 
 
 def _other_tags(records: Records, rows: Integers, tags_codes: Integers) -> dict[int, str]:
-    """Records whose tags are not those whose hash their units have."""
+    """Return the records whose tags do not have the hash in their units, as reasons by index."""
     told = records.take(rows).property_strings("TAGS").dictionary_encode()
     codes = np.array([properties.tags_code(tags) for tags in told.dictionary.to_pylist()] + [0], np.int64)
     of_record = codes[told.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)]

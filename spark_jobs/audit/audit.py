@@ -4,8 +4,8 @@
     <out>/offenders.parquet    a row for each message that was lost, destroyed or delivered more than once, and for each
                                delivery whose message is not in the log
 
-The summary tells what was read: the SHA-256 of each range of the commitlog, and of all of them together in order. It
-has a digest of itself, and a signature (Ed25519) where a key is given; `verify` checks both.
+The summary states what was read: the SHA-256 of each range of the commitlog, and of all of them together in order. It
+has a digest of itself, and a signature (Ed25519) if a key is given; `verify` checks both.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     Session = SparkSession | Callable[[], SparkSession]
-    """A session, or what gives one when it is needed."""
+    """A session, or a function that returns one when it is needed."""
 
 DESTROYED: Final = "destroyed"
 MAX_LISTED: Final = 100
-"""Offending messages that the summary names; offenders.parquet has all."""
+"""Number of offending messages in the summary; offenders.parquet has all."""
 PARTITION_BYTES: Final = 128 << 20
 RANGE_BYTES: Final = 64 << 20
-"""Of the commitlog, that are read at a time. The last range is read again by the next run, so it is to be short."""
+"""Bytes of the commitlog in a range. The next run reads the last range again, so ranges are short."""
 PERCENTILES: Final = (50, 90, 99, 99.9, 100)
 
 
 def warn(text: str) -> None:
-    """Tell a caller in Python something in a line."""
+    """Pass a line of text to a caller in Python, as a warning."""
     warnings.warn(text, stacklevel=2)
 
 
 class Lateness(msgspec.Struct):
-    """Of what was delivered: store time of the delivery minus deliver time, in ms."""
+    """Lateness of delivered messages: store time of the delivery minus deliver time, in ms."""
 
     count: int
     early: int
@@ -71,7 +71,7 @@ class Lateness(msgspec.Struct):
 
 
 class Offender(msgspec.Struct, omit_defaults=True):
-    """A message of which something is wrong. Times in ms since the epoch."""
+    """An offending message. Times in ms since the epoch."""
 
     what: str
     """lost, twice, destroyed, or unclaimed: a delivery whose message is not in the log."""
@@ -84,17 +84,17 @@ class Offender(msgspec.Struct, omit_defaults=True):
     due_ms: int | None
     deliveries: int
     delivered_ms: int | None
-    """When its first delivery was stored..."""
+    """Store time of its first delivery."""
     delivered_offset: int | None
-    """...and where; of one that was delivered more than once also the last."""
+    """Physical offset of its first delivery."""
     last_delivered_ms: int | None
     last_delivered_offset: int | None
     store: str | None = None
-    """The store that it is in, of a cluster's audit."""
+    """In a cluster's audit, the store of the message."""
 
 
 class Input(msgspec.Struct, omit_defaults=True):
-    """A range of the commitlog that was read; in a cluster's audit a store, with the `inputs_sha256` of its own."""
+    """A range of the commitlog that was read; in a cluster's audit a store, with its own `inputs_sha256`."""
 
     start: int
     end: int
@@ -111,25 +111,25 @@ class Missing(msgspec.Struct):
 
 
 class Cluster(msgspec.Struct):
-    """Of which stores an audit is. Each is matched for itself; the figures are of all of them together."""
+    """The stores of a cluster's audit. Each is matched for itself; the figures are of all of them together."""
 
     stores: list[str]
-    """All there are, in order..."""
+    """All stores, in order, including the missing ones."""
     missing: list[Missing]
-    """...and those among them that no figure has anything of."""
+    """Stores that are in no figure."""
 
 
 class Summary(msgspec.Struct, kw_only=True):
     """audit.json. The statuses add up to `scheduled`."""
 
     store: str
-    """Its path or URI; of a cluster the pattern that names its stores."""
+    """Path or URI; for a cluster the pattern of its stores."""
     written_by: str
     is_running: bool
     made_ms: int
     begin: int
     end: int
-    """Physical offsets; of a cluster 0, and the bytes of all its commitlogs."""
+    """`begin` and `end`: physical offsets; for a cluster 0, and the bytes of all its commitlogs."""
     records: int
     scheduled: int
     delivered: int
@@ -138,44 +138,44 @@ class Summary(msgspec.Struct, kw_only=True):
     lost: int
     twice: int
     destroyed: int
-    """The broker's queues have them as waiting, and their records cannot be read."""
+    """Messages that wait by the broker's files, but whose records cannot be read."""
     unreachable: int
-    """Of those pending: the broker that had the store last does not find them when it starts on it as it is."""
+    """Pending messages that the broker that had the store last will not find when it starts on it as it is."""
     starts: list[Start]
-    """What each broker would find; none where one has the store open."""
+    """What each broker would find; empty if one has the store open."""
     levels: dict[str, int]
-    """The statuses of messages of delay levels alone..."""
+    """The statuses of messages of delay levels."""
     timers: dict[str, int]
-    """...and of timers."""
+    """The statuses of messages of timers."""
     overdue: int
-    """Of those pending, due before the last record was stored."""
+    """Pending messages that were due before the last record was stored."""
     superfluous: int
-    """Deliveries beyond the first."""
+    """Deliveries beyond the first of a message."""
     unclaimed: int
-    """Deliveries whose message is not in the log, though its place is..."""
+    """Deliveries whose message is not in the log, though its place is."""
     expired: int
-    """...or is not, the file having expired."""
+    """Deliveries whose message was in an expired part of the log."""
     lateness: Lateness
     damaged: int
     damages: list[tuple[int, int, str]]
     """Physical offset, bytes, reason; at most some thousands."""
     corrupt: int | None
-    """Records whose checksums are wrong; None where they were not looked at..."""
+    """Records with wrong checksums, or that disagree with their consume queues; None if that was not checked."""
     corruptions: list[tuple[int, int, str]]
-    """...and where they lie, as `damages`."""
+    """The corrupt records: physical offset, bytes, reason; at most some thousands."""
     offenders: list[Offender]
     inputs: list[Input]
     inputs_sha256: str
     cluster: Cluster | msgspec.UnsetType = msgspec.UNSET
-    """Not there in the audit of one store."""
+    """Unset in the audit of one store."""
     digest: str = ""
-    """SHA-256 of this text with `digest` and `signature` empty."""
+    """SHA-256 of this summary as JSON with sorted keys, with `digest` and `signature` empty."""
     signature: str = ""
-    """Ed25519, of the digest; hexadecimal."""
+    """Ed25519 signature of the digest, hexadecimal; empty if not signed."""
 
     @property
     def stores(self) -> list[str]:
-        """The stores of a cluster; none in the audit of one store."""
+        """The stores of a cluster; empty in the audit of one store."""
         return self.cluster.stores if isinstance(self.cluster, Cluster) else []
 
     @property
@@ -185,12 +185,12 @@ class Summary(msgspec.Struct, kw_only=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was lost, destroyed, or corrupt, or will not be found."""
+        """Whether nothing is lost, destroyed, corrupt, or unreachable."""
         return self.lost == self.destroyed == self.unreachable == 0 and not self.corrupt
 
 
 class Audit:
-    """What was read of a store, and what became of its scheduled messages."""
+    """What was read of a store, and the outcome of its scheduled messages."""
 
     def __init__(
         self,
@@ -204,10 +204,10 @@ class Audit:
         anew: bool = False,
         tell: Callable[[str], None] = warn,
     ) -> None:
-        """Reads the whole store; `with_usage`: looks at more of it; `check_bodies`: at the checksums of all records.
-        `state`: a directory with what runs keep, each for the next; what is there of this store is not read again,
-        unless `anew`. `tell`: is given a line where that does not count, or cannot be kept. Raises JobError where there
-        is no store."""
+        """Read the whole store. `with_usage`: also collect what the store is used for; `check_bodies`: also check the
+        checksums of all records, and their units. `state`: a directory in which each run keeps its results for the
+        next; ranges kept there of this store are not read again, unless `anew`. `tell`: called with a line if kept
+        results cannot be used, or none can be kept. Raises NoStore if there is no store, JobError."""
         self._session = session
         self.delay_levels = delay_levels
         self.store = StoreFiles.open(path, unflushed=True)
@@ -216,7 +216,7 @@ class Audit:
         except ValueError as error:
             raise JobError(f"the table of delay levels: {error}") from None
         if self.store.is_running:
-            # What was done by then is in the commitlog, if one looks for its end after that.
+            # Whatever was delivered by then is in the commitlog if its end is looked up afterwards.
             self.store = StoreFiles.open(path, unflushed=True)
         folder = _folder(state, self.store, tell) if state is not None else None
         try:
@@ -230,17 +230,17 @@ class Audit:
                 folder.close()
         self.reads, self.figures = self.found.reads, self.found.figures
         self.damages = [(int(a), int(b), str(c)) for read in self.reads for a, b, c in read["damages"]]
-        """What cannot be read: physical offset, bytes, reason."""
+        """Stretches that cannot be read: physical offset, bytes, reason."""
         self.damages += self.store.gaps()
         self.corrupt = sum(read["corrupt"] for read in self.reads) if check_bodies else None
         self.corruptions = [(int(a), int(b), str(c)) for read in self.reads for a, b, c in read["corruptions"]]
-        """Records whose checksums are wrong, how many and where: physical offset, bytes, reason."""
+        """The corrupt records: physical offset, bytes, reason. `corrupt` is their number, None if not checked."""
         since = int(self.reads[-1]["start"]) if self.reads else 0
         self.destroyed = destroyed(self.store, [(offset, offset + size) for offset, size, _ in self.damages], since)
         self.starts = starts(self.store, self.figures, self.damages)
-        """What brokers that start on the store find of what waits."""
+        """Which waiting messages each broker finds if it starts on the store."""
         self.last_ms = max((read["last_ms"] for read in self.reads), default=0)
-        """When the last record was stored."""
+        """Store time of the last record, ms since the epoch."""
         self.topics: dict[int, str] = {}
         """Names of topics by their hash."""
         for read in self.reads:
@@ -249,7 +249,7 @@ class Audit:
     def _read(self, *, with_usage: bool, check: bool) -> Found:
         store, progress, ranges = self.store, self.progress, plan(self.store, RANGE_BYTES)
         self.step_ms = _step(store, ranges)
-        """Of curves over time."""
+        """Step of curves over time, ms."""
         begin = store.segments[0].first_offset
         buckets = max(1, (store.readable_end - begin) // BUCKET_BYTES)
         matching = Matching(begin, self.step_ms, buckets, begin_ms=begin_ms_of(store), compacted_to=compacted_to(store))
@@ -277,14 +277,14 @@ class Audit:
         return kept.find(self.step_ms, self._shuffle)
 
     def _shuffle(self) -> Shuffle:
-        # A partition is one bucket of matching, or few.
+        # A partition has one bucket of matching, or a few.
         size = self.store.readable_end - self.store.segments[0].first_offset
         session = self._session() if callable(self._session) else self._session
         return BySpark(session, max(4, size // PARTITION_BYTES))
 
 
 def _folder(state: str, store: StoreFiles, tell: Callable[[str], None]) -> Folder | None:
-    """What is kept of a store in a directory; None where it cannot be had, which is told."""
+    """Open the folder of kept results of a store; None if it cannot be had, which is passed to `tell`."""
     path = directory_of(local_path(state), store.path)
     try:
         return Folder.open(path)
@@ -309,13 +309,10 @@ def audit(
     made_ms: int | None = None,
 ) -> Summary:
     """Audit a store; write the files to the directory `out`. `key`: a private Ed25519 key in PEM, to sign with.
-    `check_bodies`: look at the checksums of all records as well. `state`: a directory with what runs keep of stores,
-    each for the next one of the same store, which then reads what came since; `anew`: read everything all the same, as
-    `check_bodies` does.
-    `tell`: is given a line where what is kept does not count; a warning by default. `made_ms`: what the summary says of
-    when it was made, ms since the epoch; now by default.
-
-    Raises JobError."""
+    `check_bodies`: also check the checksums of all records, and their units. `state`: a directory in which each run
+    keeps its results for the next one of the same store, which then reads only new records; `anew`: read everything all
+    the same, as `check_bodies` does. `tell`: called with a line if kept results cannot be used; a warning by default.
+    `made_ms`: the time of the audit in the summary, ms since the epoch; now by default. Raises JobError."""
     refuse_within(path, out, state)
     work = Audit(session, path, delay_levels=delay_levels, check_bodies=check_bodies, state=state, anew=anew, tell=tell)
     summary = summarise(work, made_ms)
@@ -324,7 +321,7 @@ def audit(
 
 
 def finish(work: Audit, summary: Summary, out: str | None, key: bytes | None) -> None:
-    """Sign a summary, and write the files where there is a directory to write them to. Raises JobError."""
+    """Sign a summary, and write the files if `out` is given. Raises JobError."""
     sign(summary, key)
     if out is None:
         return
@@ -343,7 +340,7 @@ def write(summary: Summary, offenders: pa.Table, out: str) -> None:
 
 
 def summarise(work: Audit, made_ms: int | None = None) -> Summary:
-    """The summary, not yet signed. `made_ms`: when it was made, ms since the epoch; now by default."""
+    """Return the summary, not yet signed. `made_ms`: the time of the audit, ms since the epoch; now by default."""
     store, reads, figures = work.store, work.reads, work.figures
     inputs = [Input(read["start"], read["end"], read["sha256"], read["records"]) for read in reads]
     counts = {name: figures.count(status) for status, name in enumerate(STATUSES)}
@@ -390,7 +387,7 @@ def _counts(work: Audit, *, is_level: bool) -> dict[str, int]:
 
 
 def lateness_of(parts: Sequence[Figures]) -> Lateness:
-    """The lateness of all deliveries, of one store or of several."""
+    """Return the lateness of all deliveries, of one store or of several."""
     rows = np.concatenate([part.late_by_level for part in parts])
     rows["key"] = 0
     for _, found in lateness.stats(lateness.added([rows]), PERCENTILES):
@@ -402,14 +399,14 @@ def lateness_of(parts: Sequence[Figures]) -> Lateness:
 
 
 def _step(store: StoreFiles, ranges: list[Range]) -> int:
-    """A step, in ms, that cuts the time in which the store was written into some hundred points."""
+    """Return a step, in ms, that cuts the time in which the store was written into at most POINTS points."""
     times = [ms for ms in (first_store_ms(store, part) for part in (*ranges[:1], *ranges[-1:])) if ms is not None]
     span = (times[-1] - times[0]) * len(ranges) // max(1, len(ranges) - 1) if len(times) > 1 else 0
     return step_of(span, POINTS)
 
 
 def _listed(work: Audit) -> list[Offender]:
-    """The first of the offending messages, with what their records tell."""
+    """Return the first offending messages, with fields of their records."""
     cases = work.figures.offenders[:MAX_LISTED]
     told = {name: values.to_pylist() for name, values in _told_of(work.store, cases).items()}
     found = [
@@ -449,7 +446,7 @@ def _listed(work: Audit) -> list[Offender]:
 
 
 def _deliveries(case: Any) -> dict[str, Any]:
-    """Times and places of the first and the last delivery of a case, as an Offender has them."""
+    """Return times and offsets of the first and the last delivery of a case, for an Offender."""
     is_delivered, is_twice = case["deliveries"] > 0, case["deliveries"] > 1
     return {
         "delivered_ms": int(case["first_ms"]) if is_delivered else None,
@@ -460,7 +457,7 @@ def _deliveries(case: Any) -> dict[str, Any]:
 
 
 def offenders_table(work: Audit) -> pa.Table:
-    """The offending cases, and messages that were destroyed, with what their records tell, where those can be read."""
+    """Return the table of offending cases and destroyed messages, with fields of their records if those can be read."""
     cases, destroyed = work.figures.offenders, work.destroyed
     gone = np.zeros(len(destroyed), cases.dtype)
     for name in ("physical_offset", "size", "delay_level", "due_ms"):
@@ -491,7 +488,7 @@ def offenders_table(work: Audit) -> pa.Table:
 
 
 def _moments(name: str, ms: NDArray[np.int64], known: NDArray[np.bool_]) -> dict[str, pa.Array]:
-    """A time as ms since the epoch, and as a timestamp; null where it is not known."""
+    """Return a time as ms since the epoch, and as a timestamp; null where it is not known."""
     found = pa.array(np.ascontiguousarray(ms), mask=~known)
     return {f"{name}_ms": found, f"{name}_time": found.cast(pa.timestamp("ms", "UTC"))}
 
@@ -502,16 +499,16 @@ _TOLD: Final = {
     "unique_key": ("unique_key", pa.string()),
     "keys": ("keys", pa.string()),
 }
-"""Columns of the offenders by those of the table of messages."""
+"""By column of the offenders: the column of the table of messages, and its type."""
 
 
 def _told_of(store: StoreFiles, cases: NDArray[Any]) -> dict[str, pa.Array]:
-    """What the records of cases tell: real topic and queue, unique key and keys; null where there is none."""
+    """Return fields of the records of cases: real topic and queue, unique key and keys; null where there is none."""
     order = np.argsort(cases["physical_offset"], kind="stable")
     offsets, sizes = (cases[name][order].astype(np.int64) for name in ("physical_offset", "size"))
     found: dict[str, list[Any]] = {name: [None] * len(cases) for name in _TOLD}
     has_size = sizes > 0
-    # Of a delivery without a message the size is not known: each is read by itself.
+    # For a delivery without a message the size is unknown: each is read by itself.
     all_records = chain(at_offsets(store, offsets[has_size], sizes[has_size]), records_at(store, offsets[~has_size]))
     for records in all_records:
         batch = tables.Batch(records)
@@ -531,7 +528,7 @@ def _text(summary: Summary) -> bytes:
 
 
 def sign(summary: Summary, key: bytes | None) -> None:
-    """Fill in the digest, and the signature where there is a key: a private Ed25519 key in PEM. Raises JobError."""
+    """Set the digest, and the signature if there is a key: a private Ed25519 key in PEM. Raises JobError."""
     digest = hashlib.sha256(_text(summary)).digest()
     summary.digest = digest.hex()
     if key is None:
@@ -554,8 +551,8 @@ def _private_key(pem: bytes) -> Any:
 
 
 def verify(text: bytes, public_key: bytes | None = None) -> Summary:
-    """The summary in the text of an audit.json, checked: by its digest, and by its signature where a public key (PEM)
-    is given. Raises JobError where something does not fit."""
+    """Return the summary in the text of an audit.json after checking it: its digest, its inputs, and its signature if a
+    public key (PEM) is given. Raises JobError if one of them is wrong."""
     try:
         summary = msgspec.json.decode(text, type=Summary)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

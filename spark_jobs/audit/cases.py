@@ -1,19 +1,19 @@
-"""What became of each scheduled message: a case each.
+"""The outcome of each scheduled message: one case for each.
 
-Two rounds of matching, each over buckets that fit in memory, of arrays and not of rows. First what names its origin, by
-physical offset. What is open then is matched by what a message that waits has in common with its delivery (see
-`events`), the n-th delivery with the n-th message where several have the same. So is what was closed by its origin and
-was delivered by another broker as well, whose deliveries name none. A message that was rolled or given another time is
-one message: its last record.
+Matching has two rounds, each over buckets that fit in memory, of arrays rather than rows. The first matches records
+that name their origin, by physical offset. Messages then still open are matched by what a waiting message has in common
+with its delivery (see `events`), the n-th delivery with the n-th message where several have the same key. So are
+messages closed by their origin that another broker delivered as well, since that broker's deliveries name no origin. A
+message that was rolled or given another time is one message: its last record.
 
     status     delivered    once
                twice        more often than once
-               cancelled    taken back before it was delivered
-               pending      the broker has not come to it yet
+               cancelled    cancelled before it was delivered
+               pending      the broker has not passed it yet
                lost         the broker has passed it, and there is no delivery
 
-Where results are kept for the next run (`incremental`), the second round leaves each bucket in two parts: groups of
-which every message has its delivery, as figures; and the others, as they are.
+If results are kept for the next run (`incremental`), the second round leaves each bucket in two parts: groups of which
+every message is closed, as figures; and the others, as they are.
 """
 
 from __future__ import annotations
@@ -55,96 +55,98 @@ _K_NOTE: Final = 9
 _K_CLOSED: Final = 10
 HASHES: Final = np.dtype("<i8")
 BUCKET_BYTES: Final = 256 << 20
-"""Of the commitlog, in a bucket."""
+"""Bytes of the commitlog in a bucket."""
 _READ_BUCKET: Final = -1
 AHEAD: Final = np.dtype([("queue_offset", "<i8"), ("level", "<i2")])
-"""A message of a level that was delivered, and that the broker's progress has not passed."""
+"""A delivered message of a level that the broker's progress has not passed."""
 CLOSED: Final = np.dtype([*CASE.descr, ("message", "<i8"), ("key", "<i8"), ("again", "?")])
-"""A case that is closed by what names its origin; with the last three of its WAITS, since there may be more of it. Or
-no case, but a record that waited in place of another that it does not name, until a third one named it: GONE."""
+"""A case closed by a record that names its origin, with the last three fields of its WAITS, since more records may
+belong to it. Or, with the status GONE, no case, but a record that waited in place of another that it does not name,
+until a third one named it."""
 GONE: Final = -1
-"""The status of those."""
+"""The status of a record that is no case of its own, see CLOSED."""
 
 
 class Found(NamedTuple):
-    """What one pass over a store found."""
+    """The result of one pass over a store."""
 
     reads: list[dict[str, Any]]
-    """What was read, in order: of each range start, end, sha256, records, damaged, damages, last_ms, and the names of
-    topics by hash."""
+    """For each range, in order: start, end, sha256, records, damaged, damages, last_ms, hashed, corrupt, corruptions,
+    and the names of topics by hash."""
     figures: Figures
     usage: list[RangeUsage]
-    """What the ranges are used for, in order, where that was asked for; or of some of them together..."""
+    """The usage of each range, in order, or of several together; empty if not asked for."""
     duplicates: int
-    """...and how many messages producers sent once more, by topic and unique key."""
+    """Number of messages that producers sent once more, by topic and unique key."""
 
 
 class RangeFound(NamedTuple):
-    """What was found in a range."""
+    """The result for a range."""
 
     read: dict[str, Any]
-    """As in `Found.reads`."""
+    """The range's entry in `Found.reads`."""
     waits: NDArray[Any]
-    """WAITS."""
+    """The range's WAITS."""
     done: NDArray[Any]
-    """DONE."""
+    """The range's DONE."""
     unique: NDArray[np.int64]
-    """Hashes of topic and unique key of what producers sent; none without the usage."""
+    """Hashes of topic and unique key of the messages that producers sent; empty without the usage."""
     usage: bytes | None
     note: bytes | None = None
-    """What whoever loads the range wants to be told, once for each."""
+    """A note from the loader of the range, passed on in `Pass.notes`, once for each range."""
 
 
 class Matching(NamedTuple):
-    """What matching goes by."""
+    """The parameters of matching."""
 
     begin: int
     """The physical offset where the log begins."""
     step_ms: int
-    """Of curves over time."""
+    """Step of curves over time, ms."""
     buckets: int
-    """How many there are in the second round."""
+    """Number of buckets in the second round."""
     bucket_bytes: int = BUCKET_BYTES
-    """Of the commitlog, in a bucket of the first round."""
+    """Bytes of the commitlog in a bucket of the first round."""
     begin_ms: int = 0
-    """When the log's first record was stored, ms since the epoch; 0 if that is not known, or nothing is before it."""
+    """Store time of the log's first record, ms since the epoch; 0 if that is unknown, or if no record is gone before
+    it."""
     compacted_to: int = 0
     """The physical offset where the log ended when a compaction made it; 0 if none did."""
 
     def figures(self, cases: NDArray[Any]) -> Figures:
-        """The figures of cases (CASE)."""
+        """Return the figures of cases (CASE)."""
         return Figures.of(cases, self.step_ms, self.begin, self.begin_ms, self.compacted_to)
 
 
 class Left(msgspec.Struct):
-    """What a bucket leaves to go on with. Keys of groups are hashes of messages, see `events`."""
+    """The results of a bucket that the next run continues with. Keys of groups are hashes of messages, see `events`."""
 
     low: int
     """The least hash in the bucket."""
     waits: bytes
-    """WAITS of the groups in which a message has no delivery..."""
+    """WAITS of the open groups, in which a message has no delivery."""
     done: bytes
-    """...DONE of these..."""
+    """DONE of the open groups."""
     named: bytes
-    """...and CLOSED of these."""
+    """CLOSED of the open groups."""
     ahead: bytes
-    """AHEAD, of the other groups."""
+    """AHEAD of the closed groups."""
     matched: bytes
-    """Keys of the other groups that have messages, ascending..."""
+    """Keys of closed groups that have messages, ascending."""
     stray: bytes
-    """...and of those that have deliveries or marks alone."""
+    """Keys of closed groups that only have deliveries or marks, ascending."""
     keys: bytes
-    """Of messages that are closed by their origins alone, what these have in common with deliveries, ascending."""
+    """For messages closed by their origins alone: the keys that they share with their deliveries, ascending."""
     unique: bytes
-    """Hashes of what producers sent, each once, ascending."""
+    """Hashes of the messages that producers sent, each once, ascending."""
 
 
 Load = Callable[[int], RangeFound]
-"""What is in a range, by its number."""
+"""A function that returns the contents of a range, by its number."""
 
 
 class Pass(NamedTuple):
-    """What `find` found, and what it left and loads told."""
+    """The result of `find`, with the returned bytes of `leave` and the notes of loaders."""
 
     found: Found
     left: list[bytes]
@@ -154,8 +156,8 @@ class Pass(NamedTuple):
 def find(
     shuffle: Shuffle, load: Load, count: int, matching: Matching, *, leave: Callable[[Left], bytes] | None = None
 ) -> Pass:
-    """Match what is in some ranges, all of a store's as a rule. `leave`: what a bucket leaves to go on with is given to
-    it, in the task; what that gives comes back. The figures are of those cases alone then that are closed, see
+    """Match the contents of some ranges, usually all of a store. `leave`: called in the task with a bucket's results
+    for the next run; its return values are in `Pass.left`. The figures are then only of the closed cases, see
     `Settled`."""
     buckets = matching.buckets
 
@@ -201,7 +203,7 @@ def find(
     found = Found(
         sorted(reads, key=lambda read: int(read["start"])),
         Figures.added([Figures.decode(data) for data in of_kind.get(_K_FIGURES, [])]),
-        # Each begins with the place of its range. In any other order what is as frequent would not be told the same.
+        # Each begins with the place of its range; in another order, ties between equally frequent values would differ.
         [RangeUsage.decode(data[8:]) for data in sorted(of_kind.get(_K_USAGE, []), key=_place_of)],
         sum(int.from_bytes(data, "little") for data in of_kind.get(_K_MORE, [])),
     )
@@ -218,7 +220,7 @@ def _place_of(data: bytes) -> int:
 def read_range(
     store: StoreFiles, part: Range, progress: Progress, *, with_usage: bool = False, check: bool = False
 ) -> RangeFound:
-    """Read a range. `with_usage`: also look at what the store is used for. `check`: also look for wrong bytes."""
+    """Read a range. `with_usage`: also collect its usage. `check`: also look for corrupt records."""
     observer = UsageObserver() if with_usage else None
     events = RangeEvents(store, part, progress, observer, check=check)
     waits, done = [np.empty(0, WAITS)], [np.empty(0, DONE)]
@@ -239,10 +241,10 @@ def read_range(
 
 
 def _parts(found: RangeFound, matching: Matching) -> Iterator[pa.RecordBatch]:
-    """The events of a range: a row for each bucket that some belong to."""
+    """Yield the events of a range: a row for each bucket that some belong to."""
     waits, done = found.waits, found.done
     yield from _bucketed(_K_WAITS, waits, waits["offset"] // matching.bucket_bytes)
-    # What names no origin takes no part in the first round, wherever it goes.
+    # Records that name no origin take no part in the first round, wherever they go.
     where = np.where(done["origin"] >= 0, done["origin"], done["offset"]) // matching.bucket_bytes
     yield from _bucketed(_K_DONE, done, where)
     yield from _bucketed(_K_UNIQUE, found.unique, bucket_of(found.unique, matching.buckets))
@@ -255,13 +257,13 @@ def _parts(found: RangeFound, matching: Matching) -> Iterator[pa.RecordBatch]:
 
 
 def bucket_of(hashes: NDArray[np.int64], buckets: int) -> NDArray[np.int64]:
-    """The buckets of hashes (63 bits): each has those from one to another."""
+    """Return the buckets of hashes (63 bits): each bucket has a contiguous span of them."""
     found: NDArray[np.int64] = (hashes >> 31) * buckets >> 32
     return found
 
 
 def low_of(bucket: int, buckets: int) -> int:
-    """The least hash in a bucket."""
+    """Return the least hash in a bucket."""
     return -(-(bucket << 32) // buckets) << 31
 
 
@@ -279,7 +281,7 @@ def _batch(buckets: list[int], kinds: list[int], data: list[bytes]) -> pa.Record
 
 
 def _of_kind(table: pa.Table, kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """All rows of a kind in some parts."""
+    """Return all rows of a kind in some parts."""
     kinds = table["kind"].to_numpy()
     column = table["data"].combine_chunks() if table["data"].num_chunks != 1 else table["data"].chunk(0)
     found = [np.frombuffer(column[int(i)].as_buffer(), dtype) for i in np.flatnonzero(kinds == kind)]
@@ -287,7 +289,7 @@ def _of_kind(table: pa.Table, kind: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _as_they_are(table: pa.Table) -> pa.Table:
-    """What takes no part in the first round."""
+    """Return the parts that skip the first round."""
     kinds = table["kind"].to_numpy()
     return table.filter(pa.array((kinds != _K_WAITS) & (kinds != _K_DONE))).cast(PART)
 
@@ -296,20 +298,20 @@ def _as_they_are(table: pa.Table) -> pa.Table:
 
 
 class Matched(NamedTuple):
-    """What is closed, and what is open."""
+    """The result of the first round."""
 
     closed: NDArray[Any]
-    """CLOSED."""
+    """CLOSED: cases closed by records that name their origins."""
     stray: NDArray[Any]
     """CASE of deliveries whose origin is not there."""
     waits: NDArray[Any]
-    """WAITS that are open..."""
+    """WAITS that are open."""
     done: NDArray[Any]
-    """...and DONE that name no origin."""
+    """DONE that name no origin."""
 
 
 def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
-    """Match what names its origin. `waits`, `done`: WAITS and DONE of a bucket, in any order."""
+    """Match records that name their origin. `waits`, `done`: WAITS and DONE of a bucket, in any order."""
     waits = waits[np.argsort(waits["offset"])]
     nameless = done["origin"] < 0
     named = done[~nameless]
@@ -317,7 +319,7 @@ def match_by_origin(waits: NDArray[Any], done: NDArray[Any]) -> Matched:
     known = at < len(waits)
     known[known] = waits["offset"][at[known]] == named["origin"][known]
     mine, at = named[known].copy(), at[known]
-    # A message with a key that replaces another names it as if it went on in its place; but it is another message.
+    # A message with a key that replaces another names it as if it continued it; but it is another message.
     mine["what"][(mine["what"] == CONTINUED) & (mine["key"] != waits["key"][at])] = WAS_CANCELLED
     counts = {what: np.bincount(at[mine["what"] == what], minlength=len(waits)) for what in (1, 2, 3)}
     deliveries = mine["what"] == WAS_DELIVERED
@@ -348,14 +350,14 @@ def _closed(cases: NDArray[Any], waits: NDArray[Any]) -> NDArray[Any]:
 
 
 def closed_of(waits: NDArray[Any], status: int) -> NDArray[Any]:
-    """CLOSED of messages that wait (WAITS), as if these all had a status."""
+    """Return CLOSED for waiting messages (WAITS), as if all of them had `status`."""
     cases = _cases(waits)
     cases["status"] = status
     return _closed(cases, waits)
 
 
 def cases_of(closed: NDArray[Any]) -> NDArray[Any]:
-    """The CASE of some CLOSED."""
+    """Return the CASE of CLOSED rows."""
     cases = np.empty(len(closed), CASE)
     for name in CASE.names or ():
         cases[name] = closed[name]
@@ -380,14 +382,14 @@ def _cases(waits: NDArray[Any]) -> NDArray[Any]:
 
 
 def cases_without(waits: NDArray[Any]) -> NDArray[Any]:
-    """The cases of messages of which there is nothing but that they wait."""
+    """Return the cases of messages without any other record."""
     cases = _cases(waits)
     cases["status"] = np.where(waits["passed"], LOST, PENDING)
     return cases
 
 
 def unclaimed(done: NDArray[Any]) -> NDArray[Any]:
-    """The cases of deliveries whose messages are not in the log."""
+    """Return the cases of deliveries whose messages are not in the log."""
     cases = np.zeros(len(done), CASE)
     cases["physical_offset"], cases["origin"] = done["offset"], done["origin"]
     cases["at_ms"] = cases["first_ms"] = cases["last_ms"] = done["at_ms"]
@@ -399,7 +401,7 @@ def unclaimed(done: NDArray[Any]) -> NDArray[Any]:
 
 
 def _add_deliveries(cases: NDArray[Any], at: NDArray[np.int64], deliveries: NDArray[Any]) -> None:
-    """Count deliveries (DONE), and note the first and the last of each case. `at`: which case each of them is of."""
+    """Count deliveries (DONE), and note the first and the last of each case. `at`: index of each delivery's case."""
     had_some = cases["deliveries"] > 0
     for first, last, source in (("first_ms", "last_ms", "at_ms"), ("first_offset", "last_offset", "offset")):
         low = np.where(had_some, cases[first], np.iinfo(np.int64).max)
@@ -419,7 +421,7 @@ def _status(
 
 
 def _to_parts(matched: Matched, buckets: int) -> pa.Table:
-    """What goes on to the second round, by what messages and their deliveries have in common."""
+    """Return the parts for the second round, bucketed by the hash of the message."""
     batches: list[pa.RecordBatch] = []
     if len(matched.stray):
         batches.append(
@@ -430,18 +432,18 @@ def _to_parts(matched: Matched, buckets: int) -> pa.Table:
     return pa.Table.from_batches(batches, PART)
 
 
-# --- by what they have in common
+# --- by key
 
 
 def match(waits: NDArray[Any], done: NDArray[Any]) -> NDArray[Any]:
-    """Both rounds, of all WAITS and DONE of a store, in any order. Gives CASE."""
+    """Run both rounds on all WAITS and DONE of a store, in any order. Return CASE."""
     first = match_by_origin(waits, done)
     return np.concatenate([first.stray, match_by_key(first.waits, first.done, first.closed)])
 
 
 def match_by_key(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Match what names no origin. `waits`, `done`: WAITS and DONE of a bucket, and `closed` its CLOSED, in any order.
-    Gives CASE."""
+    """Match records that name no origin. `waits`, `done`: WAITS and DONE of a bucket, and `closed` its CLOSED, in any
+    order. Return CASE."""
     closed = np.empty(0, CLOSED) if closed is None else closed
     has_more = _has_more(waits, done, closed)
     groups = _match_groups(waits, done, closed[has_more])
@@ -449,13 +451,13 @@ def match_by_key(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any] |
 
 
 def _has_more(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> NDArray[np.bool_]:
-    """Of which CLOSED there is, or may be, more than they have: a delivery that names no origin, or another record."""
+    """Return which CLOSED have, or may have, more records: a delivery that names no origin, or another record."""
     keys = np.concatenate([waits["key"], done["key"][done["what"] == WAS_DELIVERED], closed["key"][closed["again"]]])
     return is_among(closed["key"], np.unique(keys))
 
 
 class _Groups(NamedTuple):
-    """Cases, and of each the key of its group: the hash of its message."""
+    """Cases, and for each the key of its group: the hash of its message."""
 
     cases: NDArray[Any]
     messages: NDArray[np.int64]
@@ -471,7 +473,7 @@ def _match_groups(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any])
     cases["status"] = _status(cases["deliveries"], is_cancelled, waits["passed"])
     rows = np.concatenate([_closed(cases, waits), closed])
     is_closed = np.arange(len(rows)) >= len(waits)
-    # Of a key those that are open come first, each in the log's order.
+    # Within a key the open ones come first, each in the log's order.
     order = np.lexsort((rows["physical_offset"], is_closed, rows["key"]))
     rows = _messages(rows[order])
     deliveries = _in_order(done[done["what"] == WAS_DELIVERED])
@@ -480,7 +482,7 @@ def _match_groups(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any])
     known = at < len(keys)
     known[known] = keys[at[known]] == deliveries["key"][known]
     mine, at = deliveries[known], at[known]
-    # The n-th of a key is the n-th message's, and what comes more often than there are messages is the last one's.
+    # The n-th delivery of a key belongs to the n-th message; surplus ones belong to the last message.
     number = np.arange(len(mine)) - np.searchsorted(mine["key"], mine["key"])
     _add_deliveries(rows, first[at] + np.minimum(number, counts[at] - 1), mine)
     count = rows["deliveries"]
@@ -492,30 +494,31 @@ def _match_groups(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any])
 
 
 class Settled(NamedTuple):
-    """What names no origin, matched, in two parts: groups that have a message without a delivery, which is not taken
-    back either, and all others. A group is what has one hash of a message: no other group's cases depend on it."""
+    """The result of matching records that name no origin, in two parts: open groups, which have a message that was
+    neither delivered nor cancelled, and closed ones. A group is all records with one hash of a message: no other
+    group's cases depend on it."""
 
     closed: NDArray[Any]
-    """CASE of the others..."""
+    """CASE of the closed groups."""
     open: NDArray[Any]
-    """...and of those."""
+    """CASE of the open groups."""
     waits: NDArray[Any]
-    """WAITS of those..."""
+    """WAITS of the open groups."""
     done: NDArray[Any]
-    """...DONE..."""
+    """DONE of the open groups."""
     named: NDArray[Any]
-    """...and CLOSED, as far as there is more of it than they have."""
+    """CLOSED of the open groups, if there are more records than these."""
     matched: NDArray[np.int64]
-    """The keys of the others that have messages, ascending..."""
+    """Keys of the closed groups that have messages, ascending."""
     stray: NDArray[np.int64]
-    """...and of those that have none, only deliveries or marks."""
+    """Keys of the closed groups that only have deliveries or marks, ascending."""
     keys: NDArray[np.int64]
-    """Of CLOSED of which there is no more, what these have in common with deliveries, ascending."""
+    """For CLOSED without more records: the keys that they share with their deliveries, ascending."""
 
 
 def settle(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> Settled:
-    """Match what names no origin, and tell what may change by what comes. `waits`, `done`, `closed` as for
-    `match_by_key`."""
+    """Match records that name no origin, and separate the groups that later records may change. `waits`, `done`,
+    `closed` as for `match_by_key`."""
     has_more = _has_more(waits, done, closed)
     named, alone = closed[has_more], closed[~has_more]
     cases, messages = _match_groups(waits, done, named)
@@ -538,7 +541,7 @@ def settle(waits: NDArray[Any], done: NDArray[Any], closed: NDArray[Any]) -> Set
 
 
 def is_among(values: NDArray[np.int64], distinct: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which values are among some distinct ones, ascending."""
+    """Return which values are among distinct, ascending ones."""
     found = np.zeros(len(values), np.bool_)
     if len(distinct) and len(values):
         at = np.searchsorted(distinct, values)
@@ -548,14 +551,15 @@ def is_among(values: NDArray[np.int64], distinct: NDArray[np.int64]) -> NDArray[
 
 
 def closed_figures(cases: NDArray[Any], matching: Matching) -> Figures:
-    """The figures of closed cases, but for what the broker's progress has to be asked for each time (`ahead_of`)."""
+    """Return the figures of closed cases, except those for which the broker's progress must be asked each time
+    (`ahead_of`)."""
     figures = matching.figures(cases)
     figures.again = figures.again[:0]
     return figures
 
 
 def ahead_of(cases: NDArray[Any]) -> NDArray[Any]:
-    """Which messages of closed cases the broker's progress has not passed (AHEAD)."""
+    """Return the messages of closed cases that the broker's progress has not passed (AHEAD)."""
     delivered = (cases["status"] == DELIVERED) | (cases["status"] == TWICE)
     found = cases[delivered & (cases["delay_level"] > 0) & ~cases["passed"]]
     rows = np.zeros(len(found), AHEAD)
@@ -572,21 +576,21 @@ def _left(number: int, buckets: int, settled: Settled, ahead: NDArray[Any], dist
 
 
 def _in_order(rows: NDArray[Any]) -> NDArray[Any]:
-    """By key and offset."""
+    """Return the rows ordered by key and offset."""
     return rows[np.lexsort((rows["offset"], rows["key"]))]
 
 
 def _messages(rows: NDArray[Any]) -> NDArray[Any]:
-    """The records (CLOSED, by key) that count, one of each message. Of the records of a key as many are messages as
-    were not rolled, at least one (the first may have expired), and the last ones are theirs. What the others have for
-    deliveries is the first one's that counts."""
+    """Return the records (CLOSED, by key) that count, one of each message. Among the records of a key as many are
+    messages as were not rolled, at least one (the first may have expired), and the last records stand for them.
+    Deliveries of the other records are added to the first record that counts."""
     if not rows["again"].any():
         return rows
     is_gone = rows["status"] == GONE
     gone, rows = rows["key"][is_gone], rows[~is_gone]  # in order
     keys, group, counts = np.unique(rows["key"], return_inverse=True, return_counts=True)
     heads = np.bincount(group[~rows["again"]], minlength=len(keys))
-    # What named a record that is gone was not rolled itself, and is of the message that that one was of.
+    # A record that named a gone one was not rolled itself, and belongs to the message of the gone one.
     heads -= np.searchsorted(gone, keys, "right") - np.searchsorted(gone, keys)
     by_place = np.lexsort((rows["physical_offset"], group))
     number = np.empty(len(rows), np.int64)

@@ -1,13 +1,13 @@
-"""What happens to messages that wait: the records of a range that schedule, deliver, continue or take back, as arrays.
+"""The events of waiting messages: the records of a range that schedule, deliver, continue or cancel, as arrays.
 
-    scheduled   has a message wait, for a delay level or in the wheel                        WAITS
-    done        delivers one, takes one back, or has it wait on in place of another record   DONE
+    scheduled   a message waits, for a delay level or in the wheel                                          WAITS
+    done        a message was delivered, cancelled, or waits on by this record in place of another          DONE
 
-A record that is done names its origin where duemq wrote it; RocketMQ's name none, and are matched by hashes:
+A record that is done names its origin if duemq wrote it; RocketMQ's name none, and are matched by hashes:
 
     message   of real topic and unique key (without one: the body's checksum and size)
-    key       of that, real queue, producer's time and retries: the same in a message that waits and in its delivery
-    slot      the second of the wheel's slot: RocketMQ's cancellations count in their own slot only
+    key       of that, real queue, producer's time and retries: the same in a waiting message and in its delivery
+    slot      the second of the wheel's slot: RocketMQ's cancellations only hold in their own slot
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ WAITS: Final = np.dtype(
         ("passed", "?"),
     ]
 )
-"""`offset`: physical. `at_ms`: store time. `topic`: hash of the topic that it is for. `level`: 0 for a timer.
-`again`: waits in place of another record that it does not name. `passed`: the broker's progress has passed it
-(`are_passed`)."""
+"""`offset`: physical. `at_ms`: store time. `topic`: hash of the topic that it is for. `level`: 0 for a timer. `again`:
+waits in place of another record that it does not name. `passed`: the broker's progress has passed it (`are_passed`)."""
 DONE: Final = np.dtype(
     [
         ("origin", "<i8"),
@@ -67,19 +66,19 @@ DONE: Final = np.dtype(
         ("sent_again", "?"),
     ]
 )
-"""`origin`: physical offset of the record that waited, NO_ORIGIN where none is named. `slot`: of a delivery that names
+"""`origin`: physical offset of the record that waited, NO_ORIGIN where none is named. `slot`: for a delivery that names
 none the latest time, ms since the epoch, at which its message can have been scheduled. `sent_again`: it looks
-delivered, and cannot have waited: its producer made it when it would have been due already. An application that sends
-on what it got sends the properties of the delivery, too."""
+delivered, but cannot have waited, since its producer made it when it would already have been due: an application that
+forwards a received message also sends the properties of the delivery."""
 DELIVERED: Final = 1
 CANCELLED: Final = 2
 CONTINUED: Final = 3
 MAX_DAMAGES: Final = 1000
-"""Of a range, told one by one."""
+"""Most damages of a range that are listed."""
 
 
 class Events(NamedTuple):
-    """Of some records."""
+    """The events of some records."""
 
     waits: NDArray[Any]
     done: NDArray[Any]
@@ -88,8 +87,8 @@ class Events(NamedTuple):
 
 
 class RangeRead(NamedTuple):
-    """What was read of a range. `damages`: the first MAX_DAMAGES of `damaged`; `corruptions` of `corrupt`, which is
-    None where nobody looked."""
+    """What was read of a range. `damages`: the first MAX_DAMAGES of `damaged`; `corruptions`: those of `corrupt`, which
+    is None if not checked."""
 
     start: int
     end: int
@@ -99,15 +98,14 @@ class RangeRead(NamedTuple):
     damages: list[Damage]
     last_ms: int
     hashed: int
-    """How many bytes, from `start` on, the SHA-256 is of: up to the end of the last record, or damage."""
+    """Number of bytes, from `start` on, in the SHA-256: up to the end of the last record, or of damage."""
     corrupt: int | None = None
     corruptions: tuple[Damage, ...] = ()
 
 
 class RangeEvents:
-    """The events of a range; iterate, then look at `read`. An observer sees its records as well. `check`: also look for
-    records whose checksums are wrong, or that their consume queues do not agree with; what these say counts all the
-    same."""
+    """The events of a range: iterate over them, then take `read`. An observer sees the records too. `check`: also look
+    for records with wrong checksums, or that disagree with their consume queues; their events count all the same."""
 
     def __init__(
         self,
@@ -161,7 +159,7 @@ class RangeEvents:
 
 
 def events_of(records: Records, roles: Roles, progress: Progress) -> Events:
-    """The events of some records."""
+    """Return the events of some records."""
     role = roles.role
     topics: dict[int, str] = {}
     waits = _waits(records.take(np.flatnonzero((role == LEVEL) | (role == TIMER))), progress, topics)
@@ -170,7 +168,7 @@ def events_of(records: Records, roles: Roles, progress: Progress) -> Events:
         _done(records.take(np.flatnonzero(role == CANCEL)), CANCELLED),
         _done(records.take(np.flatnonzero(roles.is_again)), CONTINUED),
     ]
-    # RocketMQ's rolled messages name no origin: they are told by their key alone.
+    # RocketMQ's rolled messages name no origin: only their key identifies them.
     done[2] = done[2][done[2]["origin"] >= 0]
     return Events(waits, np.concatenate(done), topics)
 
@@ -193,7 +191,7 @@ def _waits(records: Records, progress: Progress, topics: dict[int, str]) -> NDAr
 
 
 def are_passed(waits: NDArray[Any], progress: Progress) -> NDArray[np.bool_]:
-    """Which messages that wait (WAITS) the broker's progress has passed."""
+    """Return which waiting messages (WAITS) the broker's progress has passed."""
     levels = progress.is_level_done(waits["level"], waits["queue_offset"])
     wheel = progress.is_timer_done(waits["slot"], waits["queue_offset"], waits["offset"])
     return np.where(waits["level"] > 0, levels, wheel)
@@ -229,10 +227,10 @@ def _delivered(records: Records, delays_ms: list[int]) -> NDArray[Any]:
 
 
 def _scheduled_by(records: Records, delays_ms: Integers) -> Integers:
-    """The latest times, ms since the epoch, at which the messages of deliveries can have been scheduled: their delay
-    before the delivery, or when their producers made them if that was earlier."""
+    """Return the latest times, ms since the epoch, at which the messages of deliveries can have been scheduled: their
+    delay before the delivery, or the producer's time if that is earlier."""
     waited = np.zeros(len(records), np.int64)
-    # Of a timer's properties the last one here counts that is there, see `Roles.due_ms`.
+    # The last of these properties that is present counts; `Roles.due_ms` has the opposite order.
     level, has_level = records.property_ints("DELAY")
     known = has_level & (level > 0)
     waited = np.where(known, delays_ms[np.clip(level, 1, len(delays_ms)) - 1], waited)
@@ -244,8 +242,8 @@ def _scheduled_by(records: Records, delays_ms: Integers) -> Integers:
 
 
 def _named(records: Records) -> Integers:
-    """Which messages cancellations name: TIMER_DEL_UNIQKEY is real topic + unique key, in older versions of RocketMQ
-    the unique key alone."""
+    """Return hashes of the messages that cancellations name: TIMER_DEL_UNIQKEY is real topic + unique key, in older
+    versions of RocketMQ only the unique key."""
     at, size = records.property("TIMER_DEL_UNIQKEY")
     topic_at, topic_size = records.property("REAL_TOPIC")
     data = records.texts.data
@@ -258,7 +256,7 @@ def _named(records: Records) -> Integers:
 
 
 def _topic_hashes(records: Records, topics: dict[int, str]) -> Integers:
-    """Hashes of the topics that messages wait for; their names are noted."""
+    """Return hashes of the topics that messages wait for; note their names in `topics`."""
     hashes = records.texts.hashes("REAL_TOPIC")
     distinct, first = np.unique(hashes, return_index=True)
     names = records.take(first).property_strings("REAL_TOPIC").to_pylist()

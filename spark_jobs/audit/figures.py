@@ -1,11 +1,11 @@
-"""Figures of cases: what the tasks that match make of them, and the driver adds up.
+"""Figures of cases: matching tasks compute them, and the driver adds them up.
 
-status      how many cases of each status, levels and timers apart, and their bytes
+status      number of cases of each status, levels and timers apart, and their bytes
 late_*      histograms of lateness (`lateness`), by topic, level, hour and minute of the day, and over time
 delivered   deliveries by second, and how many of them were more than a second late
-pending     messages that wait, by second of their deliver time; and by second or minute and topic
-offenders   the cases themselves of what was lost, came twice, or has no message in the log
-waiting     where the records of the messages lie that wait, 14 bytes each
+pending     waiting messages by second of their deliver time; and by second or minute and topic
+offenders   the cases themselves that are lost, twice, or without a message in the log
+waiting     where the records of the waiting messages lie, 14 bytes each
 again       messages of levels that were delivered, and that the broker's progress has not passed
 """
 
@@ -33,7 +33,7 @@ PENDING: Final = 3
 LOST: Final = 4
 UNCLAIMED: Final = 5
 STATUSES: Final = ("delivered", "twice", "cancelled", "pending", "lost", "unclaimed")
-"""UNCLAIMED: a delivery whose message is not in the log."""
+"""Names of the statuses. UNCLAIMED: a delivery whose message is not in the log."""
 
 CASE: Final = np.dtype(
     [
@@ -54,11 +54,11 @@ CASE: Final = np.dtype(
         ("passed", "?"),
     ]
 )
-"""A case. `physical_offset`, `size`, `at_ms`, `due_ms`, ...: of the record that waited, of an unclaimed delivery its
+"""A case. `physical_offset`, `size`, `at_ms`, `due_ms`, ...: of the record that waited; for an unclaimed delivery its
 own. `delay_level`: 0 for a timer. `first_ms`, `last_ms`: store times of the first and the last delivery, 0 without one;
-`first_offset`, `last_offset`: their physical offsets.
-`origin`: what an unclaimed delivery names, -1 for nothing; `due_ms` then is the latest time at which its message can
-have been scheduled. `passed`: the broker's progress has passed it."""
+`first_offset`, `last_offset`: their physical offsets. `origin`: the origin that an unclaimed delivery names, -1 for
+none; `due_ms` then is the latest time at which its message can have been scheduled. `passed`: the broker's progress has
+passed it."""
 
 _STATUS: Final = np.dtype([("status", "<i8"), ("is_level", "<i8"), ("count", "<i8"), ("more", "<i8"), ("bytes", "<i8")])
 _SECONDS: Final = np.dtype([("second", "<i8"), ("count", "<i8"), ("late", "<i8")])
@@ -73,8 +73,8 @@ class Figures:
     """Figures of some cases. Attributes are arrays of rows: `status` _STATUS; `late_*` lateness.HISTOGRAM, whose keys
     are topic hashes, delay levels, hours and minutes of the day (UTC) and deliver time // step; `delivered` and
     `pending` _SECONDS; `pending_by_topic` _BY_TOPIC, by seconds or minutes (`steps`); `offenders` CASE; `waiting`
-    WAITING, a row for each message that waits; `again` _AGAIN, messages of each level that were delivered though no
-    progress has passed them."""
+    WAITING, a row for each waiting message; `again` _AGAIN, number of messages of each level that were delivered though
+    no progress has passed them."""
 
     NAMES: Final = (
         "status",
@@ -112,9 +112,10 @@ class Figures:
 
     @classmethod
     def of(cls, cases: Rows, step_ms: int, begin: int, begin_ms: int = 0, compacted_to: int = 0) -> Figures:
-        """The figures of CASE. `step_ms`: of the curve over time. `begin`, `begin_ms`: where the log begins, and when
-        its first record was stored, 0 if that is not known; a delivery whose message was before is no offender.
-        `compacted_to`: nor is one before this physical offset, where a compaction has taken its message away."""
+        """Return the figures of CASE. `step_ms`: step of the curve over time. `begin`, `begin_ms`: where the log
+        begins, and the store time of its first record, 0 if unknown; a delivery whose message was before is no
+        offender. `compacted_to`: neither is one before this physical offset, where a compaction has removed its
+        message."""
         self = cls()
         status = cases["status"]
         more = np.maximum(cases["deliveries"].astype(np.int64) - 1, 0)
@@ -122,7 +123,8 @@ class Figures:
         is_before = (cases["due_ms"] < begin_ms) | (cases["physical_offset"] < compacted_to)
         is_before = np.where(cases["origin"] >= 0, cases["origin"] < begin, is_before)
         is_expired = (status == UNCLAIMED) & is_before
-        # What expired is counted as a kind of unclaimed delivery of its own, where other cases tell levels.
+        # Expired ones are counted as a separate kind of unclaimed delivery, in the field that tells levels of other
+        # cases.
         second_key = np.where(status == UNCLAIMED, is_expired, is_level)
         ones = np.ones(len(cases), np.int64)
         self.status = _summed(_STATUS, [status, second_key], [ones, more, cases["size"]])
@@ -135,7 +137,7 @@ class Figures:
         self.late_over_time = lateness.histogram(due // step_ms, late)
         ones = np.ones(len(done), np.int64)
         self.delivered = _summed(_SECONDS, [done["first_ms"] // 1000], [ones, late > _LATE_MS])
-        # Of a store in which much waits these are many: columns are taken, not rows.
+        # A store may have many waiting messages: columns are taken, not rows.
         waits = np.flatnonzero(status == PENDING)
         seconds, ones = cases["due_ms"][waits] // 1000, np.ones(len(waits), np.int64)
         self.pending = _summed(_SECONDS, [seconds], [ones, ones])
@@ -149,14 +151,14 @@ class Figures:
         return self
 
     def encode(self) -> bytes:
-        """As bytes, which `decode` reads."""
+        """Return the figures as bytes, which `decode` reads."""
         return msgspec.msgpack.encode(
             {name: np.ascontiguousarray(getattr(self, name)).tobytes() for name in self.NAMES}
         )
 
     @classmethod
     def decode(cls, data: bytes) -> Figures:
-        """From the bytes that a task left."""
+        """Return the figures from the bytes of `encode`."""
         self = cls()
         for name, part in msgspec.msgpack.decode(data, type=dict[str, bytes]).items():
             setattr(self, name, np.frombuffer(part, cls._TYPES[name]))
@@ -164,7 +166,7 @@ class Figures:
 
     @classmethod
     def added(cls, parts: Sequence[Figures]) -> Figures:
-        """Figures added up."""
+        """Return the sum of figures."""
         self = cls()
         for name in _HISTOGRAMS:
             setattr(self, name, lateness.added([getattr(part, name) for part in parts]))
@@ -182,7 +184,7 @@ class Figures:
         return self
 
     def count(self, status: int, *, is_level: bool | None = None) -> int:
-        """How many cases have a status."""
+        """Return the number of cases with a status."""
         return self._sum("count", status, is_level)
 
     def _sum(self, field: str, status: int, second_key: bool | None) -> int:
@@ -192,7 +194,7 @@ class Figures:
         return int(rows[field].sum())
 
     def bytes_of(self, *statuses: int) -> tuple[int, int]:
-        """How many cases have one of some statuses, and how many bytes the records that waited have."""
+        """Return the number of cases with one of some statuses, and the bytes of their records that waited."""
         rows = self.status[np.isin(self.status["status"], statuses)]
         return int(rows["count"].sum()), int(rows["bytes"].sum())
 
@@ -208,7 +210,7 @@ class Figures:
 
 
 def again_of(levels: Rows) -> Rows:
-    """The rows of `Figures.again` for messages of some levels."""
+    """Return the rows of `Figures.again` for messages of some levels."""
     return _summed(_AGAIN, [levels], [np.ones(len(levels), np.int64)])
 
 
@@ -217,7 +219,7 @@ def _joined(dtype: np.dtype[Any], parts: Sequence[Rows]) -> Rows:
 
 
 def _summed(dtype: np.dtype[Any], keys: Sequence[Rows], amounts: Sequence[Rows]) -> Rows:
-    """Rows of a type whose first fields are keys, each once and in order, and whose others are sums."""
+    """Return rows of a type whose first fields are keys, each once and in order, and whose others are sums."""
     order = np.lexsort(tuple(reversed(keys)))
     result = np.zeros(0, dtype)
     if not len(order):

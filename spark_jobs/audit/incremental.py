@@ -1,16 +1,16 @@
-"""A run that reads what came since the last one, and finds what one finds that reads everything.
+"""A run that reads only the records since the last one, and has the same result as one that reads everything.
 
-The commitlog only grows, so all of its ranges but the last are read once (`kept`). What was matched in them is in two
-parts: groups that are closed, of which there are figures and the hashes of their messages; and groups with a message
-that has no delivery, which are kept as they are. A run
+The commitlog only grows, so all of its ranges but the last are read once (`kept`). Their matched records are kept in
+two parts: closed groups, as figures and hashes of their messages; and open groups, which have a message without a
+delivery, as they are. A run
 
     reads the ranges that are new                     -> WAITS and DONE
-    adds the whole ones to the open groups            -> more that is closed; that is kept
+    adds the whole ones to the open groups            -> more closed groups; the result is kept
     adds the last range, of which the next run will see more    -> the figures of now
 
-A group that is closed stays so unless a new record is of it: a second delivery, or the same message sent once more.
-Then, and where the log has lost its first files, progress went back or a curve has another step, all is matched anew,
-from what is kept of the ranges. Nothing depends on which way it went.
+A closed group stays so unless a new record belongs to it: a second delivery, or the same message sent once more. If one
+does, and if the log lost its first files, progress went back or a curve has another step, all is matched anew from the
+kept ranges. The result does not depend on which way was taken.
 """
 
 from __future__ import annotations
@@ -63,27 +63,27 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.int64]
 
 SMALL_BYTES: Final = 512 << 20
-"""Of the commitlog, that are read and matched in this process: Spark would take longer to begin."""
+"""Bytes of the commitlog up to which ranges are read and matched in this process: Spark would take longer to start."""
 _READERS: Final = 2
 """Threads that read ranges: while one decodes, another one reads and hashes."""
 _SMALL_PART: Final = 50
-"""A part of a store that is small: one of so many."""
+"""Divisor: a part of a store is small if it has less than one in this many of its bytes."""
 _LAST: Final = (1 << 63) - 1
 """The greatest hash."""
 _GROUP_ROWS: Final = 1 << 18
-"""Open records that are matched at a time."""
+"""Number of open records that are matched at a time."""
 _MAX_RUNS: Final = 8
-"""Small files of hashes before they are made one."""
+"""Number of small files of hashes that are merged into one."""
 _MAX_LOOKS: Final = 16
-"""Ranges in which it is looked up what an origin is."""
+"""Most ranges that are searched for origins before all is matched anew."""
 
 
 class _Touched(Exception):
-    """Something new is of what was closed."""
+    """A new record belongs to a closed group."""
 
 
 class _Runs:
-    """Hashes in files, each ascending; `more` are not on the disk yet."""
+    """Hashes in files, each ascending; those in `more` are not on the disk yet."""
 
     def __init__(self, directory: str, refs: Sequence[Ref]) -> None:
         self.refs = list(refs)
@@ -91,7 +91,7 @@ class _Runs:
         self._directory = directory
 
     def having(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Which hashes are among them. Raises NotKept."""
+        """Return which hashes are among them. Raises NotKept."""
         found = np.zeros(len(hashes), np.bool_)
         if len(hashes):
             for run in self._all():
@@ -104,12 +104,13 @@ class _Runs:
         yield from self.more
 
     def add(self, hashes: Hashes) -> None:
-        """Add some, ascending."""
+        """Add hashes, ascending."""
         if len(hashes):
             self.more.append(hashes)
 
     def write(self, put: Callable[[str, bytes], Ref], kind: str) -> list[Ref]:
-        """Write what is not on the disk; small files become one. Raises OSError, NotKept."""
+        """Write the hashes that are not on the disk; merge small files into one. Return all files. Raises OSError,
+        NotKept."""
         if self.more:
             largest = max((ref.size for ref in self.refs), default=0)
             small = [ref for ref in self.refs if ref.size < largest // 4]
@@ -123,10 +124,10 @@ class _Runs:
 
 
 class _State:
-    """What was matched of whole ranges."""
+    """The matched records of whole ranges."""
 
     def __init__(self, directory: str, matches: Matches) -> None:
-        """Raises NotKept."""
+        """Load what is kept. Raises NotKept."""
         self.directory = directory
         self.buckets = matches.buckets
         self.duplicates = matches.duplicates
@@ -150,7 +151,8 @@ class _State:
         self.ahead = rows[~progress.is_level_done(rows["level"], rows["queue_offset"])]
 
     def duplicates_in(self, unique: Hashes, *, is_kept: bool) -> int:
-        """How many of some hashes of messages came before, or more than once. Raises NotKept."""
+        """Return how many of the given hashes of messages came before, or more than once. `is_kept`: also add the new
+        ones. Raises NotKept."""
         distinct = np.unique(unique)
         known = self.unique.having(distinct)
         if is_kept:
@@ -158,7 +160,7 @@ class _State:
         return len(unique) - len(distinct) + int(np.count_nonzero(known))
 
     def is_touched(self, events: _Events) -> bool:
-        """Whether some events are of groups that are closed. Raises NotKept."""
+        """Return whether some events belong to closed groups. Raises NotKept."""
         waits, done = (np.unique(rows["message"]) for rows in (events.waits, events.nameless))
         delivered = events.nameless["key"][events.nameless["what"] == DELIVERED]
         keys = np.unique(np.concatenate([events.waits["key"], delivered]))
@@ -171,7 +173,7 @@ class _State:
 
 
 class _Groups(NamedTuple):
-    """Some buckets together. Their hashes are from `low` to `high`."""
+    """Neighbouring buckets that are matched together. Their hashes are from `low` to `high`."""
 
     low: int
     high: int
@@ -179,7 +181,7 @@ class _Groups(NamedTuple):
 
 
 def _groups(buckets: Sequence[Bucket]) -> list[_Groups]:
-    """Buckets that are matched together, for a start one that has none."""
+    """Return the buckets as they are matched together; one empty group if there are none."""
     found = [_Groups(0, _LAST, [])]
     rows = 0
     for bucket in buckets:
@@ -195,7 +197,7 @@ def _groups(buckets: Sequence[Bucket]) -> list[_Groups]:
 
 
 class _LeftFiles(msgspec.Struct):
-    """`cases.Left`, written."""
+    """`cases.Left`, written to files."""
 
     bucket: Bucket
     matched: Ref | None
@@ -206,18 +208,18 @@ class _LeftFiles(msgspec.Struct):
 
 
 class _Events(NamedTuple):
-    """Of some ranges."""
+    """The events of some ranges."""
 
     waits: NDArray[Any]
     named: NDArray[Any]
-    """DONE that name their origins..."""
+    """DONE that name their origins."""
     nameless: NDArray[Any]
-    """...and that do not."""
+    """DONE that name no origin."""
     unique: Hashes
 
     @classmethod
     def of(cls, parts: Iterable[RangeFound]) -> _Events:
-        """Of what was found in some ranges."""
+        """Return the events found in some ranges."""
         waits, done, unique = [np.empty(0, WAITS)], [np.empty(0, DONE)], [np.empty(0, HASHES)]
         for part in parts:
             waits.append(part.waits)
@@ -228,7 +230,7 @@ class _Events(NamedTuple):
         return cls(np.concatenate(waits), rows[is_named], rows[~is_named], np.concatenate(unique))
 
     def within(self, low: int, high: int) -> _Events:
-        """Those of messages with hashes from one to another, and all that name their origins."""
+        """Return the events of messages with hashes from `low` to `high`, and all that name their origins."""
         waits, nameless = (
             rows[(rows["message"] >= low) & (rows["message"] <= high)] for rows in (self.waits, self.nameless)
         )
@@ -236,29 +238,29 @@ class _Events(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Events put to open groups."""
+    """The result of adding events to open groups."""
 
     closed: NDArray[Any]
-    """CASE of the groups that are closed by that..."""
+    """CASE of the groups that this closed."""
     open: NDArray[Any]
-    """...and of those that are open..."""
+    """CASE of the groups that are open."""
     waits: NDArray[Any]
-    """...with their WAITS, in any order..."""
+    """WAITS of the open groups, in any order."""
     done: NDArray[Any]
-    """...DONE..."""
+    """DONE of the open groups."""
     named: NDArray[Any]
-    """...and CLOSED."""
+    """CLOSED of the open groups."""
     matched: Hashes
-    """Hashes of what is closed by that, as `cases.Settled` has them."""
+    """`matched`, `stray` and `keys`: hashes of the groups that this closed, as in `cases.Settled`."""
     stray: Hashes
     keys: Hashes
     known: NDArray[np.bool_]
-    """Of the events that name their origins, those whose origin is there."""
+    """For the events that name their origins, whether the origin is there."""
 
 
 def apply(waits: NDArray[Any], done: NDArray[Any], named: NDArray[Any], events: _Events) -> Applied:
-    """Put events to open groups, WAITS by the hash of their message, DONE and CLOSED."""
-    # A message that is alone in its group, and of which there is nothing new, is what it was.
+    """Add events to open groups: WAITS ordered by the hash of their message, DONE and CLOSED."""
+    # A message that is alone in its group and has no new event keeps its case.
     origins, messages = np.unique(events.named["origin"]), waits["message"]
     is_same = messages[1:] == messages[:-1]
     hot = is_among(waits["offset"], origins)
@@ -290,7 +292,7 @@ def _by_message(waits: NDArray[Any]) -> NDArray[Any]:
 
 
 class Kept:
-    """What the last run kept of a store, as far as it still counts, and the ranges of this run."""
+    """The results that the last run kept of a store, as far as they can be used, and the ranges of this run."""
 
     def __init__(
         self,
@@ -306,10 +308,10 @@ class Kept:
         bucket_bytes: int,
         now_ns: int | None = None,
     ) -> None:
-        """`with_usage`, `check`: what is wanted, as for `cases.read_range`; who looks for wrong bytes reads everything.
-        `tell`: is given a line where what is kept does not count, or cannot be kept. `anew`: nothing of it shall count.
-        `range_size`, `bucket_bytes`: of the
-        commitlog. `now_ns`: since the epoch; when the store is looked at. Raises OSError where it cannot be read."""
+        """`with_usage`, `check`: as for `cases.read_range`; with `check` everything is read. `tell`: called with a line
+        if kept results cannot be used, or none can be kept. `anew`: use no kept results. `range_size`, `bucket_bytes`:
+        bytes of the commitlog. `now_ns`: the time of this look at the store, ns since the epoch; now by default. Raises
+        OSError if the store cannot be read."""
         self._folder, self._store, self._progress, self._tell = folder, store, progress, tell
         self._bucket_bytes = bucket_bytes
         self._segments = kept.segments_of(store, store.versions("commitlog"), now_ns or time.time_ns())
@@ -323,7 +325,7 @@ class Kept:
             found = self._trusted_of(before)
         self._trusted = {part.place: part for part in found}
         self.ranges = _plan(store, found, range_size)
-        """The ranges of the store, as `ranges.plan` has them."""
+        """The ranges of the store, as by `ranges.plan`."""
         self._failure: OSError | None = None
 
     def _read(self) -> Manifest | None:
@@ -349,8 +351,8 @@ class Kept:
         return known
 
     def find(self, step_ms: int, shuffle: Callable[[], Shuffle]) -> Found:
-        """Find what `cases.find` finds in all ranges. `step_ms`: of curves over time. `shuffle`: gives one for what is
-        too much for this process."""
+        """Return what `cases.find` finds in all ranges. `step_ms`: step of curves over time. `shuffle`: returns a
+        shuffle for ranges too large for this process."""
         begin, end = self._store.segments[0].first_offset, self._store.readable_end
         self._matching = Matching(
             begin,
@@ -371,24 +373,24 @@ class Kept:
         if ended is None:
             return self._all()
         self._keep(ended)
-        if ended.figures is None:  # what is not kept is of what is closed
+        if ended.figures is None:  # an unkept range has records of closed groups
             return self._all()
         reads = [part.read for part in ended.parts] + [part.read for part in tail]
         usage = ended.state.usage + [RangeUsage.decode(part.usage) for part in tail if part.usage is not None]
         return self._asked(Found(reads, ended.figures, usage, ended.duplicates))
 
     def _asked(self, found: Found) -> Found:
-        """Without what was not asked for."""
+        """Return the result without parts that were not asked for."""
         if not self._check:
             found = found._replace(reads=[read | {"corrupt": None, "corruptions": []} for read in found.reads])
         return found if self._is_usage_asked else found._replace(usage=[])
 
-    # --- with what was matched
+    # --- continuing from matched groups
 
     def _grown(
         self, matches: Matches, complete: list[Range], found: list[RangeFound], tail: list[RangeFound]
     ) -> _Ended | None:
-        """What was matched, and what was found since; None where that does not go together."""
+        """Continue from the matched groups with the ranges found since; None if that is not possible."""
         assert self._before is not None
         parts = list(self._before.ranges)
         for each in found:
@@ -407,8 +409,8 @@ class Kept:
         return _Ended(state, parts, figures, duplicates, is_new=bool(found))
 
     def _still_matched(self, complete: list[Range]) -> Matches | None:
-        """What was matched, where it is of the first of the ranges, would be matched the same now, and the others are
-        few."""
+        """Return the kept matches if they are of the first of the ranges and would be the same now, and if the other
+        ranges are small; else None."""
         matches = self._before.matches if self._before is not None else None
         if matches is None or self._before is None:
             return None
@@ -425,9 +427,9 @@ class Kept:
     def _advance(
         self, state: _State, found: list[RangeFound], tail: list[RangeFound], since: int
     ) -> tuple[Figures | None, int]:
-        """Add whole ranges, from the physical offset `since` on, to what was matched; and find the figures with the
-        last range, and the duplicates. No figures where that is of what is closed then. Raises _Touched where a whole
-        one is; NotKept."""
+        """Add whole ranges, from the physical offset `since` on, to the matched groups; return the figures including
+        the last range, and the duplicates. The figures are None if the last range has records of closed groups. Raises
+        _Touched if a whole range has some; NotKept."""
         matching, progress = self._matching, self._progress
         new, now = _Events.of(found), _Events.of(tail)
         end = int(tail[0].read["start"]) if tail else since
@@ -473,7 +475,7 @@ class Kept:
         return Figures.added(figures), duplicates
 
     def _open(self, group: _Groups) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """The open records of some buckets: WAITS, DONE and CLOSED. Raises NotKept."""
+        """Return the open records of some buckets: WAITS, DONE and CLOSED. Raises NotKept."""
         waits, done, named = [np.empty(0, WAITS)], [np.empty(0, DONE)], [np.empty(0, CLOSED)]
         for ref in group.files:
             for rows, data, dtype in zip(
@@ -485,12 +487,12 @@ class Kept:
                 rows.append(np.frombuffer(data, dtype))
         every = np.concatenate(waits)
         every["passed"] = are_passed(every, self._progress)
-        closed = np.concatenate(named)  # of timers nobody asks
+        closed = np.concatenate(named)  # only for levels: timers do not need it
         closed["passed"] = self._progress.is_level_done(closed["delay_level"], closed["queue_offset"])
         return _by_message(every), np.concatenate(done), closed
 
     def _write_open(self, low: int, waits: NDArray[Any], done: NDArray[Any], named: NDArray[Any]) -> list[Bucket]:
-        """Write the open records of some buckets, WAITS by message, in parts that are not too large."""
+        """Write the open records of some buckets, WAITS by message, in parts of limited size."""
         count = max(1, -(-len(waits) // _GROUP_ROWS))
         lows = [low, *(int(waits["message"][len(waits) * part // count]) for part in range(1, count))]
         buckets = []
@@ -503,8 +505,8 @@ class Kept:
         return buckets
 
     def _stray(self, named: NDArray[Any], since: int) -> NDArray[Any]:
-        """Of what names origins that are not open, in ranges from a physical offset on: the deliveries, if their
-        messages are not in the log. Raises _Touched where one is, and so closed; NotKept."""
+        """Return the deliveries among events that name origins that are not open, in ranges from physical offset
+        `since` on. Raises _Touched if such an origin is in the log, and so closed; NotKept."""
         before = named["origin"][(named["origin"] >= self._matching.begin) & (named["origin"] < since)]
         places = np.array([part.start for part in self.ranges], np.int64)
         numbers = np.searchsorted(places, before, "right") - 1
@@ -521,10 +523,10 @@ class Kept:
         deliveries: NDArray[Any] = named[named["what"] == DELIVERED]
         return deliveries
 
-    # --- without
+    # --- matching anew
 
     def _matched_anew(self, complete: list[Range], tail: list[RangeFound]) -> _Ended | None:
-        """All whole ranges matched, of which those that are not kept are read; None where it cannot be kept."""
+        """Match all whole ranges, reading those that are not kept; None if the result cannot be kept."""
         path = self._folder.path
 
         def leave(left: Left) -> bytes:
@@ -576,14 +578,15 @@ class Kept:
         return _Ended(state, [parts[part] for part in complete], figures, duplicates, is_new=True)
 
     def _all(self) -> Found:
-        """All ranges, read or as they are kept, matched; nothing is kept of that."""
+        """Match all ranges, read or kept, without keeping anything."""
         done = find(
             self._shuffle_for(self.ranges), self._load(self.ranges, is_kept=False), len(self.ranges), self._matching
         )
         return self._asked(done.found)
 
     def _load(self, ranges: list[Range], *, is_kept: bool = True) -> Callable[[int], RangeFound]:
-        """What loads a range in a task: from what is kept, or from the commitlog, and keeps it if it `is_kept`."""
+        """Return a function that loads a range in a task: from the kept files, or from the commitlog, and then keeps it
+        if `is_kept`."""
         path, store, progress = self._folder.path, self._store, self._progress
         with_usage, check, trusted = self._with_usage, self._check, self._trusted
 
@@ -611,7 +614,7 @@ class Kept:
     def _shuffle_for(self, ranges: list[Range]) -> Shuffle:
         return Here() if sum(part.end - part.start for part in ranges) <= SMALL_BYTES else self._shuffle()
 
-    # --- what is kept
+    # --- keeping results
 
     def _read_ranges(self, ranges: list[Range]) -> list[RangeFound]:
         def read(part: Range) -> RangeFound:
@@ -635,7 +638,7 @@ class Kept:
             return None
 
     def _keep(self, ended: _Ended) -> None:
-        """Keep what this run matched; where that cannot be, what was kept before stays."""
+        """Keep the results of this run; if that fails, those kept before stay."""
         state = ended.state
         before = self._before.matches if self._before is not None else None
         try:
@@ -691,26 +694,26 @@ _LEVEL_PLACE: Final = ("level", "queue_offset")
 
 
 class _Ended(NamedTuple):
-    """What was matched, with the last range."""
+    """The result of matching, with the last range."""
 
     state: _State
     parts: list[KeptRange]
     """The whole ranges."""
     figures: Figures | None
-    """None where the last range is of what is closed."""
+    """None if the last range has records of closed groups."""
     duplicates: int
     is_new: bool
-    """Whether the state is another than the one that was kept."""
+    """Whether the state differs from the kept one."""
 
 
 class _Loaded(msgspec.Struct):
-    """What a task tells of a range that it has read."""
+    """The note of a task on a range that it has read."""
 
     why: str | None
-    """Why what was kept does not count, where something was."""
+    """Why the kept file of the range cannot be used, if there was one."""
     part: KeptRange | None
     failure: str = ""
-    """Why there is none."""
+    """Why the range was not kept."""
 
 
 def _matches_of(files: list[_LeftFiles], matching: Matching, duplicates: int) -> Matches:
@@ -732,7 +735,7 @@ def _matches_of(files: list[_LeftFiles], matching: Matching, duplicates: int) ->
 
 
 def _plan(store: StoreFiles, known: list[KeptRange], size: int) -> list[Range]:
-    """The ranges of a store, as `ranges.plan` has them; where it would cut is known of some."""
+    """Return the ranges of a store, as by `ranges.plan`, using the ends of known ones."""
     ranges = list[Range]()
     ends = dict(part.place for part in known)
     for segment in store.segments:
@@ -746,11 +749,11 @@ def _plan(store: StoreFiles, known: list[KeptRange], size: int) -> list[Range]:
 
 
 def _is_end(store: StoreFiles, segment: Segment, start: int, ends: dict[int, int], size: int) -> bool:
-    """Whether a range ends where the known one ended."""
+    """Return whether a range ends where the known one ended."""
     end, last = ends[start], min(segment.end, store.readable_end)
     if end == segment.end:
         return True
-    # Where the next one is known, too, a record begins there as it did.
+    # If the next one is known too, a record still begins there.
     return last - start > size * 3 // 2 and (
         end in ends or boundary(store, segment, start + size, last, known=start) == end
     )

@@ -1,16 +1,18 @@
-"""What a run keeps for the next one, in a directory that nothing else is in.
+"""The results that a run keeps for the next one, in a directory of their own.
 
     <directory>/manifest        what there is, and of what: `Manifest`, with its checksum
-                range-XXXX      what was found in a range of the commitlog (`encode_range`)
+                range-XXXX      the contents of a range of the commitlog (`encode_range`)
                 open-XXXX       WAITS, DONE and CLOSED of groups in which a message has no delivery, of a bucket
                 matched-XXXX stray-XXXX keys-XXXX unique-XXXX    hashes, ascending
-                figures-XXXX ahead-XXXX usage-XXXX     of all that is closed, and of all whole ranges
+                figures-XXXX ahead-XXXX usage-XXXX     of all closed groups, and of all whole ranges
                 .lock           held by the run at work
 
-All of it is derived from the store, and is never believed: each file has its size and checksum in the manifest; a range
-counts only while its file of the commitlog is as it was (`trusted`); and all goes with another version of our code.
-A file once written is not changed. The manifest is replaced when all others are on the disk, and what it does not name
-any more goes after that: a run that is killed leaves what was there before.
+All of it is derived from the store, and is always checked: each file has its size and checksum in the manifest; a range
+is used only while its file of the commitlog is unchanged (`trusted`); and another version of this code uses nothing of
+it.
+
+A written file is not changed. The manifest is replaced once all others are on the disk, and files that it no longer
+names are removed after that: a run that is killed leaves the earlier results intact.
 """
 
 from __future__ import annotations
@@ -55,14 +57,14 @@ _RULES: Final = (
     "store/walks", "audit/events", "audit/cases", "audit/figures", "audit/lateness", "audit/steps", "audit/kept",
     "audit/incremental", "analyse/usage",
 )  # fmt: skip
-"""Modules that decide what is kept: with another text of one of these nothing counts."""
+"""Modules that determine the kept results: if the source of one of these differs, nothing kept is used."""
 _THREADS: Final = min(4, os.cpu_count() or 1)
 _FRESH_NS: Final = 2_000_000_000
-"""A file that was written to so short before it was looked at may have been written to since, and keep its time."""
+"""A file modified within this time (ns) before it was looked at may have changed again since with the same time."""
 
 
 class Ref(msgspec.Struct, frozen=True):
-    """A file that is kept."""
+    """A kept file."""
 
     name: str
     size: int
@@ -73,38 +75,38 @@ class KeptRange(msgspec.Struct):
     """A range of the commitlog that was read."""
 
     read: dict[str, Any]
-    """As in `cases.Found.reads`."""
+    """The range's entry in `cases.Found.reads`."""
     levels: list[int]
     """Delay levels of messages in it."""
     file: Ref
 
     @property
     def place(self) -> Range:
-        """Where it lies."""
+        """The range."""
         return Range(self.read["start"], self.read["end"])
 
 
 class KeptSegment(msgspec.Struct):
-    """A file of the commitlog as it was."""
+    """The properties of a file of the commitlog when it was read."""
 
     node: int
     size: int
     modified_ns: int
     changed_ns: int
     is_fresh: bool
-    """Whether it was written to just before it was looked at."""
+    """Whether it had been modified just before it was looked at."""
 
 
 class Bucket(msgspec.Struct):
-    """Groups with hashes from `low` on, to the next bucket's."""
+    """Groups with hashes from `low` on, up to the next bucket."""
 
     low: int
     file: Ref | None
-    """None where it has none."""
+    """None if the bucket has no open records."""
 
 
 class Matches(msgspec.Struct, kw_only=True):
-    """What was matched, of all kept ranges together."""
+    """The matched records of all kept ranges together."""
 
     begin: int
     begin_ms: int
@@ -123,20 +125,20 @@ class Matches(msgspec.Struct, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """What there is, and what it was made of."""
+    """The kept files, and what they were made of."""
 
     format: int = _FORMAT
     rules: str
     with_usage: bool
     delays_ms: list[int]
     segments: dict[int, KeptSegment]
-    """By their first physical offsets."""
+    """Files of the commitlog by their first physical offsets."""
     ranges: list[KeptRange]
-    """In order."""
+    """The kept ranges, in order."""
     matches: Matches | None
 
     def files(self) -> set[str]:
-        """The names of all files."""
+        """Return the names of all kept files."""
         refs: list[Ref | None] = [part.file for part in self.ranges]
         if self.matches is not None:
             found = self.matches
@@ -148,7 +150,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 @cache
 def rules() -> str:
-    """What tells the texts of our modules from those of another version."""
+    """Return a hash of the sources of `_RULES`, which differs between versions of this code."""
     digest = hashlib.sha256()
     for name in _RULES:
         digest.update(pkgutil.get_data("duemq.spark_jobs", f"{name}.py") or b"")
@@ -159,7 +161,7 @@ def rules() -> str:
 
 
 def directory_of(state: str, store: str) -> str:
-    """The directory of a store, by its path or URI, among those of others."""
+    """Return the directory for a store, given by path or URI, below the directory of all stores."""
     return os.path.join(state, hashlib.sha256(real_path(store).encode()).hexdigest()[:16])
 
 
@@ -180,7 +182,7 @@ def write_file(directory: str, kind: str, data: bytes) -> Ref:
 
 
 def read_file(directory: str, ref: Ref) -> bytes:
-    """What is in a file. Raises NotKept where that is not what was written."""
+    """Return the contents of a file. Raises NotKept if they are not those that were written."""
     try:
         with open(os.path.join(directory, ref.name), "rb") as file:
             data = file.read(ref.size + 1)
@@ -200,7 +202,8 @@ class Folder:
 
     @classmethod
     def open(cls, path: str) -> Folder:
-        """The directory, made if need be, for this run alone. Raises OSError, BlockingIOError where another has it."""
+        """Make the directory if it is missing, and hold it for this run. Raises OSError, BlockingIOError if another
+        holds it."""
         os.makedirs(path, exist_ok=True)
         lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
@@ -211,11 +214,11 @@ class Folder:
         return cls(path, lock)
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the directory."""
         os.close(self._lock)
 
     def read(self) -> Manifest | None:
-        """The manifest; None where there is none. Raises NotKept where it is not ours, or not whole."""
+        """Return the manifest; None if there is none. Raises NotKept if it is of another version, or not whole."""
         try:
             with open(os.path.join(self.path, _MANIFEST), "rb") as file:
                 data = file.read()
@@ -235,7 +238,7 @@ class Folder:
             raise NotKept("the manifest is not as it was written") from None
 
     def write(self, manifest: Manifest) -> None:
-        """Replace the manifest, and remove what it does not name. Raises OSError."""
+        """Replace the manifest, and remove files that it does not name. Raises OSError."""
         text = msgspec.msgpack.encode(manifest)
         self._sync()  # the files that it names
         replace_file(os.path.join(self.path, _MANIFEST), _MAGIC + hashlib.sha256(text).digest() + text)
@@ -243,7 +246,7 @@ class Folder:
         self.tidy()
 
     def tidy(self) -> None:
-        """Remove files of ours that the manifest does not name: of runs before, or that were killed."""
+        """Remove kept files that the manifest does not name, left by earlier or killed runs."""
         with suppress(OSError, NotKept):
             manifest = self.read()
             known = manifest.files() if manifest is not None else set()
@@ -269,9 +272,9 @@ class _Head(msgspec.Struct):
 
 
 def encode_range(found: RangeFound) -> bytes:
-    """What was found in a range, but for what was read of it and for what the broker's progress tells."""
+    """Return the contents of a range as bytes, without `read`. `passed` in its WAITS holds for this run only."""
     done = found.done.copy()
-    # What names its origin is matched by that alone, but for the key of one that goes on.
+    # Records that name their origin are matched by that only, except the key of one that continues another.
     named = done["origin"] >= 0
     for name in ("message", "slot"):
         done[name][named] = 0
@@ -282,13 +285,13 @@ def encode_range(found: RangeFound) -> bytes:
 
 
 def decode_range(data: bytes, read: dict[str, Any]) -> RangeFound:
-    """What `encode_range` made bytes of. `passed` of WAITS is to be filled in."""
+    """Return the contents of a range from the bytes of `encode_range`. `passed` of WAITS must be filled in."""
     waits, done, unique, count, usage = msgspec.msgpack.decode(data)
     return RangeFound(read, _rows(waits, WAITS), _rows(done, DONE), _unpacked(unique, HASHES, count), usage)
 
 
 _ASCENDING: Final = {"offset", "at_ms", "queue_offset", "origin"}
-"""Of these the differences are small."""
+"""Fields whose successive differences are small."""
 
 
 def _columns(rows: NDArray[Any]) -> list[Any]:
@@ -320,7 +323,7 @@ def _unpacked(data: bytes, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
 
 
 def keep_range(directory: str, store: StoreFiles, found: RangeFound) -> KeptRange:
-    """Write what was found in a range. Raises OSError."""
+    """Write the contents of a range. Raises OSError."""
     return KeptRange(
         found.read,
         np.unique(found.waits["level"]).tolist(),
@@ -329,7 +332,7 @@ def keep_range(directory: str, store: StoreFiles, found: RangeFound) -> KeptRang
 
 
 def _is_as_hashed(store: StoreFiles, read: Mapping[str, Any]) -> bool:
-    """Whether all bytes of a range are as they were."""
+    """Return whether all bytes of a range have their former SHA-256."""
     segment = store.segment_of(read["start"])
     if segment is None:
         return False
@@ -344,11 +347,11 @@ def _is_as_hashed(store: StoreFiles, read: Mapping[str, Any]) -> bool:
     return bool(digest.hexdigest() == read["sha256"])
 
 
-# --- what of it still counts
+# --- which of it can be used
 
 
 def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int) -> dict[int, KeptSegment]:
-    """The files of a store's commitlog, as they were found before they were read."""
+    """Return the files of a store's commitlog with `versions`, taken before they were read."""
     found = {}
     for segment in store.segments:
         version = versions.get(os.path.basename(segment.path))
@@ -359,8 +362,9 @@ def segments_of(store: StoreFiles, versions: Mapping[str, Version], now_ns: int)
 
 
 def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment]) -> list[KeptRange]:
-    """The kept ranges whose bytes in the commitlog are as they were: because their file is the same, of the same time;
-    else all of their bytes are read and compared, as a rule those of the file that was the last one."""
+    """Return the kept ranges whose bytes in the commitlog are unchanged. A file with the same inode, size and times
+    proves that; for others, usually only the file that was the last one, all bytes of the range are read and compared
+    by hash."""
     possible: list[tuple[KeptRange, bool]] = []
     for part in manifest.ranges:
         start, end = part.place
@@ -372,30 +376,30 @@ def trusted(store: StoreFiles, manifest: Manifest, now: Mapping[int, KeptSegment
             continue
         is_proven = not was.is_fresh and msgspec.structs.replace(known, is_fresh=False) == was
         possible.append((part, is_proven))
-    # Hashing is most of what a run does that has little to read; hashlib lets go of the interpreter for that.
+    # Hashing is most of the work of a run with little to read; hashlib releases the GIL meanwhile.
     with ThreadPoolExecutor(_THREADS) as pool:
         is_same = pool.map(lambda each: each[1] or _is_as_hashed(store, each[0].read), possible)
         return [part for (part, _), same in zip(possible, is_same, strict=True) if same]
 
 
 def is_same_table(part: KeptRange, old: list[int], new: list[int]) -> bool:
-    """Whether the messages of a range have the same times by two tables of delays, ms."""
+    """Return whether the messages of a range have the same times by two tables of delays, ms."""
     return min(old) == min(new) and all(
         old[min(level, len(old)) - 1] == new[min(level, len(new)) - 1] for level in part.levels if level
     )
 
 
 def runs_of(progress: Progress) -> dict[int, list[tuple[int, int]]]:
-    """The progress in the levels, to be kept."""
+    """Return the progress in the levels in the form that is kept."""
     return {level: [(run.start, run.cursor) for run in runs] for level, runs in progress.levels.items()}
 
 
 def has_gone_on(old: Mapping[int, Iterable[tuple[int, int]]], progress: Progress) -> bool:
-    """Whether a progress has passed all that an older one had passed in the levels."""
+    """Return whether a progress has passed everything that an older one had passed in the levels."""
     for level, parts in old.items():
         runs = [Run(start, cursor) for start, cursor in parts]
         now = progress.levels.get(level, [])
-        # What the older one alone has passed begins where a run of either begins, or where one of the newer stops.
+        # A stretch passed only by the older one begins where a run of either begins, or at a cursor of the newer.
         points = {0, *(run.start for run in (*runs, *now)), *(run.cursor for run in now)}
         at = np.array(sorted(points), np.int64)
         levels = np.full(len(at), level)

@@ -1,7 +1,7 @@
-"""Lateness as histograms: of any number of deliveries, by any key, in little space, that can be added up.
+"""Lateness as histograms: compact, for any number of deliveries, by any key, and additive.
 
-A bin holds one value of ms up to 255, and 1/128 of a power of two beyond: percentiles are right to less than 1 %,
-counts, the sum and the greatest value exactly. Negative values (early) have bins of their own.
+A bin holds one value of ms up to 255, and 1/128 of a power of two beyond: percentiles are right to less than 1 %;
+counts, the sum and the greatest value are exact. Negative values (early) have bins of their own.
 
     row: | key int64 | bin int32 | count int64 | sum int64, ms | greatest int64, ms |    sorted by key and bin
 """
@@ -24,7 +24,7 @@ _PARTS: Final = 128
 
 
 class Stats(NamedTuple):
-    """Of the deliveries of one key. Times in ms; a percentile is the greatest value of its bin."""
+    """Statistics of the deliveries of one key. Times in ms; a percentile is the greatest value of its bin."""
 
     number: int
     early: int
@@ -34,7 +34,7 @@ class Stats(NamedTuple):
 
 
 def bins_of(ms: Integers) -> NDArray[np.int32]:
-    """The bins of some values."""
+    """Return the bins of some values."""
     size = np.abs(ms)
     exponent = np.maximum(np.frexp(size.astype(np.float64))[1] - 8, 0).astype(np.int64)
     bins = np.where(size < _EXACT, size, (exponent + 1) * _PARTS + (size >> exponent) - _PARTS + _EXACT - 2 * _PARTS)
@@ -42,7 +42,7 @@ def bins_of(ms: Integers) -> NDArray[np.int32]:
 
 
 def value_of(bins: NDArray[Any]) -> Integers:
-    """The value of each bin that is farthest from 0, in ms."""
+    """Return the value of each bin that is farthest from 0, in ms."""
     size = np.abs(bins.astype(np.int64))
     exponent = np.maximum(size // _PARTS - 1, 0)
     part = size - exponent * _PARTS
@@ -51,14 +51,14 @@ def value_of(bins: NDArray[Any]) -> Integers:
 
 
 def histogram(key: Integers, ms: Integers) -> NDArray[Any]:
-    """The histogram of some values, each with a key."""
+    """Return the histogram of some values, each with a key."""
     rows = np.zeros(len(key), HISTOGRAM)
     rows["key"], rows["bin"], rows["count"], rows["sum"], rows["greatest"] = key, bins_of(ms), 1, ms, ms
     return added([rows])
 
 
 def added(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Histograms added up."""
+    """Return the sum of histograms."""
     rows = np.concatenate(parts) if parts else np.zeros(0, HISTOGRAM)
     if not len(rows):
         return rows
@@ -74,7 +74,7 @@ def added(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def stats(rows: NDArray[Any], percents: Sequence[float]) -> Iterator[tuple[int, Stats]]:
-    """Each key of a histogram and what its deliveries were like, in order of the keys."""
+    """Yield each key of a histogram with the statistics of its deliveries, in order of the keys."""
     if not len(rows):
         return
     keys, first = np.unique(rows["key"], return_index=True)

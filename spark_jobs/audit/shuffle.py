@@ -1,7 +1,7 @@
-"""How the parts of a matching come together: by Spark, or in this process where there are few.
+"""How the parts of a matching are brought together: by Spark, or in this process if there are few.
 
-A shuffle gets three functions of Arrow data (`PART`): `scan` makes rows of the numbers of ranges, `by_origin` and
-`by_key` make others of all rows of a bucket. It gives kind and data of the last ones, in any order.
+A shuffle takes three functions of Arrow data (`PART`): `scan` makes rows from the numbers of ranges; `by_origin` and
+`by_key` make new rows from all rows of a bucket. It returns kind and data of the rows of `by_key`, in any order.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 PART: Final = pa.schema([("bucket", pa.int64()), ("kind", pa.int8()), ("data", pa.binary())])
 _DDL: Final = "bucket bigint, kind tinyint, data binary"
 _LOOKS: Final = 4
-"""Tasks for each processor that look for a directory."""
+"""Number of tasks for each processor that check for a directory."""
 
 Scan = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 Match = Callable[[pa.Table], pa.Table]
 
 
 class Shuffle(Protocol):
-    """What brings parts together."""
+    """Brings parts together."""
 
     def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
-        """Of so many ranges."""
+        """Run the functions for `count` ranges."""
 
     def sees(self, directory: str) -> bool:
-        """Whether a directory of this process is there for the functions, too."""
+        """Return whether a directory of this process is visible to the functions too."""
 
 
 class Here:
-    """In this process, which has all of it in memory."""
+    """Runs the functions in this process, with all rows in memory."""
 
     def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
         """See `Shuffle`."""
@@ -55,10 +55,10 @@ class Here:
 
 
 class BySpark:
-    """In tasks of Spark."""
+    """Runs the functions in Spark's tasks."""
 
     def __init__(self, session: SparkSession, partitions: int) -> None:
-        """`partitions`: how many a round has; each is one bucket of matching, or few."""
+        """`partitions`: their number in a round; each has one bucket of matching, or a few."""
         self._session, self._partitions = session, partitions
 
     def __call__(self, count: int, scan: Scan, by_origin: Match, by_key: Match) -> Iterable[tuple[int, bytes]]:
@@ -85,7 +85,7 @@ class BySpark:
         return [(row.kind, bytes(row.data)) for row in ended]
 
     def sees(self, directory: str) -> bool:
-        """See `Shuffle`. As far as tasks tell that are started for it."""
+        """See `Shuffle`. Asks tasks started for it, which must be able to write to the directory."""
         context = self._session.sparkContext
         if (context.master or "").startswith("local"):
             return os.path.isdir(directory)

@@ -1,21 +1,21 @@
-"""Whether a broker that starts on a store as it is finds the messages that wait.
+"""Whether a broker that starts on a store as it is finds the waiting messages.
 
-Records say what waits; a broker goes by the files that it has made of them. What each start makes good of those:
+Records say what waits; a broker goes by the files that it has derived from them. What each start repairs of those:
 
     4.9.7, 5.3.3   records behind all that the consume queues know, or after a kill behind the start of the last file
-                   whose first record is three seconds older than the checkpoint, get their units once more, but for
-                   queues that know later ones. Of a queue's last three files they take what comes before the first unit
-                   that is none
+                   whose first record is three seconds older than the checkpoint, get their units once more, except in
+                   queues that know later ones. From a queue's last three files they take the units before the first
+                   invalid one
     5.3.3          without timercheck the timer topic's queue is put into the wheel once more, from its begin. Slots of
                    the wheel are made again from the timer log's last two files
-    all            nothing, where a file of the commitlog has another size than the others: then they do not start. A
-                   last one of 0 bytes, which a kill leaves, is passed over but by 4.9.7. duemq does not start where a
-                   file between others is missing, either
-    duemq          of its own files all, unless the commitlog lacks a place that its checkpoint goes by: then it does
-                   not start; of others' all, where what is there does not fit together (`storage.durability.recovery`,
+    all            nothing, if a file of the commitlog has another size than the others: then they do not start. A
+                   last one of 0 bytes, which a kill leaves, is skipped, but not by 4.9.7. Nor does duemq start if a
+                   file between others is missing
+    duemq          all of its own files, unless the commitlog lacks a place that its checkpoint goes by: then it does
+                   not start; all of another broker's, if they do not fit together (`storage.durability.recovery`,
                    `scheduler.timers.recovery`)
 
-A damaged stretch of the commitlog in the last three files is where Apache's brokers end it.
+Apache's brokers end the commitlog at the first damaged stretch in its last three files.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ _OF_5: Final = ("config/timercheck", "config/topicQueueMapping.json", "config/lm
 
 
 class Start(msgspec.Struct, omit_defaults=True):
-    """What a broker that starts on the store does with the messages that wait."""
+    """What a broker that starts on the store would do with the waiting messages."""
 
     broker: str
     """4.9.7, 5.3.3 or duemq."""
     wrote_it: bool
-    """Whether it had the store last."""
+    """Whether this broker had the store last."""
     finds: int
     misses: int
     again: int
-    """Messages of levels that were delivered, and come once more."""
+    """Messages of levels that were delivered, and would be delivered once more."""
     reasons: list[str]
-    """What is in the way."""
+    """Why it would not find some messages, or deliver some again."""
     store: str | None = None
-    """Of a cluster's audit, which of its stores this is about."""
+    """In a cluster's audit, the store."""
 
 
 class _Waiting(NamedTuple):
-    """Messages that wait, by their places."""
+    """Waiting messages: physical offsets and sizes of their records."""
 
     physical: Integers
     sizes: Integers
@@ -88,26 +88,26 @@ class _Waiting(NamedTuple):
 
 
 class _Queue(NamedTuple):
-    """A queue as a broker of Apache's takes it."""
+    """A queue as Apache's broker reads it."""
 
     there: Integers
     """Physical offsets of its messages, ascending."""
     last: int
-    """Of the last of them; -1 without one."""
+    """Physical offset of its last message; -1 without one."""
     end: int
-    """The queue offset behind them."""
+    """The queue offset behind its last message."""
 
 
 def starts(store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> list[Start]:
-    """What each broker would do. `damages`: stretches of the commitlog, as physical offset, bytes and reason. Raises
-    OSError."""
-    if store.is_running:  # it has read its files, and goes by what it has in memory
+    """Return what each broker would do. `damages`: stretches of the commitlog, as physical offset, bytes and reason.
+    Raises OSError."""
+    if store.is_running:  # it has read its files, and works from memory
         return []
     return [each.judge() for each in _Judges(store, figures, damages)]
 
 
 class _Judges:
-    """Has what all brokers are judged by, each part read when it is first wanted."""
+    """The data by which all brokers are judged, each part read when it is first needed."""
 
     def __init__(self, store: StoreFiles, figures: Figures, damages: list[tuple[int, int, str]]) -> None:
         self.store = store
@@ -141,7 +141,7 @@ class _Judges:
         )
 
     def queue(self, topic: str, queue_id: int) -> _Queue:
-        """One of the scheduler's queues."""
+        """Return one of the scheduler's queues."""
         key = topic, queue_id
         if key not in self._queues:
             self._queues[key] = self._read_queue(self.by_queue.get(key, []))
@@ -170,7 +170,7 @@ class _Judges:
 
     @cached_property
     def end_of_queues(self) -> int:
-        """Behind the last record that any consume queue knows."""
+        """The physical offset behind the last record that any consume queue knows."""
         end = 0
         for files in self.by_queue.values():
             for file in reversed(files):
@@ -207,7 +207,7 @@ class _Judge:
         self._again = 0
 
     def judge(self) -> Start:
-        """See `Start`."""
+        """Return the broker's `Start`."""
         known = self._known
         waiting = sum(len(each.physical) for each in known.levels.values()) + len(known.timers.physical)
         is_ours = self._broker == self._wrote == OURS
@@ -227,8 +227,8 @@ class _Judge:
         )
 
     def _refusal_of_files(self) -> str | None:
-        """Why a broker does not start, by the sizes of the commitlog's files (`MappedFileQueue.load`,
-        `SegmentFiles.load`)."""
+        """Return why a broker does not start, by the sizes of the commitlog's files (`MappedFileQueue.load`,
+        `SegmentFiles.load`); None if it starts."""
         size = self._store.segment_size
         files = [(name, found) for name, found in self._store.sizes("commitlog") if is_segment(name)]
         if self._broker != OLD and files and not files[-1][1]:
@@ -244,8 +244,8 @@ class _Judge:
         return None
 
     def _refusal(self) -> str | None:
-        """Why duemq does not start on its own store: the commitlog lacks a place that the checkpoint goes by
-        (`MessageStore.need`)."""
+        """Return why duemq does not start on its own store: the commitlog lacks a place that the checkpoint goes by
+        (`MessageStore.need`). None if it starts."""
         store = self._store
         known = checkpoint.load(cast(Files, store), "checkpoint")
         files = [(int(name), size) for name, size in store.sizes("commitlog") if name.isdecimal() and size]
@@ -280,7 +280,7 @@ class _Judge:
         self._judge_offsets()
 
     def _not_in(self, waiting: _Waiting, topic: str, queue_id: int) -> _Waiting:
-        """Messages that have no unit in their queue, and get none."""
+        """Return the messages that have no unit in their queue, and will get none."""
         known, queue = self._known, self._known.queue(topic, queue_id)
         lacks = waiting.where(~is_among(waiting.physical, queue.there) & (waiting.physical < known.cut_at))
         if not len(lacks.physical) or self._broker == OURS:
@@ -289,7 +289,8 @@ class _Judge:
         return lacks.where(~made_again)
 
     def _makes_all_again(self, missing: list[_Waiting]) -> bool:
-        """Whether duemq, taking a store over, finds that the consume queues do not fit the rest."""
+        """Return whether duemq, when it takes the store over, finds that the consume queues do not fit the other
+        files."""
         known, store = self._known, self._store
         start = min(known.dispatched_from, known.end_of_queues)
         if any((each.physical >= start).any() for each in missing):
@@ -301,7 +302,7 @@ class _Judge:
         return check is not None and check.queue_offset > known.queue(TIMER_TOPIC, 0).end
 
     def _judge_cut(self) -> None:
-        """What lies behind a damage in the last files goes with that."""
+        """Count the messages behind damage in the last files, which are cut off with it."""
         known = self._known
         behind = sum(int((each.physical > known.cut_at).sum()) for each in (*known.levels.values(), known.timers))
         if behind:
@@ -312,13 +313,13 @@ class _Judge:
             )
 
     def _judge_offsets(self) -> None:
-        """Levels that begin before what was delivered."""
+        """Count the messages of levels that are delivered again, since a level begins before them."""
         if self._broker == OURS and self._wrote == OURS:
             return
         store = self._store
         is_there = any(store.read_whole(f"config/delayOffset.json{more}") is not None for more in ("", ".bak"))
         again = {int(level): int(count) for level, count in self._known.figures.again.tolist() if count}
-        if self._wrote == OURS and is_there:  # it is as of the last stop, and what overtook others is marked
+        if self._wrote == OURS and is_there:  # as of the last stop; those that overtook others are marked
             return
         self._again = sum(again.values())
         if not is_there and again:
@@ -326,7 +327,7 @@ class _Judge:
             self._reasons.append(f"config/delayOffset.json is missing: {self._broker} starts {', '.join(parts)}")
 
     def _units(self, lacks: _Waiting) -> str:
-        """Which units a queue lacks, in few words."""
+        """Describe briefly which units a queue lacks."""
         ends = lacks if len(lacks.physical) == 1 else lacks.where(_first_and_last(len(lacks.physical)))
         offsets = [int(each) for found in at_offsets(self._store, *ends) for each in found.queue_offset]
         if len(offsets) < len(ends.physical):
@@ -366,7 +367,7 @@ class _Judge:
         offset = waits.enqueued_to(check, behind_last(store))
         queued = self._queued_from(offset)
         lost = timers.where(~is_among(timers.physical, joined([in_log, queued])))
-        # What is still to be enqueued, and is dispatched once more, comes into the queue.
+        # Messages to be enqueued that are dispatched once more get into the queue.
         made_again = (lost.physical >= known.dispatched_from) & (lost.physical > known.queue(TIMER_TOPIC, 0).last)
         lost = lost.where(~made_again)
         if len(lost.physical):
@@ -386,8 +387,8 @@ class _Judge:
             self._reasons.append(f"consumequeue/{TIMER_TOPIC}/0 lacks {self._units(lacks)}, of messages that wait")
 
     def _in_log(self, check: formats.TimerCheck) -> tuple[Integers, list[int], int]:
-        """Physical offsets of the messages that a start finds in the timer log, ascending; where units link to; and the
-        position behind the last unit."""
+        """Return the physical offsets, ascending, of the messages that a start finds in the timer log; the links of
+        units; and the position behind the last unit."""
         second, end = waits.second_of(check), 0
         found, links = [_NONE], list[int]()
         files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
@@ -405,7 +406,7 @@ class _Judge:
         return joined(found), links, end
 
     def _is_in_wheel(self, seconds: Integers, places: Integers) -> Mask:
-        """Of units, whether the wheel's slot of their second leads to them, or to a later one."""
+        """Return which units the wheel's slot of their second leads to, directly or by a later unit."""
         try:
             data = self._store.read("timerwheel", 0, SLOTS * SLOT.itemsize)
         except FileNotFoundError:
@@ -419,13 +420,13 @@ class _Judge:
         return leads
 
     def _is_whole(self, check: formats.TimerCheck, links: list[int], end: int) -> bool:
-        """Whether duemq, taking a store over, goes by the timer log."""
+        """Return whether duemq, when it takes the store over, uses the timer log."""
         files = [(int(name), size) for name, size in self._store.sizes("timerlog") if name.isdecimal() and size]
         begin, size = files[0] if files else (0, 1)
         return waits.is_covering(check, begin, end, size, links)
 
     def _queued_from(self, offset: int) -> Integers:
-        """Physical offsets of what the timer topic's queue has from a queue offset on."""
+        """Return the physical offsets of the messages in the timer topic's queue from a queue offset on."""
         found = [_NONE]
         for file in self._known.by_queue.get((TIMER_TOPIC, 0), []):
             units: NDArray[Any] = self._store.units(file)

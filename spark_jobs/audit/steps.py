@@ -1,8 +1,8 @@
-"""Steps of curves over time: round ones, chosen by how long the data spans.
+"""Steps of curves over time: round ones, chosen by the span of the data.
 
-What is counted by time is counted by seconds while all of it spans half an hour at most, and by minutes beyond that: a
-test of a minute has curves, and a year has no more rows than it has minutes. Counts that come in parts (of a range, of
-a bucket) add up to the same whichever way they were divided.
+Counts by time are by second while the data spans half an hour at most, and by minute beyond that: a test of a minute
+has curves, and a year has no more rows than it has minutes. Counts made in parts (of a range, of a bucket) add up to
+the same however they were divided.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ STEPS_MS: Final = (
     *(n * _DAY for n in (1, 7, 28, 364)),
 )
 POINTS: Final = 720
-"""Of a line at most; more than one in two pixels cannot be told apart."""
+"""Most points of a line; more than one in two pixels cannot be told apart."""
 BARS: Final = 240
-"""Of bars at most: each is some pixels wide."""
+"""Most bars of a chart: each is some pixels wide."""
 _BY_SECOND: Final = 30
-"""Minutes that are counted by seconds."""
+"""Largest span in minutes that is counted by seconds."""
 
 
 def step_of(span_ms: int, points: int, multiple_of: int = STEPS_MS[0]) -> int:
-    """The least step, in ms, that cuts a span of time into at most so many points; the greatest there is where none
-    does. `multiple_of`: the steps that the data has already, one of STEPS_MS."""
+    """Return the least step, in ms, that cuts a span of time into at most `points` points; the greatest step if none
+    does. `multiple_of`: the step that the data already has, one of STEPS_MS."""
     steps = [step for step in STEPS_MS if step % multiple_of == 0]
     return next((step for step in steps if span_ms // step < points), steps[-1])
 
 
 def is_by_minute(low: int, high: int) -> bool:
-    """Whether what comes from one second to another (both since the epoch) is counted by minutes."""
+    """Return whether data from one second to another (both since the epoch) is counted by minutes."""
     return high // 60 - low // 60 > _BY_SECOND
 
 
 def seconds_kept(seconds: NDArray[Any]) -> NDArray[Any]:
-    """The seconds that things are counted by, each once or more: themselves, or the starts of their minutes."""
+    """Return the seconds by which things are counted: the given ones, or the starts of their minutes."""
     if not len(seconds) or not is_by_minute(int(seconds.min()), int(seconds.max())):
         return seconds
     return np.asarray(seconds // 60 * 60)
