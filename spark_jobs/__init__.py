@@ -1,5 +1,5 @@
-"""Offline jobs over the files of a store, duemq's or RocketMQ's: a table source for Spark, audit, compact, archive,
+"""Offline jobs over the files of a store, of duemq or RocketMQ: a table source for Spark, audit, compact, archive,
 analyse, forecast, report.
 
-Nothing here speaks to a running broker. What runs in Spark's tasks imports numpy, pyarrow and `protocol`'s constants.
+Nothing here connects to a running broker. Code for Spark's tasks imports numpy, pyarrow and the broker's formats.
 """

@@ -1,8 +1,8 @@
-"""The process that forks Spark's Python workers: pyspark's own, with workers that are quiet where a reader goes away,
-and that end with it. It ends with Spark's Java, and that with the driver; but where something kills it, workers in the
-middle of a task would go on for nobody.
+"""The process that forks Spark's Python workers: pyspark's own, with workers that print nothing when a reader goes
+away, and that end with it. It ends with Spark's Java, which ends with the driver; but if it is killed, workers in the
+middle of a task would otherwise run on.
 
-Spark starts the module by its setting spark.python.daemon.module; standard output is its channel to it.
+Spark starts the module by its setting spark.python.daemon.module; standard output is the module's channel to it.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Have this process, a child of `parent`, killed when that ends. Of Linux; elsewhere nothing is done."""
+    """Have this process, a child of `parent`, killed when the parent ends. Does nothing elsewhere than on Linux."""
     if not sys.platform.startswith("linux") or os.getppid() != parent:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

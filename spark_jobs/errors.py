@@ -1,4 +1,4 @@
-"""What a job tells its user in one line."""
+"""Errors of jobs, each with a text of one line for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class JobError(Exception):
-    """A job cannot do what it was asked to: one line that says what is wrong and what to do."""
+    """A job cannot do what it was asked to: the text says in one line what is wrong and what to do."""
 
 
 class NoStore(JobError):
@@ -23,11 +23,11 @@ class NoStore(JobError):
 
 
 class CannotRead(JobError, OSError):
-    """A file or directory cannot be read, or is not what belongs there. The text names it, and says what to do."""
+    """A file or directory cannot be read, or is not of the right kind. The text names it, and says what to do."""
 
 
 class NotKept(JobError):
-    """What an earlier run kept cannot be used; the text says why. The run reads what it is missing anew."""
+    """The results of an earlier run cannot be used; the text says why. The run reads the missing parts again."""
 
 
 _HINTS: Final = {
@@ -42,7 +42,7 @@ _HINTS: Final = {
 
 
 def cannot_read(path: str, error: OSError) -> CannotRead:
-    """What to tell where a file or directory cannot be read. `path`: as the user knows it."""
+    """Return the error for a file or directory that cannot be read. `path`: as the user knows it."""
     hint = _HINTS.get(error.errno or 0)
     if error.errno == errno.ENOENT and error.filename and os.path.islink(error.filename):
         hint = f"is a link to {os.readlink(error.filename)}, where nothing is; put that back, or remove the link"

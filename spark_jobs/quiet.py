@@ -1,10 +1,10 @@
-"""Standard error without what looks like a failure in good runs of Spark's.
+"""Filters standard error: removes output of Spark that looks like a failure in good runs.
 
 - The line that Java prints at each start, `WARNING: Using incubator modules`: Spark asks for the module, Java warns,
-  and no setting of either leaves the line out.
+  and no setting of either removes the line.
 - Tracebacks of pyspark's own loop around its workers that end with BrokenPipeError: Spark closes the socket of a worker
-  that it has had enough of.
-- Where Java was killed: those of all threads that talked to it.
+  that it needs no more.
+- After Java was killed, the tracebacks of all threads that talked to it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NOISE: Final = re.compile(
     rb"^(?:" + re.escape(_LINE) + rb"|" + re.escape(_FIRST) + _FRAMES + rb"+" + re.escape(_LAST) + rb")", re.MULTILINE
 )
 _BEGUN: Final = re.compile(re.escape(_FIRST) + _FRAMES + rb"*([^\n]*)\Z")
-# What a line of a traceback may begin with before its last one.
+# The possible beginnings of a line of a traceback before its last one.
 _FRAME: Final = b'  File "'
 _SOURCE: Final = b"    "
 
 
 def let_java_end() -> None:
-    """Have this process's own pyspark and py4j print no tracebacks where Java has ended: all who talked to it fail at
-    once, each in a thread of its own, and one line tells it."""
+    """Keep this process's pyspark and py4j from printing tracebacks after Java has ended: all threads that talked to it
+    fail at once, each separately, and one line is enough."""
     from pyspark import accumulators
 
     for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):
@@ -44,18 +44,18 @@ def let_java_end() -> None:
 
 
 def _say_nothing(server: object, request: object, client: object) -> None:
-    """Instead of a traceback."""
+    """Replaces a method that prints a traceback."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of a log is none of py4j's that it could not reach Java."""
+    """Return whether a line of a log is other than py4j's message that it could not reach Java."""
     return not str(record.msg).startswith("Exception while sending command")
 
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Processes that are started meanwhile write to this process's standard error through a filter, as long as they
-    live; this process itself only meanwhile."""
+    """Filter the standard error of processes started within the block, for as long as they live; that of this process
+    only within the block."""
     sys.stderr.flush()
     kept = os.dup(2)
     read_end, write_end = os.pipe()
@@ -63,7 +63,7 @@ def without_noise() -> Iterator[None]:
         os.dup2(write_end, 2)
     finally:
         os.close(write_end)
-    # Daemonic: whoever has the pipe lives until this process ends, and need not be waited for.
+    # A daemon thread: processes that have the pipe may live until this one ends, and are not waited for.
     threading.Thread(target=_copy, args=(read_end, kept), name="stderr of Spark", daemon=True).start()
     try:
         yield
@@ -73,20 +73,20 @@ def without_noise() -> Iterator[None]:
 
 
 class Filter:
-    """Leaves the noise out of bytes that come in parts, of any size."""
+    """Removes the noise from bytes that come in parts of any size."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def passed(self, data: bytes) -> bytes:
-        """What may be written by now: nothing is held back but what may be the beginning of what is to go."""
+        """Return the bytes that can be written by now: only a possible beginning of noise is held back."""
         text = _NOISE.sub(b"", self._held + data)
         at = _begun(text)
         self._held = text[at:]
         return text[:at]
 
     def rest(self) -> bytes:
-        """What was held back, once no more comes."""
+        """Return the bytes still held back at the end."""
         return self._held
 
 
@@ -101,7 +101,7 @@ def _copy(source: int, target: int) -> None:
 
 
 def _begun(text: bytes) -> int:
-    """Where at the end of a text something begins that may have to go; its length where nothing does."""
+    """Return where at the end of a text possible noise begins; its length if none does."""
     at = text.rfind(_FIRST)
     if at >= 0 and (at == 0 or text[at - 1] == 10):
         found = _BEGUN.match(text, at)
@@ -113,7 +113,7 @@ def _begun(text: bytes) -> int:
 
 
 def _may_be(line: bytes, wanted: bytes) -> bool:
-    """Whether a line that has not ended yet may become one that begins so."""
+    """Return whether an unfinished line may become one that begins with `wanted`."""
     return wanted.startswith(line) or line.startswith(wanted)
 
 

@@ -1,4 +1,4 @@
-"""Spark as the jobs want it: the same Python everywhere, Arrow, memory that a laptop has."""
+"""A Spark session for the jobs: the same Python in all processes, Arrow, and memory that a laptop has."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MIN_JAVA: Final = 17
-"""What Spark 4 runs on."""
+"""The oldest Java that Spark 4 runs on."""
 DRIVER_MEMORY: Final = "1536m"
-"""With two or four Python workers of some hundred MB beside it the whole fits into 4 GiB."""
+"""Memory of the driver; with two or four Python workers of some hundred MB each, everything fits into 4 GiB."""
 
 _MIN_MEMORY: Final = 450 << 20
-"""Spark does not start with less."""
+"""The least memory with which Spark starts."""
 _MEMORY: Final = re.compile(r"(\d+)([kmgt]?)", re.IGNORECASE | re.ASCII)
-"""What Java understands, which is started with it: without a unit bytes."""
+"""A size as Java, which is started with it, takes it: without a unit in bytes."""
 
 _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -45,7 +45,7 @@ _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def check_java() -> None:
-    """Raises JobError where there is no Java that Spark runs on."""
+    """Raise JobError if there is no Java that Spark runs on."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     hint = f"install Java {MIN_JAVA} or newer (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
@@ -63,7 +63,7 @@ def check_java() -> None:
 
 
 def check_memory(memory: str) -> None:
-    """Raises JobError where a size of the driver's memory is none, or too small for Spark."""
+    """Raise JobError if the driver's memory is no size, or too small for Spark."""
     found = _MEMORY.fullmatch(memory)
     if found is None:
         raise JobError(f"a memory of {memory!r}: give a number and k, m, g or t, such as {DRIVER_MEMORY} or 2g")
@@ -80,10 +80,10 @@ def make_session(
     settings: Mapping[str, str] | None = None,
     for_jobs: bool = False,
 ) -> SparkSession:
-    """A session with the data source `rocketmq` registered. `master`: local[*] by default; under spark-submit what it
-    says. `memory`: of the driver, and so of local tasks, as Spark writes it (2g). `for_jobs`: for our own jobs, whose
-    Java only moves arrays: on this machine it then compiles once and quickly, for which long queries would pay.
-    Raises JobError."""
+    """Return a session with the data source `rocketmq` registered. `master`: local[*] by default; under spark-submit
+    its setting. `memory`: that of the driver, and so of local tasks, in Spark's notation (2g). `for_jobs`: for duemq's
+    own jobs, whose Java only moves arrays: on this machine it then only compiles quickly, which would slow long
+    queries. Raises JobError."""
     try:
         from pyspark.sql import SparkSession
     except ImportError:
@@ -92,14 +92,14 @@ def make_session(
         check_java()
     from duemq.spark_jobs.source.source import RocketmqSource
 
-    # Workers have to be this Python: another one may have neither numpy nor pyarrow.
+    # Workers must run this Python: another one may lack numpy or pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "SPARK_ENV_LOADED" not in os.environ:
-        # Tasks import our packages; those that Spark starts know nothing of where these are.
+        # Tasks import these packages, and Spark's workers do not know where they are.
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    # A host name that does not resolve, or to an address that is not there, keeps Spark from starting.
+    # Spark does not start if the host name does not resolve, or resolves to an address that is not there.
     is_local = (master is None and "SPARK_ENV_LOADED" not in os.environ) or (master or "").startswith("local")
     builder = SparkSession.builder.appName(name)
     if master is not None or "SPARK_ENV_LOADED" not in os.environ:
@@ -116,12 +116,12 @@ def make_session(
         options += " -Dduemq.tasks=error" if os.environ.get("DUEMQ_TRACEBACK") else ""
         builder = builder.config("spark.driver.extraJavaOptions", options)
         builder = builder.config("spark.python.daemon.module", "duemq.spark_jobs.daemon")
-        # By these rows come from Python a fifth sooner than by TCP, and with less work.
+        # Through these sockets rows arrive from Python a fifth sooner than by TCP, and with less work.
         builder = builder.config("spark.python.unix.domain.socket.enabled", "true")
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
-    # Of a query that cannot be run it would print all of Java's stack; the exception says what is wrong.
+    # For a query that cannot run it would print Java's whole stack; the exception says what is wrong.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
     try:
         with without_noise() if is_local else nullcontext():

@@ -1,4 +1,4 @@
-"""What goes wrong in Spark's processes, in one line. Spark wraps it in text of its own, pages of it."""
+"""Errors in Spark's processes, in one line. Spark wraps them in pages of its own text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TRACEBACK: Final = "DUEMQ_TRACEBACK"
-"""A variable of the environment: set, all that Spark says is shown."""
+"""An environment variable: if it is set, Spark's whole text is shown."""
 OUT_OF_MEMORY: Final = (
     "a task ran out of memory, or its process was killed: let fewer tasks run at a time (--master 'local[1]'), or give "
     "the machine more memory"
@@ -31,12 +31,12 @@ _OURS: Final = tuple(f"{error.__name__}: " for error in (JobError, NoStore, Cann
 _OF_SYSTEM: Final = re.compile(r"^\w+(?:Error|Exception): \[Errno \d+\] (.+?): '(.+)'$", re.MULTILINE)
 _TRACEBACK: Final = "Traceback (most recent call last):\n"
 _CALLING: Final = "An error occurred while calling "
-"""So py4j begins, and has Java's exception in the next line: a colon, its class, what it says."""
+"""The beginning of py4j's text, which has Java's exception in the next line: a colon, its class, its message."""
 _CLASS: Final = re.compile(r"^: (?:(?:\w+\.)+[\w$]+: )?")
 
 
 def told(error: BaseException) -> str | None:
-    """What one can do something about, of what Spark raises; None of everything else."""
+    """Return the text of an exception raised through Spark that a user can act on; None for every other exception."""
     if _is_of_dead_java(error):
         return _ENDED
     if not _is_of_spark(error):
@@ -56,21 +56,21 @@ def told(error: BaseException) -> str | None:
 
 
 def summary(error: BaseException) -> str | None:
-    """As `told`, and of everything else that Spark raises what it says itself; None of what others raise, and where all
-    of it is to be shown."""
+    """Return the text as `told`, or Spark's own message in one line. None for exceptions that are not Spark's, and if
+    the whole text is to be shown."""
     found = told(error)
     if found is not None:
         return found
     if not _is_of_spark(error) or os.environ.get(TRACEBACK):
         return None
-    # Of a task's exception what it says, which is behind its traceback.
+    # The message of a task's exception is behind its traceback.
     _, _, task = str(error).rpartition(_TRACEBACK)
     lines = [line for line in task.splitlines() if line.strip() and not line.startswith(" ")]
     return f"Spark: {_first_of(lines) or type(error).__name__} ({TRACEBACK}=1 shows all of it)"
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line: of one of Java's what that says, not which call it was."""
+    """Return an exception's message in one line; for one from Java its own message, without the failed call."""
     return _first_of(str(error).strip().splitlines()) or type(error).__name__
 
 
@@ -85,7 +85,7 @@ def _is_of_spark(error: BaseException) -> bool:
 
 
 def _is_of_dead_java(error: BaseException) -> bool:
-    """Whether nobody answers at the other end: what is raised then, while py4j tries once more, is none of its own."""
+    """Return whether Java has ended: while py4j retries, the error raised is then none of its own."""
     seen: BaseException | None = error
     while seen is not None:
         if type(seen).__name__ == "Py4JNetworkError":
@@ -98,7 +98,7 @@ def _is_of_dead_java(error: BaseException) -> bool:
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Raise JobError with what is `told` of Spark's exceptions."""
+    """Raise Spark's exceptions that have a `told` text as JobError with that text."""
     try:
         yield
     except Exception as error:
@@ -109,8 +109,8 @@ def in_one_line() -> Iterator[None]:
 
 
 def shortly(function: Callable[P, T]) -> Callable[P, T]:
-    """For what Spark calls: of what a user can do something about its traceback has no more than this, since Spark
-    tells all of it to whoever asked for a table."""
+    """Wrap a function that Spark calls: errors that a user can act on lose the frames below this one, since Spark shows
+    the whole traceback to the user."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -124,7 +124,7 @@ def shortly(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def shortly_each(function: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """As `shortly`, of a generator."""
+    """As `shortly`, for a generator."""
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""What a process does that runs tasks for Spark."""
+"""Setup of a process that runs tasks for Spark."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ _PRINT_EXC: Final = traceback.print_exc
 
 @cache
 def settle() -> None:
-    """To be called where a task begins; the first time counts. Spark's workers collect garbage after each task, all of
-    it: with what we import that is 40 ms and more, of tasks of 200. What there is by then stays for good anyway."""
-    # Spark's own note for its workers; a driver is somebody else's process.
+    """Prepare a worker process; to be called at the beginning of each task, and done once. Spark's workers collect all
+    garbage after each task, which takes 40 ms and more with the imported modules, for tasks of 200 ms. The objects that
+    exist by then stay for good anyway, so they are frozen."""
+    # Spark sets this for its workers; a driver's process belongs to the user.
     if "SPARK_REUSE_WORKER" in os.environ:
         gc.freeze()
         hush()
 
 
 def hush() -> None:
-    """Let pyspark's loop around the tasks not print that its socket was closed: Spark closes it where it has all rows
-    that a limit lets through, and the traceback looks like a failure in the middle of a good result."""
+    """Keep pyspark's loop around the tasks from printing that its socket was closed: Spark closes it once it has all
+    rows that a limit lets through, and the traceback looks like a failure within a good result."""
     traceback.print_exc = _print_exc
 
 

@@ -1,1 +1,1 @@
-"""The nightly analysis: lateness, forecast, usage, and the nights beside each other."""
+"""The nightly analysis: lateness, forecast, usage, and comparison of nights."""

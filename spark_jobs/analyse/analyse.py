@@ -1,8 +1,8 @@
-"""The analysis: what a store is used for, how late its deliveries were, what is ahead.
+"""The analysis: what a store is used for, how late its deliveries were, and what waits.
 
-One scan of the store gives the cases (`cases`) and the usage (`usage`); all figures are made of these two and of the
-tables of offsets. What comes out is an `analysis.Analysis`. The figures of a cluster are made in the same way, of the
-cases and the usage of its stores added up (`cluster`).
+One scan of the store returns the cases (`cases`) and the usage (`usage`); all figures are computed from these two and
+from the tables of offsets. The result is an `analysis.Analysis`. The figures of a cluster are computed in the same way,
+from the sums of its stores' cases and usage (`cluster`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 TOP: Final = 50
 SERIES: Final = 8
-"""Topics that the curve of what is ahead tells apart."""
+"""Number of topics with a curve of their own among waiting messages."""
 MAX_TOPICS: Final = 1000
 OTHERS: Final = "others"
 MINUTE_MS: Final = 60_000
@@ -75,24 +75,24 @@ _NOBODY: Final = Consumer("", "", 0, 0, None, None, None)
 
 
 class Material(NamedTuple):
-    """What the figures of a store are made of, apart from those that are the store's own."""
+    """The data from which a store's figures are computed, apart from figures that only a store can have."""
 
     store: StoreFiles
     figures: Figures
-    """Without the places of messages, but where the store's own figures are made of it."""
+    """Without `waiting` and `offenders`, except while the store's own figures are computed."""
     usage: Usage
     step_ms: int
-    """Of the curve of lateness in `figures`."""
+    """Step of the curve of lateness in `figures`, ms."""
     topics: dict[int, str]
     """Names of topics by their hash."""
     delays_ms: dict[int, int]
-    """Of the delay levels, as far as they are known (`progress.known_delays`)."""
+    """Delays of the levels, ms, as far as they are known (`progress.known_delays`)."""
     load: Load
-    """What waits, and how fast it is delivered."""
+    """The waiting messages, and the rate of delivery."""
 
 
 class Analysed(NamedTuple):
-    """A store's analysis, and what that of a cluster is made of."""
+    """A store's analysis, and the data for that of a cluster."""
 
     analysis: Analysis
     material: Material
@@ -112,7 +112,7 @@ def analyse(
     tell: Callable[[str], None] = warn,
     made_ms: int | None = None,
 ) -> Analysis:
-    """Analyse a store. `rate`: messages a second that the broker delivers, by default as measured. All others as for
+    """Analyse a store. `rate`: messages per second that the broker delivers, by default as measured. All others as for
     `audit.audit`. Raises JobError."""
     return analyse_for_cluster(
         session,
@@ -143,7 +143,7 @@ def analyse_for_cluster(
     tell: Callable[[str], None] = warn,
     made_ms: int | None = None,
 ) -> Analysed:
-    """Analyse a store as `analyse` does, and give what a cluster's analysis is made of, too. Raises JobError."""
+    """Analyse a store as `analyse` does, and also return the data for a cluster's analysis. Raises JobError."""
     refuse_within(path, out, state)
     work = Audit(
         session,
@@ -163,19 +163,19 @@ def analyse_for_cluster(
 def forecast_of(
     session: SparkSession, path: str, *, delay_levels: str | None = None, rate: float | None = None
 ) -> Forecast:
-    """The forecast alone. Raises JobError."""
+    """Return only the forecast. Raises JobError."""
     work = Audit(session, path, delay_levels=delay_levels)
     return forecast([load_of(work.figures, work.last_ms, rate)])
 
 
 def load_of(figures: Figures, last_ms: int, rate: float | None) -> Load:
-    """What waits, and how fast it is delivered: at a rate, or the one measured. `last_ms`: when the last record was
-    stored."""
+    """Return the waiting messages with the rate of delivery: the given one, or the one measured. `last_ms`: store time
+    of the last record, ms since the epoch."""
     measured, source = 0, "given"
     if rate is None:
         rate, measured = measured_rate(*(figures.delivered[name] for name in ("second", "count", "late")))
         source = "measured" if measured else "fastest"
-    # What is overdue is delivered when the broker starts: at the end of what it has stored, at the earliest.
+    # Overdue messages are delivered when the broker starts: not before the last store time.
     due = np.maximum(figures.pending["second"], last_ms // 1000)
     seconds, which = np.unique(due, return_inverse=True)
     counts = np.bincount(which, figures.pending["count"], len(seconds)).astype(np.int64)
@@ -183,9 +183,9 @@ def load_of(figures: Figures, last_ms: int, rate: float | None) -> Load:
 
 
 def figures_of(materials: Sequence[Material]) -> dict[str, Any]:
-    """Of one store, or of several together: the fields of an Analysis that are sums, or percentiles, of what happened
-    in them. A percentile is that of all deliveries, and what is of a topic is of all stores that have it. Raises
-    JobError, OSError where a store of one cannot be read; of several, its keys are left out."""
+    """Return the fields of an Analysis that are sums or percentiles, of one store or of several together. A percentile
+    is that of all deliveries, and figures of a topic are of all stores that have it. Raises JobError, and OSError if
+    the store cannot be read; of several stores, the keys of an unreadable one are left out."""
     figures, step_ms = _added(materials)
     topics = {key: name for one in materials for key, name in one.topics.items()}
     usage = materials[0].usage if len(materials) == 1 else Usage([one.usage.summary() for one in materials])
@@ -216,8 +216,8 @@ def figures_of(materials: Sequence[Material]) -> dict[str, Any]:
 
 
 def _added(materials: Sequence[Material]) -> tuple[Figures, int]:
-    """The figures of some stores added up, and the step of their curve of lateness, ms: the least one that all the
-    stores' steps are parts of."""
+    """Return the sum of the figures of some stores, and the step of their curve of lateness, ms: the least common
+    multiple of the stores' steps."""
     if len(materials) == 1:
         return materials[0].figures, materials[0].step_ms
     step = math.lcm(*(one.step_ms for one in materials))
@@ -231,7 +231,7 @@ def _added(materials: Sequence[Material]) -> tuple[Figures, int]:
 
 
 def _traffic(usage: Usage) -> tuple[list[Traffic], int]:
-    """Records by the time that they were stored, and the step, ms."""
+    """Return records by store time, and the step, ms."""
     rows = usage.traffic
     if not rows:
         return [], MINUTE_MS
@@ -268,7 +268,7 @@ def _topics(usage: Usage) -> list[Topic]:
 
 
 def _keys(materials: Sequence[Material]) -> list[Key]:
-    """The most frequent keys: of each a record is read that has it, in the first store that has one."""
+    """Return the most frequent keys: for each a record that has it is read, from the first store with one."""
     keys = []
     for one, counts in zip(materials, frequent_keys([each.usage for each in materials], TOP), strict=True):
         try:
@@ -277,13 +277,13 @@ def _keys(materials: Sequence[Material]) -> list[Key]:
                 columns = [batch.column(name).to_pylist() for name in ("physical_offset", "topic", "keys")]
                 keys += [Key(topic, key or "", counts[offset]) for offset, topic, key in zip(*columns, strict=True)]
         except OSError:
-            if len(materials) == 1:  # of several a store may be gone since it was analysed; the others are not
+            if len(materials) == 1:  # one of several may be gone since its analysis
                 raise
     return sorted(keys, key=lambda key: -key.count)
 
 
 def _late_by_level(materials: Sequence[Material]) -> list[Late]:
-    """Lateness by delay level. Levels of the same number and another delay are not the same."""
+    """Return lateness by delay level. Levels of the same number with different delays are separate."""
     if len(materials) == 1:
         delays = materials[0].delays_ms
         return _late(materials[0].figures.late_by_level, lambda level: _level_name(level, delays))
@@ -346,7 +346,7 @@ class _Analysis:
             space=self._space(),
             **figures_of([material]),
         )
-        # The places of what waits are many, and a cluster's figures have no use for them.
+        # The places of waiting messages are many, and a cluster's figures do not need them.
         small = copy.copy(self._figures)
         small.waiting, small.offenders = np.zeros(0, WAITING), np.zeros(0, CASE)
         return Analysed(analysis, material._replace(figures=small))
@@ -365,7 +365,8 @@ class _Analysis:
         return sum(int(row[role]) for row in rows), sum(int(row[len(NAMES) + role]) for row in rows)
 
     def _ended_half(self) -> Space:
-        """Half messages that the broker's own progress has passed: as many of them, by their mean size."""
+        """Estimate the half messages that the broker has passed: their number by its progress, their bytes by the mean
+        size."""
         records, size = 0, 0
         passed = {
             row["topic"]: row["next_offset"] - (row["min_offset"] or 0)
@@ -393,12 +394,12 @@ def _by_count(found: list[Late]) -> list[Late]:
 
 
 def _ahead(rows: NDArray[Any], topic_names: dict[int, str]) -> tuple[list[Ahead], int]:
-    """What waits by the time that it is due, and the step, ms. `rows`: Figures.pending_by_topic."""
+    """Return the waiting messages by deliver time, and the step, ms. `rows`: Figures.pending_by_topic."""
     if not len(rows):
         return [], MINUTE_MS
     start_ms = rows["second"] * 1000
     is_coarse = is_by_minute(int(rows["second"][0]), int(rows["second"][-1]))
-    # A few messages in a month must not make one point of the many in the next hour.
+    # A few messages due in a month must not squeeze the many of the next hour into one point.
     most = np.searchsorted(np.cumsum(rows["count"]), 0.99 * rows["count"].sum())
     span = int(start_ms[most] - start_ms[0])
     step = step_of(span, BARS, MINUTE_MS if is_coarse else 1000)
@@ -417,9 +418,9 @@ def _ahead(rows: NDArray[Any], topic_names: dict[int, str]) -> tuple[list[Ahead]
 
 
 def _over_time(rows: NDArray[Any], step_ms: int) -> tuple[list[LatePoint], int]:
-    """Lateness by deliver time, and the step, ms. The histograms are made coarser, not their percentiles."""
+    """Return lateness by deliver time, and the step, ms. Histograms are added up, rather than percentiles averaged."""
     if len(rows):
-        # Neither a few that were due long before the rest nor a few long after make one point of all others.
+        # A few messages due long before or after the others must not squeeze these into one point.
         up_to = np.cumsum(rows["count"])
         low, high = np.searchsorted(up_to, np.array([0.005, 0.995]) * up_to[-1])
         span = int(rows["key"][high] - rows["key"][low]) * step_ms
@@ -440,7 +441,7 @@ def _heat(rows: NDArray[Any]) -> list[HeatCell]:
 
 
 def _by_purpose(counts: Any) -> tuple[int, int, int, int]:
-    """Messages sent for now, sent for later, delivered of those; and other records."""
+    """Return the numbers of messages sent for now, sent for later, and delivered of those; and of other records."""
     first = int(counts[MESSAGE]), int(counts[LEVEL] + counts[TIMER]), int(counts[DELIVERY])
     return (*first, int(counts.sum()) - sum(first))
 

@@ -1,6 +1,5 @@
-"""What an analysis says: figures, and lists of which each is a table too. Times in ms since the epoch, durations in ms,
-sizes in bytes. `analysis.json` is this as JSON.
-"""
+"""The contents of an analysis: figures, and lists, each of which is a table too. Times in ms since the epoch, durations
+in ms, sizes in bytes. `analysis.json` is this as JSON."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ class Traffic(msgspec.Struct):
 
     start_ms: int
     messages: int
-    """Sent for now."""
+    """Messages sent for now."""
     scheduled: int
-    """Sent for later."""
+    """Messages sent for later."""
     delivered: int
-    """Of those for later."""
+    """Deliveries of scheduled messages."""
     other: int
     bytes: int
 
@@ -36,15 +35,15 @@ class Topic(msgspec.Struct):
     other: int
     bytes: int
     body_p50: int
-    """Bodies smaller than this are half of them; a power of two."""
+    """Half of the bodies are smaller than this power of two; 0 if they are empty."""
     body_p99: int
     first_ms: int
     last_ms: int
-    """Start of the first and of the last hour that has records."""
+    """`first_ms` and `last_ms`: start of the first and of the last hour that has records."""
 
 
 class Count(msgspec.Struct):
-    """A name and how often it comes, and bytes where they are known."""
+    """A name and how often it occurs, and bytes where known."""
 
     name: str
     count: int
@@ -52,7 +51,7 @@ class Count(msgspec.Struct):
 
 
 class Key(msgspec.Struct):
-    """A key (the property KEYS) and how often it comes at least in its topic."""
+    """A key (the property KEYS), and how often it occurs at least in its topic."""
 
     topic: str
     key: str
@@ -64,7 +63,7 @@ class Retry(msgspec.Struct):
 
     consumer_group: str
     topic: str
-    """The one they were consumed from."""
+    """The topic that they were consumed from."""
     attempt: int
     count: int
     is_dead: bool
@@ -94,7 +93,7 @@ class LatePoint(msgspec.Struct):
 
 
 class HeatCell(msgspec.Struct):
-    """What was due in a minute of an hour of the day (UTC), over all days."""
+    """Messages due in a minute of an hour of the day (UTC), over all days."""
 
     hour: int
     minute: int
@@ -103,7 +102,7 @@ class HeatCell(msgspec.Struct):
 
 
 class Ahead(msgspec.Struct):
-    """Messages that wait, due in a stretch of time."""
+    """Waiting messages due in a stretch of time."""
 
     start_ms: int
     topic: str
@@ -126,15 +125,15 @@ class Consumer(msgspec.Struct, omit_defaults=True):
     next_offset: int
     max_offset: int | None
     lag: int | None
-    """Messages."""
+    """Number of messages that the group has not consumed."""
     behind_ms: int | None
-    """Time from the first message it has not consumed to the last record in the store; 0 without a lag."""
+    """Time from the first message that it has not consumed to the last record in the store; 0 without a lag."""
     store: str | None = None
-    """The store that has the queue, of a cluster: its brokers have queues of the same numbers."""
+    """In a cluster, the store that has the queue: its brokers have queues with the same numbers."""
 
 
 class Space(msgspec.Struct):
-    """What compaction would give back, and why."""
+    """Space that a compaction would free, and why."""
 
     reason: str
     records: int
@@ -142,19 +141,19 @@ class Space(msgspec.Struct):
 
 
 class Member(msgspec.Struct, kw_only=True):
-    """A store of a cluster: what its own report says in short. Of one that could not be read there are no figures."""
+    """A store of a cluster: the main figures of its own report. A store that could not be read has none."""
 
     store: str
     why: str | None = None
     """Why it could not be read."""
     report: str | None = None
-    """The address of its report, beside that of the cluster."""
+    """The address of its report, relative to that of the cluster."""
     mood: str | None = None
-    """good, warn or bad..."""
+    """The verdict's mood: good, warn or bad."""
     headline: str | None = None
-    """...and why."""
+    """The verdict in a sentence."""
     last_ms: int | None = None
-    """When its last record was stored."""
+    """Store time of its last record."""
     bytes: int | None = None
     records: int | None = None
     scheduled: int | None = None
@@ -170,7 +169,7 @@ class Member(msgspec.Struct, kw_only=True):
     p50_ms: int | None = None
     p99_ms: int | None = None
     max_ms: int | None = None
-    """The latest delivery."""
+    """Lateness of the latest delivery."""
 
 
 class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -188,7 +187,7 @@ class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
     producers: list[Count]
     keys: list[Key]
     key_error: int
-    """How much higher the counts of keys may be."""
+    """Largest possible excess of a key's true count over the given one."""
     duplicates: int
     """Messages that producers stored again, by topic and unique key."""
     retries: list[Retry]
@@ -207,7 +206,7 @@ class Analysis(msgspec.Struct, kw_only=True, omit_defaults=True):
     space: list[Space]
     forecast: Forecast
     stores: list[Member] = []
-    """Of a cluster its stores, in order; none where this is of one store."""
+    """The stores of a cluster, in order; empty for one store."""
 
 
 TABLES: Final[dict[str, type[msgspec.Struct]]] = {
@@ -226,11 +225,11 @@ TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "consumers": Consumer,
     "space": Space,
 }
-"""The lists of an analysis that are tables, each with its row; of a cluster there is `stores` besides."""
+"""The lists of an analysis that are tables, each with its row; a cluster's analysis also has `stores`."""
 
 
 def figures(analysis: Analysis) -> dict[str, Any]:
-    """Each of the lists in TABLES as an Arrow table, and of a cluster its stores."""
+    """Return each of the lists in TABLES as an Arrow table, and a cluster's stores."""
     import pyarrow as pa
 
     kinds: dict[Any, Any] = {str: pa.string(), bool: pa.bool_()}
@@ -255,5 +254,6 @@ def figures(analysis: Analysis) -> dict[str, Any]:
 
 
 def _in_64_bits(value: Any) -> Any:
-    """The step in which the time of a damaged record lies may begin before the first time that 64 bits can have."""
+    """Return an integer clamped to 64 bits: a damaged record's time may lie in a step that begins before the first of
+    them."""
     return min(max(value, -(1 << 63)), (1 << 63) - 1) if isinstance(value, int) else value

@@ -1,12 +1,12 @@
 """The analysis of a cluster: of the stores of several brokers together.
 
-Each store is analysed, and its messages are matched, for itself: a message and its delivery are in one store. What is
-told of the cluster is what one analysis over the records of all stores would tell: sums are added up, percentiles are
-of the histograms of all deliveries together, a topic or a consumer group that several brokers have is one. What depends
-on where a broker's own log ends stays the store's: what is overdue, and how far behind a group is at a queue. Brokers
-do not help each other, so what they will be late with is foreseen for each by itself (`forecast`).
+Each store is analysed, and its messages are matched, for itself: a message and its delivery are in one store. The
+cluster's figures are those that one analysis over the records of all stores would have: sums are added up, percentiles
+are of the histograms of all deliveries together, and a topic or a consumer group that several brokers have is one.
+Figures that depend on where a broker's own log ends stay the store's: overdue messages, and how far behind a group is
+at a queue. Brokers do not help each other, so the forecast treats each by itself (`forecast`).
 
-A producer that sends a message once more to another broker is not noticed: `duplicates` are those within a store.
+A message that a producer sent once more to another broker is not detected: `duplicates` are those within a store.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ _TOLD: Final = (
     "unclaimed",
     "damaged",
 )
-"""What a Member has of its store's audit."""
+"""The fields of a store's audit that its Member has."""
 
 
 class StoreRun(NamedTuple):
-    """A store of a cluster that was analysed, and where the files of that are."""
+    """An analysed store of a cluster, and where its files are."""
 
     analysed: Analysed
     directory: str
-    """Has its offenders.parquet."""
+    """The directory with its offenders.parquet."""
     report: str
     """The path of its report, in or below that directory."""
     compared: Compared | None = None
-    """Beside the run before, if there is one."""
+    """Its comparison with the run before, if there is one."""
 
     @property
     def store(self) -> str:
-        """Its path or URI."""
+        """Path or URI of the store."""
         return self.analysed.analysis.store
 
 
@@ -97,10 +97,10 @@ def analyse_cluster(
     tell: Callable[[str], None] = warn,
     made_ms: int | None = None,
 ) -> Analysis:
-    """Analyse a cluster. `stores`: their paths or URIs, or a pattern that names them, each read once;
-    those that cannot be read are in `audit.missing` of what comes back. `name`: of the cluster, the pattern by default.
-    `rate`: messages a second that each broker delivers. All others as for `analyse.analyse`. Raises JobError where no
-    store can be read."""
+    """Analyse a cluster. `stores`: their paths or URIs, or a pattern that names them, each read once; those that cannot
+    be read are in `audit.missing` of the result. `name`: that of the cluster, by default the pattern. `rate`: messages
+    per second that each broker delivers. All others as for `analyse.analyse`. Raises JobError if no store can be
+    read."""
     paths = each_once(expand(stores) if isinstance(stores, str) else stores, tell)
     name = name or (shown(stores) if isinstance(stores, str) else ", ".join(map(shown, paths)))
     parts, missing, names = list[Analysed](), list[Missing](), list[str]()
@@ -129,12 +129,12 @@ def analyse_cluster(
 
 
 def missing_of(path: str, why: str) -> Missing:
-    """A store that could not be read, and why, as the text of its error tells."""
+    """Return a store that could not be read, with the text of its error as the reason."""
     return Missing(shown(path), why.removeprefix(f"{shown(path)}: "))
 
 
 def none_of(name: str, missing: Sequence[Missing]) -> JobError:
-    """What to raise where none of a cluster's stores could be read."""
+    """Return the error to raise if none of a cluster's stores could be read."""
     return JobError(f"{shown(name)}: none of the {len(missing)} stores could be read")
 
 
@@ -146,9 +146,9 @@ def join(
     missing: Sequence[Missing] = (),
     made_ms: int | None = None,
 ) -> Analysis:
-    """The analysis of a cluster, of those of its stores, one at least. `name`: of the cluster. `stores`: all that it
-    has, in order; `missing`: those among them that could not be read. `made_ms`: when it was made, ms since the epoch;
-    now by default. The audit in it is not yet signed."""
+    """Return the analysis of a cluster, from those of its stores, at least one. `name`: that of the cluster. `stores`:
+    all of its stores, in order; `missing`: those that could not be read. `made_ms`: the time of the analysis, ms since
+    the epoch; now by default. The audit in it is not yet signed."""
     analyses = [part.analysis for part in parts]
     materials = [part.material for part in parts]
     made_ms = time.time_ns() // 1_000_000 if made_ms is None else made_ms
@@ -237,9 +237,9 @@ def _member(analysis: Analysis) -> Member:
 
 
 def finish(analysis: Analysis, runs: Sequence[StoreRun], out: str, key: bytes | None = None) -> None:
-    """Sign the audit of a cluster (`key`: as for `audit.finish`), write its files to the directory `out`, and give its
-    stores the addresses of their reports from there. offenders.parquet has those of all stores, and which store each is
-    in. Raises JobError."""
+    """Sign the audit of a cluster (`key`: as for `audit.finish`), write its files to the directory `out`, and set the
+    addresses of its stores' reports relative to `out`. offenders.parquet has those of all stores, with the store of
+    each. Raises JobError."""
     out = local_path(out)
     reports = {run.store: os.path.relpath(run.report, out) for run in runs}
     for member in analysis.stores:

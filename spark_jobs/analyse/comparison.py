@@ -1,11 +1,11 @@
-"""An audit beside the one before it: what is new among the offenders, what is known, what is gone, what grew worse.
+"""An audit compared with the one before it: which offenders are new, known or gone, and which figures grew worse.
 
-An offender is the same one where its status, its physical offset and its store time are. So both audits have to be of
-one store; after a compaction, which moves records, all offenders are new.
+Two offenders are the same if their status, physical offset and store time are. So both audits must be of one store;
+after a compaction, which moves records, all offenders are new.
 
 A cluster is compared store by store, each with the last run that read it: a store that could not be read one night
-makes nothing new, nor gone, the night after. Of the whole there are then sums, and percentiles where both runs have
-read the same stores.
+makes nothing new, nor gone, the night after. The cluster's comparison has sums over the stores, and percentiles if both
+runs read the same stores.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.output import Lag
 
 STATUSES: Final = ("lost", "destroyed", "twice", "unclaimed")
-"""Of offenders, the worst first."""
+"""Statuses of offenders, the worst first."""
 _IDENTITY: Final = ("status", "physical_offset", "store_ms")
 _COUNTS: Final = {"damaged": "damaged stretches", "overdue": "overdue"}
-"""Figures of a summary of which more is worse. Of more offenders some are new, and told as such."""
+"""Figures of a summary that are worse if greater. Offenders are not among them: their new ones are listed."""
 _PERCENTILES: Final = {"p99": "late, p99", "p100": "latest"}
 _LATE_MS: Final = 10
-"""Lateness that differs by less is the same..."""
+"""Least difference of lateness, in ms, that counts as grown."""
 _LATE_FACTOR: Final = 1.5
-"""...and so is what is not this many times as much."""
+"""Least factor by which a lateness must grow to count."""
 _BEHIND_MS: Final = 60_000
-"""The same of how far behind a consumer group is."""
+"""Least growth, in ms, of how far behind a consumer group is that counts."""
 
 
 class Before(msgspec.Struct):
-    """What a comparison needs of the audit before: of its audit.json, and the identities of its offenders."""
+    """The fields of the earlier audit.json that a comparison needs."""
 
     store: str
     made_ms: int
@@ -63,20 +63,21 @@ class Worse(msgspec.Struct):
 
 
 class Comparison(msgspec.Struct, omit_defaults=True):
-    """comparison.json. Offenders by status: new ones, those that the audit before had too, and those it had alone."""
+    """comparison.json. Offenders by status: new ones, those that the audit before had too, and those that only it
+    had."""
 
     made_ms: int
-    """When the audit before was made, ms since the epoch..."""
+    """The time of the audit before, ms since the epoch."""
     store: str
-    """...and what it calls its store."""
+    """The name of the store in the audit before."""
     new: dict[str, int]
     known: dict[str, int]
     gone: dict[str, int]
     worse: list[Worse]
     new_offenders: list[Offender]
-    """The first of the new ones, the worst first; the column is_new of offenders.parquet tells all."""
+    """The first of the new ones, the worst first; the column is_new of offenders.parquet marks all."""
     first_read: list[str] = []
-    """Stores of a cluster that have no run before: nothing of what is wrong there is counted as new, or as known."""
+    """Stores of a cluster without a run before: their offenders count neither as new nor as known."""
     stores_gone: list[str] = []
     """Stores of a cluster that are not there any more."""
 
@@ -87,11 +88,10 @@ class Comparison(msgspec.Struct, omit_defaults=True):
 
 
 class Earlier:
-    """The audit before, as the files in its directory tell it."""
+    """The audit before, read from the files in its directory."""
 
     def __init__(self, directory: str, lags: Sequence[Lag] = ()) -> None:
-        """`lags`: of consumer groups, at that time. Raises JobError where there are no such files, or cannot be
-        read."""
+        """`lags`: those of consumer groups at that time. Raises JobError if the files are missing or cannot be read."""
         directory = local_path(directory)
         try:
             with open(os.path.join(directory, "audit.json"), "rb") as file:
@@ -105,9 +105,8 @@ class Earlier:
         self.lags = {(lag.consumer_group, lag.topic): lag.behind_ms for lag in lags}
 
     def compare(self, summary: Summary, out: str, lags: Sequence[Lag] = ()) -> Comparison:
-        """Compare an audit with it, whose files are in the directory `out`; its offenders.parquet gets a column is_new.
-
-        Raises JobError."""
+        """Compare an audit, whose files are in the directory `out`, with this one; add a column is_new to its
+        offenders.parquet. Raises JobError."""
         path = os.path.join(local_path(out), "offenders.parquet")
         try:
             table = pq.read_table(path)
@@ -132,7 +131,7 @@ class Earlier:
 
 
 class Compared(NamedTuple):
-    """A store of a cluster, beside its own run before."""
+    """A store of a cluster, compared with its own run before."""
 
     summary: Summary
     lags: Sequence[Lag]
@@ -141,8 +140,8 @@ class Compared(NamedTuple):
 
 
 def compare_cluster(summary: Summary, stores: Sequence[Compared], before: Before | None) -> Comparison | None:
-    """The comparison of a cluster: that of all its stores that have one. `before`: of the cluster's own audit before.
-    None where no store has one."""
+    """Return the comparison of a cluster, from those of all its stores that have one. `before`: the cluster's own audit
+    before. None if no store has one."""
     if not stores:
         return None
     missing = {one.store for one in summary.missing}
@@ -187,7 +186,7 @@ def compare_cluster(summary: Summary, stores: Sequence[Compared], before: Before
 
 
 def worst_first(offenders: Iterable[Offender]) -> list[Offender]:
-    """The first of some offenders, those of the worst status before others."""
+    """Return the first MAX_LISTED offenders, ordered by status, the worst first."""
     return sorted(offenders, key=lambda one: STATUSES.index(one.what))[:MAX_LISTED]
 
 
@@ -221,12 +220,13 @@ def _identities(directory: str) -> pa.Table:
 
 
 def _identity(table: pa.Table) -> pa.Table:
-    """What tells offenders apart. What was destroyed has no store time, and a null is equal to nothing."""
+    """Return the identities of offenders. Destroyed ones have no store time: null is replaced, since it equals
+    nothing."""
     return table.select(list(_IDENTITY)).set_column(2, "store_ms", pc.fill_null(table["store_ms"], -1))
 
 
 def _is_new(offenders: pa.Table, known: pa.Table) -> pa.ChunkedArray:
-    """Of each offender, whether some others lack it."""
+    """Return for each offender whether it is missing among `known`."""
     numbered = offenders.append_column("at", pa.array(range(len(offenders)), pa.int64()))
     new = numbered.join(known, list(_IDENTITY), join_type="left anti")["at"]
     return pa.chunked_array([pc.is_in(numbered["at"].combine_chunks(), value_set=new.combine_chunks())])
@@ -238,7 +238,7 @@ def _by_status(offenders: pa.Table) -> dict[str, int]:
 
 
 def _first(offenders: pa.Table) -> list[Offender]:
-    """The first of some offenders, the worst first, as a summary lists them."""
+    """Return the first of some offenders, the worst first, as a summary lists them."""
     rank = pc.index_in(offenders["status"], value_set=pa.array(STATUSES))
     order = pc.sort_indices(
         pa.table({"rank": rank, "at": offenders["physical_offset"]}),

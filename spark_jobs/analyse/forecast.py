@@ -1,8 +1,9 @@
-"""The forecast: which seconds ahead will be late, and by how much, from what waits and how fast the broker delivers.
+"""The forecast: which seconds ahead will be late, and by how much, from the waiting messages and the rate of delivery.
 
-The broker is taken for a queue that delivers `rate` messages a second: what is due in a second and does not fit into it
-waits for the next ones. With b messages left at the end of a second, the last of its own is b / rate seconds late.
-Brokers do not help each other: each of several is a queue of its own, and what is late is what is late at any of them.
+The broker is modelled as a queue that delivers `rate` messages a second: messages due in a second that do not fit into
+it wait for the next ones. With b messages left at the end of a second, the last of its own is b / rate seconds late.
+
+Brokers do not help each other: each of several is a queue of its own, and a second is late if it is at any of them.
 """
 
 from __future__ import annotations
@@ -29,58 +30,58 @@ class LateSecond(msgspec.Struct):
 
     second_ms: int
     due: int
-    """Messages due in it; of several brokers at those that will be late."""
+    """Messages due in it; for several brokers at those that will be late."""
     late_ms: int
-    """How late the last of them will be."""
+    """Lateness of its last message."""
 
 
 class Episode(msgspec.Struct):
-    """Late seconds in a row, of several brokers at any of them. Times in ms (since the epoch)."""
+    """Consecutive late seconds; for several brokers late at any of them. Times in ms (since the epoch)."""
 
     start_ms: int
     end_ms: int
     """When the backlog is gone."""
     messages: int
-    """Due in them."""
+    """Messages due in these seconds."""
     worst_ms: int
-    """How late the latest of them will be."""
+    """Lateness of the latest message."""
 
 
 class Forecast(msgspec.Struct):
-    """What is ahead."""
+    """The forecast for one broker or several."""
 
     rate: float
-    """Messages a second that the broker delivers, or all of several together; 0 where nothing tells."""
+    """Messages per second that the broker delivers, or the sum for several; 0 if unknown."""
     measured_seconds: int
-    """Seconds with a backlog that the rate was measured in."""
+    """Number of seconds with a backlog in which the rate was measured."""
     messages: int
     late_messages: int
     late_seconds: list[LateSecond]
     """The worst, at most MAX_LISTED, in order of time."""
     episodes: list[Episode]
-    """In order of time, the MAX_LISTED worst."""
+    """The MAX_LISTED worst, in order of time."""
     source: str = "given"
-    """Where the rate is from: given; measured, in seconds in which the broker was behind; or fastest, the fastest
-    second there was of a broker that was never behind, which may do many times as much."""
+    """The source of the rate: given; measured, in seconds in which the broker was behind; or fastest, the fastest
+    second of a broker that was never behind, which may be able to deliver many times as much."""
 
 
 class Load(NamedTuple):
-    """What waits at a broker, and how fast it delivers."""
+    """The waiting messages of a broker, and its rate of delivery."""
 
     seconds: Integers
-    """Seconds since the epoch that have messages due, ascending..."""
+    """Seconds since the epoch that have messages due, ascending."""
     due: Integers
-    """...and how many each."""
+    """Number of messages due in each of `seconds`."""
     rate: float
-    """Messages a second."""
+    """Messages per second."""
     measured_seconds: int = 0
     source: str = "given"
     """As in Forecast."""
 
 
 def forecast(loads: Sequence[Load]) -> Forecast:
-    """The forecast of some brokers, each of which delivers what waits at it. The source is that of all, and `fastest`
-    where they differ."""
+    """Return the forecast for some brokers, each of which delivers its own waiting messages. The source is `fastest` if
+    theirs differ."""
     found = [_late(load) for load in loads]
     seconds, which = np.unique(np.concatenate([_NONE, *(one.seconds for one in found)]), return_inverse=True)
     due, late_ms = np.zeros(len(seconds), np.int64), np.zeros(len(seconds), np.int64)
@@ -123,12 +124,12 @@ def _late(load: Load) -> _Late:
 
 
 def backlog(seconds: Integers, due: Integers, rate: float) -> NDArray[np.float64]:
-    """Messages left at the end of each second.
+    """Return the messages left at the end of each second.
 
-    What is left is what was due since the broker last had nothing to do, less what it did since; and that is the
-    largest such difference over all points to begin at."""
+    They are those due since the broker was last idle, minus those delivered since; which is the largest such difference
+    over all points to begin at."""
     surplus = np.cumsum(due) - rate * (seconds + 1 - seconds[0])
-    # Just before a second begins everything before may have been done: what could have been done by then is lost.
+    # Just before a second begins, all earlier messages may be delivered: unused capacity until then is lost.
     idle = np.cumsum(due) - due - rate * (seconds - seconds[0])
     left: NDArray[np.float64] = np.maximum(surplus - np.minimum.accumulate(idle), 0.0)
     return left
@@ -138,7 +139,7 @@ def _episodes(seconds: Integers, due: Integers, late_ms: Integers, late: Integer
     if not len(late):
         return []
     ends_ms = (seconds + 1) * 1000 + late_ms
-    # A late second belongs to the one before if that one's backlog is not gone when it begins.
+    # A late second belongs to the episode of the one before if that one's backlog is not gone when it begins.
     begins = np.concatenate([[True], ends_ms[late[:-1]] <= seconds[late[1:]] * 1000])
     first = np.flatnonzero(begins)
     last = np.concatenate([first[1:], [len(late)]]) - 1
@@ -154,7 +155,7 @@ def _episodes(seconds: Integers, due: Integers, late_ms: Integers, late: Integer
 
 
 def _joined(episodes: list[Episode]) -> list[Episode]:
-    """Episodes in order of time, those that overlap as one."""
+    """Return episodes in order of time, overlapping ones joined."""
     found: list[Episode] = []
     for one in sorted(episodes, key=lambda episode: episode.start_ms):
         if found and one.start_ms < found[-1].end_ms:
@@ -171,14 +172,14 @@ def _joined(episodes: list[Episode]) -> list[Episode]:
 
 
 def measured_rate(seconds: Integers, delivered: Integers, late: Integers) -> tuple[float, int]:
-    """Messages a second, and in how many seconds that was measured.
+    """Return messages per second, and the number of seconds in which that was measured.
 
-    `seconds`: seconds in which there were deliveries; of each how many, and how many of them were late by more than a
-    second. Where nearly all are late the broker delivers as fast as it can: the median of those seconds counts, else
-    the fastest second there was, which it can do at least."""
+    `seconds`: those with deliveries; `delivered`, `late`: for each the number of deliveries, and of those that were
+    late by more than a second. If nearly all are late, the broker delivers as fast as it can: the result is the median
+    of those seconds; else the fastest second, a lower bound."""
     if not len(seconds):
         return 0.0, 0
-    # The first and the last second of a backlog are only partly busy: their neighbours have to be busy as well.
+    # The first and the last second of a backlog are only partly busy: a second counts if its neighbours are busy too.
     busy = late * 10 >= delivered * 9
     whole = busy.copy()
     whole[1:] &= busy[:-1] & (np.diff(seconds) == 1)

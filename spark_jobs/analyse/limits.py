@@ -1,4 +1,4 @@
-"""What a nightly run may find before it fails, and the user's command that is told how it went.
+"""Limits that make a nightly run fail, and the user's hook that is told the result.
 
 A hook is a shell command. It gets one JSON object on standard input:
 
@@ -6,11 +6,11 @@ A hook is a shell command. It gets one JSON object on standard input:
     exit     the exit code: 0 good, 1 lost, destroyed, unreachable or corrupt, 2 the job could not be done, 3 over a
              limit
     job      audit or analyse
-    store    its path or URI, without keys
+    store    its path or URI, without credentials
     report   path of report.html; null for an audit
-    totals   the numbers of the audit by name; null where the job could not be done
-    stores   of a cluster alone: its stores, objects with `store`, `report` (the path of its own report.html, null
-             where it could not be read) and `error` (why it could not, else null)
+    totals   the numbers of the audit by name; null if the job could not be done
+    stores   only for a cluster: its stores, objects with `store`, `report` (the path of its own report.html, null
+             if it could not be read) and `error` (why it could not, else null)
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HOOK_SECONDS: Final = 60
 
 @dataclass(frozen=True)
 class Late:
-    """A limit of lateness: a percentile of the audit's (p50, p90, p99, p99.9, p100), and ms."""
+    """A limit of lateness: a percentile of the audit (p50, p90, p99, p99.9, p100), and ms."""
 
     percentile: str
     ms: float
@@ -63,7 +63,7 @@ class Late:
 
 
 def parse_late(text: str) -> Late:
-    """`1s` for the latest delivery of all, `p99=200ms` for a percentile. Raises ValueError."""
+    """Parse a limit: `1s` for the latest delivery, `p99=200ms` for a percentile. Raises ValueError."""
     found = _LATE.fullmatch(text)
     percentile = found[1] or "p100" if found is not None else ""
     if found is None or percentile not in ("p50", "p90", "p99", "p99.9", "p100"):
@@ -73,17 +73,18 @@ def parse_late(text: str) -> Late:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is too much; None for no limit."""
+    """The limits of a run; None for no limit."""
 
     late: tuple[Late, ...] = ()
     twice: int | None = None
     damaged: int | None = None
     unclaimed: int | None = None
     is_worse_too_much: bool = False
-    """Whether nothing may be worse than in the run before."""
+    """Whether anything worse than in the run before is over the limit."""
 
     def exceeded(self, summary: Summary, comparison: Comparison | None = None) -> list[str]:
-        """What of an audit, and of its comparison with the one before, is over a limit, a line each."""
+        """Return a line for each figure of an audit, and of its comparison with the one before, that is over a
+        limit."""
         found = []
         for limit in self.late:
             late_ms = summary.lateness.percentiles_ms.get(limit.percentile)
@@ -104,12 +105,12 @@ class Limits:
 
 
 def exit_code(summary: Summary, exceeded: list[str]) -> int:
-    """0, LOST or EXCEEDED."""
+    """Return the exit code of a run: 0, LOST or EXCEEDED."""
     return LOST if not summary.is_good else EXCEEDED if exceeded else 0
 
 
 def worst(codes: list[int]) -> int:
-    """The exit code of several runs: LOST before FAILED before EXCEEDED before 0."""
+    """Return the exit code of several runs: LOST before FAILED before EXCEEDED before 0."""
     return next(code for code in (LOST, FAILED, EXCEEDED, 0) if code in codes)
 
 
@@ -124,7 +125,7 @@ def tell(
     report: str | None = None,
     stores: Sequence[Mapping[str, str | None]] = (),
 ) -> None:
-    """Run a hook. Raises JobError where it fails, or takes more than a minute."""
+    """Run a hook. Raises JobError if it fails, or takes more than HOOK_SECONDS."""
     totals = {name: getattr(summary, name) for name in TOTALS} if summary is not None else None
     told = {"text": text, "exit": code, "job": job, "store": store, "report": report, "totals": totals}
     told |= {"stores": list(stores)} if stores else {}
@@ -132,7 +133,7 @@ def tell(
         try:
             process.communicate(json.dumps(told), HOOK_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with all that the shell has started
+            os.killpg(process.pid, signal.SIGKILL)  # with all processes of the shell
             raise JobError(f"the hook took more than {HOOK_SECONDS} s and was ended: {hook}") from None
     if process.returncode:
         raise JobError(f"the hook ended with {process.returncode}: {hook}")

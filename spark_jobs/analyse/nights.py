@@ -1,14 +1,14 @@
-"""A folder of nights: a directory a run, each compared with the one before, and a page that lists them.
+"""A folder of nights: one directory for each run, each compared with the one before, and a page that lists them.
 
     <folder>/index.html             all nights, the last one first
-             history.jsonl          a line a run, also of nights that were removed since (see `output`)
+             history.jsonl          a line for each run, also of nights that were removed since (see `output`)
              .nights.lock           held while the folder is changed
-             2030-01-31T031702Z/    a night: what `output` and the audit write, and night.json
-             .night-XXXXXXXX/       a run that has not ended; where it was killed, the next run removes it
+             2030-01-31T031702Z/    a night: the files of `output` and of the audit, and night.json
+             .night-XXXXXXXX/       a run that has not ended; the next run removes that of a killed one
 
-A night gets its name when all of its files are there. Only what is known to be of our making is ever removed: of a
-directory with the name of a night and a night.json, the files whose names we write; a directory that has any other is
-left as it is. Links are not followed.
+A night gets its name when all of its files are there. Only files written by these jobs are ever removed: from a
+directory with the name of a night and a night.json, the files with names that a run writes; a directory with any other
+file is left as it is. Links are not followed.
 """
 
 from __future__ import annotations
@@ -47,19 +47,18 @@ _FORMAT: Final = 1
 _OURS: Final = {"report.html", "analysis.json", "comparison.json", "audit.json", "offenders.parquet", _NIGHT}
 _TABLES: Final = re.compile(r"\w+\.parquet")
 _MAX_NIGHT: Final = 64 << 20
-"""Bytes of a night.json that are read."""
+"""Most bytes of a night.json that are read."""
 
 
 class StoreNight(msgspec.Struct):
-    """A store of a cluster's night, and the name of the directory that has its own night; None where it could not be
-    read."""
+    """A store of a cluster's night, and the name of the directory of its own night; None if it could not be read."""
 
     store: str
     name: str | None
 
 
 class Night(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """night.json: what the page of all nights tells of one. Times in ms since the epoch."""
+    """night.json: the figures of a night on the page of all nights. Times in ms since the epoch."""
 
     duemq_night: int
     """The version of this format."""
@@ -70,15 +69,15 @@ class Night(msgspec.Struct, kw_only=True, omit_defaults=True):
     unclaimed: int
     damaged: int
     max_ms: int
-    """The latest delivery."""
+    """Lateness of the latest delivery."""
     compared_ms: int | None
-    """When the run was made that it was compared with..."""
+    """The time of the run that it was compared with; None without one."""
     new: int | None
-    """...and how many offenders that one did not have."""
+    """Number of offenders that the run before did not have; None without one."""
     worse: int | None
-    """How many figures grew."""
+    """Number of figures that grew; None without a run before."""
     stores: list[StoreNight] = []
-    """Of a cluster; none where this is of one store."""
+    """The stores of a cluster; empty for one store."""
 
 
 class Listed(msgspec.Struct):
@@ -89,14 +88,14 @@ class Listed(msgspec.Struct):
 
 
 class Place:
-    """Where a run goes, and what came before it there."""
+    """Where a run writes its files, and the run before it there."""
 
     def __init__(
         self, store: str, *, out: str | None = None, folder: str | None = None, previous: str | None = None
     ) -> None:
-        """`out`: a directory that each run writes anew; or `folder`: of nights. `previous`: a directory with the files
-        of an audit of the same store, whatever its name was then, to compare with; by default the last run there of a
-        store of that name. Raises JobError."""
+        """`out`: a directory that each run overwrites; or `folder`: one of nights. `previous`: a directory with the
+        files of an audit of the same store, whatever its name was then, to compare with; by default the last run there
+        of a store of that name. Raises JobError."""
         self._folder = local_path(folder) if folder is not None else None
         self._directory: int | None = None
         self.earlier: Earlier | None = None
@@ -110,13 +109,13 @@ class Place:
                 with _locked(self._folder):
                     _remove_leftovers(self._folder)
                     os.mkdir(self.out)
-                    # Who holds this is at work: the system lets go of it however the process ends.
+                    # Its holder is a run at work: the system releases the lock however the process ends.
                     self._directory = os.open(self.out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                     fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise JobError(f"{self._folder}: cannot be written: {reason(error)}") from None
             if previous is None:
-                # Of a directory that runs wrote before there were nights, the last run is the one before the first.
+                # In a directory in which runs wrote before it had nights, the last such run precedes the first night.
                 self.earlier = _last_night(self._folder, store) or _last_run(self._folder, store)
         else:
             assert out is not None
@@ -127,11 +126,11 @@ class Place:
     def finish(
         self, analysis: Analysis, *, keep: int | None = None, compared: Sequence[Compared] = ()
     ) -> tuple[str, Comparison | None, list[str]]:
-        """Write the files of a run whose audit is written. `keep`: nights that stay, this one among them. `compared`:
-        of a cluster its stores beside their own runs before.
+        """Write the files of a run whose audit is written. `keep`: number of nights to keep, including this one.
+        `compared`: for a cluster its stores, compared with their own runs before.
 
-        Gives the path of its report, the comparison with the run before, and what could not be removed, a line each.
-        Raises JobError."""
+        Return the path of its report, the comparison with the run before, and a line for each night that could not be
+        removed. Raises JobError."""
         run = output.run_of(analysis)
         comparison = None
         if analysis.stores:
@@ -155,7 +154,7 @@ class Place:
         return os.path.join(self._folder, name, "report.html"), comparison, left
 
     def _take_name(self, made_ms: int) -> str:
-        """Make the directory of this run a night."""
+        """Rename the directory of this run to a night, and return the name."""
         assert self._folder is not None
         first = name = f"{datetime.fromtimestamp(made_ms / 1000, UTC):%Y-%m-%dT%H%M%SZ}"
         number = 1
@@ -174,7 +173,7 @@ class Place:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory; of a run that did not end what there is goes."""
+        """Release the directory; remove it if the run did not end."""
         if self._directory is None or self._folder is None:
             return
         os.close(self._directory)
@@ -185,7 +184,7 @@ class Place:
 
 
 def nights(folder: str) -> list[Listed]:
-    """The nights in a folder, the last one first. What cannot be read, or is of another making, is left out."""
+    """Return the nights in a folder, the last one first. Unreadable ones, or those of another format, are left out."""
     found = []
     for name in os.listdir(folder):
         if _NAME.fullmatch(name):
@@ -229,11 +228,11 @@ def _read_night(directory: str) -> Night | None:
     return night if night.duemq_night == _FORMAT else None
 
 
-# --- what came before
+# --- the run before
 
 
 def _last_night(folder: str, store: str) -> Earlier | None:
-    """The last night of a store that can be read."""
+    """Return the last readable night of a store; None without one."""
     for listed in nights(folder):
         if is_same(listed.night.run.store, store):
             with suppress(JobError):
@@ -242,7 +241,7 @@ def _last_night(folder: str, store: str) -> Earlier | None:
 
 
 def _last_run(out: str, store: str) -> Earlier | None:
-    """The run whose files a directory has, if that was of the same store."""
+    """Return the run whose files a directory has, if it was of the same store."""
     with suppress(JobError):
         earlier = Earlier(out, _lags_in(out))
         return earlier if is_same(earlier.before.store, store) else None
@@ -250,27 +249,27 @@ def _last_run(out: str, store: str) -> Earlier | None:
 
 
 def _lags_in(directory: str) -> list[output.Lag]:
-    """Lags of consumer groups that the last run into a directory saw; none where nothing tells them."""
+    """Return the lags of consumer groups in the last run into a directory; none if unknown."""
     night = _read_night(directory)
     runs = [night.run] if night is not None else output.read_history(os.path.join(directory, _HISTORY))
     return runs[-1].lags if runs else []
 
 
-# --- what goes
+# --- removal
 
 
 def _tidy(folder: str, keep: int | None, tonight: str) -> list[str]:
-    """Write the page of the nights that stay, `keep` of each store, and remove the others; gives a line for each that
-    could not be. The night with the name `tonight` stays, also where the clock was ahead when others were made."""
+    """Write the page of the nights that stay, `keep` of each store, and remove the others; return a line for each that
+    could not be removed. The night named `tonight` stays, even if the clock was ahead when others were made."""
     found = nights(folder)
     stay, go, seen = list[Listed](), list[Listed](), Counter[str]()
     for listed in sorted(found, key=lambda listed: listed.name != tonight):
         store = listed.night.run.store
-        # Nights of before have the path as it was given: who knows where a relative one led.
+        # Older nights have the path as it was given: where a relative one led is unknown.
         store = real_path(store) if os.path.isabs(store) else os.path.normpath(store)
         seen[store] += 1
         (stay if keep is None or seen[store] <= keep else go).append(listed)
-    # What a cluster's report links stays with it.
+    # Nights linked from a cluster's report stay with it.
     linked = {one.name for listed in stay for one in listed.night.stores}
     names = {listed.name for listed in stay} | linked
     stay = [listed for listed in found if listed.name in names]
@@ -290,8 +289,8 @@ def _tidy(folder: str, keep: int | None, tonight: str) -> list[str]:
 
 
 def _remove(directory: str) -> str | None:
-    """Remove a directory of ours, night.json last, so that what is left of it is known again. Gives the name of a file
-    that is not ours, for which all of it stays. Raises OSError."""
+    """Remove the directory of a run, night.json last, so that remains can still be recognised. If it has a file that no
+    run writes, keep everything and return its name. Raises OSError."""
     tables = os.path.join(directory, "parquet")
     ours: list[str] = []
     theirs: list[str] = []
@@ -315,7 +314,7 @@ def _remove(directory: str) -> str | None:
 
 
 def _remove_leftovers(folder: str) -> None:
-    """Remove what runs left that were killed."""
+    """Remove the directories of killed runs."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if not name.startswith(_PARTIAL) or not _is_directory(path):
@@ -328,7 +327,7 @@ def _remove_leftovers(folder: str) -> None:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(path)
         except OSError:
-            continue  # its run is still at work, or it is not ours to remove
+            continue  # its run is still at work, or this user may not remove it
         finally:
             os.close(directory)
 
@@ -338,7 +337,7 @@ def _remove_leftovers(folder: str) -> None:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Wait for other runs that change the folder."""
+    """Lock the folder; waits for other runs that change it."""
     file = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -348,7 +347,7 @@ def _locked(folder: str) -> Iterator[None]:
 
 
 def _is_directory(path: str) -> bool:
-    """Whether something is a directory itself, not a link to one."""
+    """Return whether a path is a directory itself, not a link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except OSError:
@@ -356,7 +355,7 @@ def _is_directory(path: str) -> bool:
 
 
 def _check_index(folder: str) -> None:
-    """Raises JobError where a directory has a page that this would replace, and which is somebody else's."""
+    """Raise JobError if a folder has an index page that was not written by these jobs, and would be replaced."""
     try:
         with open(os.path.join(folder, INDEX), "rb") as file:
             head = file.read(4096)

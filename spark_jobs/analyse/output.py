@@ -1,11 +1,11 @@
-"""What a nightly run leaves in its directory.
+"""The files of a nightly run in its directory.
 
-report.html            the report, one page that needs nothing else
-analysis.json          all figures (`analyse.Analysis`)
-parquet/<table>.parquet  the lists among them (`analyse.TABLES`)
-audit.json, offenders.parquet  of the audit, which writes them (`audit.finish`)
-comparison.json        what is new and what grew worse since the run before, where there was one
-history.jsonl          a line a run: what changes from run to run, for curves over more than one
+report.html            the report, one self-contained page
+analysis.json          all figures (`analysis.Analysis`)
+parquet/<table>.parquet  the lists among them (`analysis.TABLES`)
+audit.json, offenders.parquet  those of the audit, which writes them (`audit.finish`)
+comparison.json        what is new and what grew worse since the run before, if there was one
+history.jsonl          a line for each run: figures that change from run to run, for curves over several
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.comparison import Comparison
 
 MAX_RUNS: Final = 400
-"""Lines of history.jsonl that are kept of a store: more than a year of nights."""
+"""Lines of history.jsonl that are kept for each store: more than a year of nights."""
 
 
 class Lag(msgspec.Struct):
@@ -38,7 +38,7 @@ class Lag(msgspec.Struct):
 
 
 class Run(msgspec.Struct):
-    """What one run found. Times in ms since the epoch."""
+    """The figures of one run. Times in ms since the epoch."""
 
     made_ms: int
     store: str
@@ -55,7 +55,7 @@ class Run(msgspec.Struct):
 
 
 def run_of(analysis: Analysis) -> Run:
-    """What of an analysis goes into the history."""
+    """Return the figures of an analysis that go into the history."""
     summary = analysis.audit
     lags: dict[tuple[str, str], Lag] = {}
     for consumer in analysis.consumers:
@@ -81,7 +81,8 @@ def run_of(analysis: Analysis) -> Run:
 
 
 def read_history(path: str) -> list[Run]:
-    """The runs in a history.jsonl, oldest first; none where there is no file. Lines that are none are left out."""
+    """Return the runs in a history.jsonl, in the order of its lines; none if there is no file. Invalid lines are left
+    out."""
     runs = []
     try:
         with open(path, "rb") as file:
@@ -104,15 +105,16 @@ def write(
     history: str | None = None,
     index: str | None = None,
 ) -> list[str]:
-    """Write the files into a directory, made if need be; gives their paths. `history`: the path of history.jsonl, if it
-    is not in the directory; `index`: the address of a page of all reports. Raises JobError."""
+    """Write the files into a directory, which is made if missing; return the paths of those written here that are no
+    tables. `history`: the path of history.jsonl, if it is not in the directory; `index`: the address of a page of all
+    reports. Raises JobError."""
     out = local_path(out)
     try:
         os.makedirs(os.path.join(out, "parquet"), exist_ok=True)
         history = history or os.path.join(out, "history.jsonl")
         run = run_of(analysis)
         before = read_history(history)
-        # Of each store as many: several may share a history.
+        # The limit holds for each store: several may share a history.
         mine = [each for each in (*before, run) if is_same(each.store, run.store)][-MAX_RUNS:]
         runs = [*(each for each in before if not is_same(each.store, run.store)), *mine]
         texts = {

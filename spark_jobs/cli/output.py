@@ -1,4 +1,4 @@
-"""How the results of `duemq spark` are printed."""
+"""Printing the results of `duemq spark`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def time_text(ms: int) -> str:
-    """A time, in ms since the epoch."""
+    """Return a time, given in ms since the epoch, as text."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def print_summary(summary: Summary) -> None:
-    """What an audit found."""
+    """Print the result of an audit."""
     from duemq.spark_jobs.report.verdict import coming_again
 
     for name in ("scheduled", "delivered", "cancelled", "pending", "lost", "twice"):
@@ -69,7 +69,7 @@ def print_summary(summary: Summary) -> None:
 
 
 def print_comparison(found: Comparison) -> None:
-    """What is new and what grew worse since the run before."""
+    """Print what is new and what grew worse since the run before."""
     parts = [f"{number:,} new {status}" for status, number in found.new.items()] or ["nothing new is wrong"]
     parts += [
         f"{sum(counts.values()):,} {word}" for word, counts in (("known", found.known), ("gone", found.gone)) if counts
@@ -81,7 +81,7 @@ def print_comparison(found: Comparison) -> None:
 
 
 def print_forecast(found: Forecast, *, of_several: bool = False) -> None:
-    """What will be late. `of_several`: at any of several brokers."""
+    """Print which messages will be late. `of_several`: the forecast is for several brokers."""
     if not found.messages:
         click.echo("nothing waits")
         return
@@ -106,7 +106,7 @@ def print_forecast(found: Forecast, *, of_several: bool = False) -> None:
 
 
 def print_compacted(result: CompactResult) -> None:
-    """What a compaction left out."""
+    """Print what a compaction removed."""
     click.echo(
         f"{size_text(result.log_before)} of messages became {size_text(result.log_after)}: {result.saved:.1%} less, "
         f"{result.kept:,} records kept"
@@ -118,7 +118,7 @@ def print_compacted(result: CompactResult) -> None:
 
 
 def print_archived(result: ArchiveResult) -> None:
-    """What an archive has, and whether it can be restored."""
+    """Print the size of an archive, and whether it can be restored."""
     before = f"{size_text(result.size)} of messages"
     if result.disk_before is not None:
         before = f"{size_text(result.disk_before)} on disk"
@@ -130,7 +130,7 @@ def print_archived(result: ArchiveResult) -> None:
 
 
 def print_appended(result: AppendResult) -> None:
-    """What was appended to a table."""
+    """Print what was appended to a table."""
     click.echo(
         f"{result.name}: {result.records:,} records, {size_text(result.size)}, in {result.files:,} files: physical "
         f"offsets {result.begin} to {result.end}"
@@ -142,7 +142,7 @@ def print_appended(result: AppendResult) -> None:
 
 
 def print_table(table: Any, form: str) -> None:
-    """The rows of an Arrow table, as "table", "csv" or "json"."""
+    """Print the rows of an Arrow table, as "table", "csv" or "json"."""
     if form == "csv":
         from pyarrow import csv
 
@@ -163,8 +163,8 @@ def print_table(table: Any, form: str) -> None:
 
 
 def _plain(table: Any) -> Any:
-    """Without what CSV and JSON have no form for: maps and bytes as text, names once each, no times but those that have
-    a date."""
+    """Return a table that CSV and JSON can represent: maps and bytes as text, unique names, and null for times that
+    have no date."""
     import pyarrow as pa
 
     from duemq.spark_jobs.columns import instants

@@ -1,4 +1,4 @@
-"""A progress bar on stderr: of Spark's tasks, or of bytes. On anything but a terminal there is none."""
+"""A progress bar on stderr: of Spark's tasks, or of bytes. Shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _console() -> Console:
 
 @contextmanager
 def spark_tasks(session: SparkSession, what: str) -> Iterator[None]:
-    """Show how many tasks of the stages at work are done, while the block runs."""
+    """While the block runs, show how many tasks of the active stages are done."""
     console = _console()
     if not console.is_terminal:
         yield
@@ -72,7 +72,7 @@ def spark_tasks(session: SparkSession, what: str) -> Iterator[None]:
 
 @contextmanager
 def bytes_done(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A callback to be told (bytes done, bytes in all), which shows them while the block runs."""
+    """Yield a callback for (bytes done, total bytes), which shows them while the block runs."""
     console = _console()
     if not console.is_terminal:
         yield lambda _done, _total: None

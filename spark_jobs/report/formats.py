@@ -1,4 +1,4 @@
-"""Numbers, times and names as people read them; HTML escapes are the template's."""
+"""Numbers, times and names as people read them; the template escapes HTML."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Final
 
 MAX_NAME: Final = 90
-"""Characters of a name that are shown."""
+"""Characters of a name that are shown; longer names lose their middle."""
 MAX_ID: Final = 18
-"""Characters of an id that are shown: of one with more its ends are."""
+"""Characters of an id that are shown; of a longer one its ends are."""
 _ID_HEAD, _ID_TAIL = 6, 8
 MAX_COPIED: Final = 512
-"""Characters of an id that can be copied."""
+"""Longest id that can be copied, in characters."""
 MAX_TIME_MS: Final = 253_402_300_799_999
 """The end of the year 9999, the last one that has four digits."""
 _MINUS: Final = "\u2212"
@@ -23,24 +23,23 @@ _LONG: Final = (
     ("d", "h", 3_600_000, 24, 24_000),
     ("y", "d", 86_400_000, 365, math.inf),
 )
-"""Unit, the smaller one, its ms, how many of it make the unit, and below how many of it the unit is right."""
+"""Unit, the smaller one, ms of that, how many of it make the unit, and below how many of it this unit is used."""
 _SPELLED: Final = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}
-"""Characters that show nothing, or change how others show: written as escapes."""
+"""Characters that are invisible, or change how others look: written as escapes."""
 
 
 def count(value: int | float) -> str:
-    """A number with thousands apart."""
+    """Return a number with separators of thousands."""
     return f"{value:,.0f}".replace("-", _MINUS)
 
 
 def rate(value: float) -> str:
-    """Messages a second, with as many digits as tell something."""
+    """Return messages per second, with three significant digits below 100."""
     return count(value) if value >= 100 else f"{value:,.3g}"
 
 
 def duration(ms: float | None) -> str:
-    """A duration in ms as ms, s, min and s, h and min, d and h, y and d; a
-    dash for none."""
+    """Return a duration in ms as ms, s, min and s, h and min, d and h, y and d; a dash for None."""
     if ms is None:
         return "\u2013"
     sign, value = (_MINUS, -ms) if ms < 0 else ("", ms)
@@ -58,7 +57,7 @@ def duration(ms: float | None) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes as B, KiB, MiB, ..."""
+    """Return bytes as B, KiB, MiB, ..."""
     if value < 1024:
         return f"{value:.0f}\u00a0B"
     for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
@@ -73,7 +72,7 @@ def _digits(value: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part of something in percent; never 0 % or 100 % where that is not quite so."""
+    """Return a part of something in percent; 0 % or 100 % only if exact."""
     if not whole:
         return "\u2013"
     percent = part * 100 / whole
@@ -85,7 +84,7 @@ def share(part: float, whole: float) -> str:
 
 
 def moment(ms: int | None, *, exact: bool = False) -> str:
-    """A time in UTC, to the second, or the ms. What no calendar has is told as a number."""
+    """Return a time in UTC, to the second, or to the ms if `exact`; a number if no calendar has it."""
     if ms is None:
         return "\u2013"
     if not -62_135_596_800_000 <= ms <= MAX_TIME_MS:
@@ -95,8 +94,8 @@ def moment(ms: int | None, *, exact: bool = False) -> str:
 
 
 def name(text: str | None) -> str:
-    """A name from the store, which is whatever a producer sent: what cannot be seen is spelled out, and the middle of
-    a long one is left out."""
+    """Return a name from the store, which may be anything that a producer sent: invisible characters are spelled out,
+    and the middle of a long one is left out."""
     if not text:
         return "\u2013"
     if len(text) > MAX_NAME:
@@ -105,20 +104,19 @@ def name(text: str | None) -> str:
 
 
 def whole(text: str) -> str:
-    """A text of any length, what cannot be seen spelled out."""
+    """Return a text of any length, with invisible characters spelled out."""
     return "".join(_spelled(char) if unicodedata.category(char) in _SPELLED else char for char in text)
 
 
 def short(text: str | None) -> str:
-    """An id from the store: the ends of a long one, of which the last characters tell most."""
+    """Return an id from the store; only the ends of a long one, whose last characters are the most distinctive."""
     if not text or len(text) <= MAX_ID:
         return name(text)
     return f"{name(text[:_ID_HEAD])}\u2026{name(text[-_ID_TAIL:])}"
 
 
 def copied(text: str) -> str | None:
-    """An id as it is copied, which is as it is; None for what is too long to be one, or has characters that no page can
-    hold."""
+    """Return an id for copying, unchanged; None if it is too long for one, or has characters that no page can hold."""
     if len(text) > MAX_COPIED or any(unicodedata.category(char) in {"Cc", "Cs"} for char in text):
         return None
     return text

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OPEN: Final = 10
-"""Rows of a table that are seen at once."""
+"""Rows of a table that are visible at first."""
 MOST: Final = 100
-"""Rows of a table with those that are folded; the Parquet files have all."""
+"""Rows of a table including folded ones; the Parquet files have all."""
 GENERATOR: Final = "duemq spark analyse --nights"
-"""What a page of nights says that made it."""
+"""The generator that a page of nights names, by which it is recognised."""
 _SCRIPTS: Final = ("uPlot.iife.min.js", "page.js")
 
 
 def render(
     analysis: Analysis, history: Sequence[Run], comparison: Comparison | None = None, *, index: str | None = None
 ) -> str:
-    """The report as HTML. `history`: the runs so far, this one among them, oldest first; curves over the runs need
-    two of them at least. `comparison`: with the run before. `index`: the address of a page of all reports."""
+    """Return the report as HTML. `history`: the runs so far, including this one, oldest first; curves over the runs
+    need at least two. `comparison`: with the run before. `index`: the address of a page of all reports."""
     new = comparison.new_offenders if comparison is not None else []
     are_new = {(one.what, one.store, one.physical_offset) for one in new}
     drawn = plots.plots_of(analysis, history)
@@ -61,13 +61,13 @@ def render(
         by_hour=sorted(analysis.late_by_hour, key=lambda late: late.name),
         scale=_scale([*analysis.late_by_topic, *analysis.late_by_level, *analysis.late_by_hour]),
         data=plots.as_json({"plots": drawn, "heat": heat}),
-        # A row of one tells nothing that the count of what waits does not.
+        # A second with one message adds nothing to the count of waiting messages.
         busiest=[second for second in analysis.busiest if second.count > 1],
     )
 
 
 def render_index(nights: Sequence[Listed]) -> str:
-    """The page of all nights as HTML, given the last one first."""
+    """Return the page of all nights as HTML. `nights`: the last one first."""
     late = [listed.night.run.p99_ms for listed in nights]
     return _template("index.html").render(
         nights=nights,
@@ -79,7 +79,7 @@ def render_index(nights: Sequence[Listed]) -> str:
 
 
 def _newest(nights: Sequence[Listed]) -> list[Listed]:
-    """The last night of each cluster, then of each store, those first with which something is wrong."""
+    """Return the last night of each cluster, then of each store, the worst first."""
     found: dict[str, Listed] = {}
     for listed in nights:
         found.setdefault(listed.night.run.store, listed)
@@ -88,8 +88,8 @@ def _newest(nights: Sequence[Listed]) -> list[Listed]:
 
 
 def _by_mood(found: Iterable[T], mood: Callable[[T], str | None], store: Callable[[T], str]) -> list[T]:
-    """The worst first: what could not be read, which has no mood, before what is bad, and all in the order of their
-    stores."""
+    """Return the worst first: those that could not be read, which have no mood, before the bad ones; equal ones in the
+    order of their stores."""
     moods = (None, BAD, WARN, GOOD)
     return sorted(found, key=lambda one: (moods.index(mood(one)), store(one)))
 
@@ -136,7 +136,8 @@ def _template(name: str) -> jinja2.Template:
 
 
 def _hours(analysis: Analysis) -> list[dict[str, Any]]:
-    """The heat map as a table: of each hour what was due, its fullest minute, and the worst p99 of a minute."""
+    """Return the heat map as a table: for each hour the messages due, the fullest minute, and the minute with the worst
+    p99."""
     hours: dict[int, dict[str, Any]] = defaultdict(lambda: {"due": 0, "fullest": None, "worst": None})
     for cell in analysis.heat:
         row = hours[cell.hour]
@@ -149,8 +150,8 @@ def _hours(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _groups(analysis: Analysis) -> list[dict[str, Any]]:
-    """Consumer groups at topics, all queues together, the one that is furthest behind first. A lag is None where no
-    queue tells one."""
+    """Return consumer groups at topics, all queues together, the largest lag first. A lag is None if no queue has
+    one."""
     groups: dict[tuple[str, str], dict[str, Any]] = {}
     for one in analysis.consumers:
         key = (one.consumer_group, one.topic)
@@ -164,17 +165,17 @@ def _groups(analysis: Analysis) -> list[dict[str, Any]]:
 
 
 def _scale(late: list[Late]) -> float:
-    """The end of the scale of lateness in tables, ms."""
+    """Return the end of the scale of lateness in tables, ms."""
     return float(max((row.max_ms for row in late), default=0))
 
 
 def _position(ms: float, end: float) -> str:
-    """Where a lateness is on a logarithmic scale from 1 ms on, as CSS."""
+    """Return where a lateness is on a logarithmic scale from 1 ms on, as CSS."""
     if ms <= 1 or end <= 1:
         return "0%"
     return f"{min(math.log(ms) / math.log(end), 1) * 100:.2f}%"
 
 
 def _percent(part: float, whole: float) -> str:
-    """The length of a bar, as CSS."""
+    """Return the length of a bar, as CSS."""
     return f"{part * 100 / whole:.2f}%" if whole else "0%"

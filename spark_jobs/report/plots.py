@@ -1,9 +1,9 @@
-"""The series of the report's plots, as the page's script (static/page.js) takes them.
+"""The series of the report's plots, in the form for the page's script (static/page.js).
 
-A plot is {"x": times in ms, ascending, "step": ms that a point stands for, "unit": "ms" | "count" | "bytes" | "rate",
-"series": [{"name", "y": [...]}], ...}; y has null where there is nothing. "style" is "line", "area" (from one point to
-the next, each series on top of the next ones) or "bar". "log": whether the scale should be logarithmic.
-"focus": where the plot ends at first, if not with its last point.
+A plot is {"x": times in ms, ascending, "step": ms that a point stands for, "unit": "ms" | "count" | "bytes" |
+"bytes_total" | "rate", "series": [{"name", "y": [...]}], ...}; y has null where there is no value. "style" is "line",
+"area" (from one point to the next, each series on top of the next ones) or "bar". "log": whether the scale is
+logarithmic. "focus": where the plot ends at first, if not at its last point.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ T = TypeVar("T")
 Plot = dict[str, Any]
 
 MAX_POINTS: Final = 1600
-"""Of a curve; a little more than analyses have."""
+"""Most points of a curve; a little more than analyses have."""
 MAX_GROUPS: Final = 6
-"""Curves of consumer groups."""
+"""Most curves of consumer groups."""
 MIN_CELLS: Final = 10
-"""Minutes of the day that make a heat map; fewer are a table."""
+"""Least number of minutes with messages for a heat map; fewer are a table."""
 _LOG_FROM: Final = 50
-"""The greatest value is this many times the usual one: then the scale is logarithmic."""
+"""The scale is logarithmic if the greatest value is more than this many times the median."""
 
 
 def plots_of(analysis: Analysis, history: Sequence[Run]) -> dict[str, Plot]:
-    """The plots of a report that have something to show, by name."""
+    """Return the plots of a report that have something to show, by name."""
     found = {
         "lateness": _lateness(analysis.lateness, analysis.lateness_step_ms),
         **_throughput(analysis.traffic, analysis.traffic_step_ms),
@@ -48,11 +48,11 @@ def plots_of(analysis: Analysis, history: Sequence[Run]) -> dict[str, Plot]:
 
 
 def heat_of(analysis: Analysis) -> Plot | None:
-    """The heat maps: "at", minutes of the day, "due", what was due in each, "p99" of its lateness in ms; "hours", the
-    rows, in order, and "minutes", the first and the last column. None where a table says as much.
+    """Return the heat maps: "at", minutes of the day, "due", messages due in each, "p99" of their lateness in ms;
+    "hours", the rows, in order, and "minutes", the first and the last column. None if a table is enough.
 
-    The rows are the hours from the first that has something to the last one, by the clock: 23 and 0 are neighbours. Of
-    a single hour the columns begin and end with what it has."""
+    The rows are the hours from the first with messages to the last one, around the clock: 23 and 0 are neighbours. For
+    a single hour the columns begin and end with its first and last minute."""
     cells = analysis.heat
     if len(cells) < MIN_CELLS:
         return None
@@ -68,14 +68,15 @@ def heat_of(analysis: Analysis) -> Plot | None:
 
 
 def _arc(hours: list[int]) -> list[int]:
-    """The fewest hours one after the other, around the clock, that all of some are among."""
+    """Return the fewest consecutive hours, around the clock, that include all given ones."""
     gaps = [((hours[i] - hours[i - 1]) % 24 or 24, hours[i]) for i in range(len(hours))]
     widest, first = max(gaps, key=lambda gap: gap[0])
     return [(first + i) % 24 for i in range(24 - widest + 1)]
 
 
 def as_json(value: Any) -> str:
-    """JSON that may stand in a script element: no `<`, so that nothing in it ends the element or begins a comment."""
+    """Return JSON that may stand in a script element: no `<`, so that nothing in it ends the element or begins a
+    comment."""
     text = msgspec.json.encode(value).decode()
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -83,12 +84,12 @@ def as_json(value: Any) -> str:
 
 
 def _drawable(rows: Iterable[T], time: Callable[[T], int]) -> list[T]:
-    """Those whose time a calendar has: the others are in the tables, and no axis could show both."""
+    """Return the rows whose time a calendar has: the others are in the tables, and no axis could show both."""
     return [row for row in rows if 0 <= time(row) <= formats.MAX_TIME_MS]
 
 
 def _coarser(step: int, count: int, span: int) -> int:
-    """A step that leaves at most MAX_POINTS."""
+    """Return a step that leaves at most MAX_POINTS."""
     while count > MAX_POINTS and span // step > MAX_POINTS:
         step *= 2
     return step
@@ -104,7 +105,7 @@ def _lateness(points: list[LatePoint], step: int) -> Plot | None:
     if not points:
         return None
     step = _coarser(step, len(points), points[-1].start_ms - points[0].start_ms)
-    # Of percentiles there is no sum: the worst of those that share a point is shown.
+    # Percentiles cannot be added: the worst of those that share a point is shown.
     worst: dict[int, list[int]] = {}
     for point in points:
         row = worst.setdefault(point.start_ms // step * step, [point.p50_ms, point.p99_ms, point.max_ms])
@@ -133,8 +134,8 @@ def _throughput(traffic: list[Traffic], step: int) -> dict[str, Plot | None]:
 
 
 def _on_steps(times: list[int], step: int, columns: list[list[int]]) -> tuple[list[int], list[list[int]], int]:
-    """Sums by step, with a nought on either side of a stretch that has nothing; and the step, ms, which is a greater
-    one where there would be too many points."""
+    """Return sums by step, with a zero on either side of an empty stretch; and the step, ms, which is greater than the
+    given one if there would be too many points."""
     step = _coarser(step, len(times), times[-1] - times[0])
     sums: dict[int, list[int]] = defaultdict(lambda: [0] * len(columns))
     for i, time in enumerate(times):
@@ -170,8 +171,8 @@ def _ahead(points: list[Ahead], step: int) -> Plot | None:
 
 
 def _focus(x: list[int], columns: list[list[int]], step: int) -> int | None:
-    """Where a plot ends that leaves out the last 1 % of messages, if that makes it much shorter: one message due in a
-    month would otherwise have all others in a single line."""
+    """Return where a plot ends that leaves out the last 1 % of messages, if that makes it much shorter, else None: one
+    message due in a month would otherwise squeeze all others into a single line."""
     sums = list(accumulate(map(sum, zip(*columns, strict=True))))
     end = next(time for time, total in zip(x, sums, strict=True) if total * 100 >= sums[-1] * 99) + step
     return end if (end - x[0]) * 4 < x[-1] + step - x[0] else None

@@ -1,4 +1,4 @@
-"""What an audit found, in plain words."""
+"""The result of an audit, in plain words."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ GOOD: Final = "good"
 WARN: Final = "warn"
 BAD: Final = "bad"
 _ASKED: Final = 5
-"""Messages that a command asks for: few enough to be read."""
+"""Most messages that a command asks for: few enough to be read."""
 _DAMAGES: Final = "store, physical_offset, size, reason, path"
 
 
 class Step(NamedTuple):
-    """Something to do about what was found, and a command that helps, if there is one."""
+    """A step to take about a finding, and a command that helps, if there is one."""
 
     text: str
     command: str | None = None
 
 
 class Verdict(NamedTuple):
-    """`mood`: GOOD, WARN or BAD. `notes`: sentences, the ones that need somebody first."""
+    """The verdict of an audit. `mood`: GOOD, WARN or BAD. `notes`: sentences, those that need action first."""
 
     mood: str
     headline: str
@@ -41,7 +41,8 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(summary: Summary, new: Sequence[Offender] = ()) -> Verdict:
-    """The verdict of an audit. `new`: offenders that the run before did not have; the commands ask for these first."""
+    """Return the verdict of an audit. `new`: offenders that the run before did not have; the commands ask for these
+    first."""
     mood, headline = _headline(summary)
     return Verdict(mood, headline, [*_troubles(summary), *_facts(summary)], _steps(summary, new))
 
@@ -72,7 +73,7 @@ def _headline(summary: Summary) -> tuple[str, str]:
 
 
 def _found(summary: Summary) -> tuple[str, str]:
-    """What was found in what could be read."""
+    """Return mood and headline for the stores that could be read."""
     lost, twice = summary.lost, summary.twice
     if lost:
         more = f", and {count(twice)} delivered more than once" if twice else ""
@@ -112,7 +113,8 @@ def _found(summary: Summary) -> tuple[str, str]:
 
 
 def coming_again(starts: Sequence[Start]) -> list[Start]:
-    """Of each store the start that delivers again what was delivered: of the broker that had it last, else duemq's."""
+    """Return for each store the start that delivers delivered messages again: that of the broker that had it last, else
+    duemq's."""
     found: dict[str | None, Start] = {}
     for start in starts:
         if start.again and (start.wrote_it or (start.broker == OURS and start.store not in found)):
@@ -121,7 +123,7 @@ def coming_again(starts: Sequence[Start]) -> list[Start]:
 
 
 def since_of(comparison: Comparison, store: str) -> Verdict:
-    """What came since the run before. `store`: that the run is of."""
+    """Return the verdict on what changed since the run before. `store`: the store of this run."""
     new = [_told(status, number, "new") for status, number in comparison.new.items()]
     notes = []
     if not is_same(comparison.store, store):
@@ -145,13 +147,13 @@ def since_of(comparison: Comparison, store: str) -> Verdict:
 
 
 def _told(status: str, number: int, new: str) -> str:
-    """A number of offenders of a status."""
+    """Describe a number of offenders of a status."""
     words = {"twice": "delivered more than once", "unclaimed": "delivered without a message in the log"}
     return f"{count(number)} {f'{new} ' if new else ''}{words.get(status, status)}"
 
 
 def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
-    """What somebody is to do, the most urgent first; nothing where nothing is wrong."""
+    """Return the steps to take, the most urgent first; none if nothing is wrong."""
     store = shlex.quote(summary.store)
     offenders = [*new, *summary.offenders]
     found = [
@@ -227,11 +229,11 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
 
 
 def _query_of(offenders: Sequence[Offender], what: str, store: str) -> str | None:
-    """A command that shows the first of some offending messages."""
+    """Return a command that shows the first of some offending messages; None without one."""
     mine = [one for one in offenders if one.what == what]
     if not mine:
         return None
-    # Of a cluster those of one store: elsewhere other records have these offsets.
+    # For a cluster only those of one store: elsewhere other records have these offsets.
     offsets = list(dict.fromkeys(str(one.physical_offset) for one in mine if one.store == mine[0].store))[:_ASKED]
     store = shlex.quote(mine[0].store) if mine[0].store is not None else store
     query = f"select real_topic, unique_key, keys, body from messages where physical_offset in ({', '.join(offsets)})"
