@@ -1,7 +1,7 @@
 """What a store is used for: traffic, sizes, producers, keys, retries, duplicates; counted in the tasks that read it.
 
-A task looks at the records of its range as arrays and leaves one small summary; the driver adds these up. Keys are
-counted exactly within a range, of which the KEYS_KEPT most frequent go on: a key's total is right but for `key_error`.
+A task processes the records of its range as arrays and leaves one small summary; the driver adds these up. Keys are
+counted exactly within a range, and its KEYS_KEPT most frequent ones are kept: a key's total is exact up to `key_error`.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ if TYPE_CHECKING:
 HOUR_MS: Final = 3_600_000
 KEYS_KEPT: Final = 1000
 KEYS: Final = np.dtype([("key", "<i8"), ("count", "<i8"), ("offset", "<i8")])
-"""By hash of topic and keys: count, and the physical offset of a record that has them."""
+"""By hash of topic and keys: the count, and the physical offset of a record that has them."""
 SIZE_BINS: Final = 28
-"""Of body sizes, by powers of two: bin 0 is no body, bin n has sizes below 2^n."""
+"""Number of bins of body sizes, by powers of two: bin 0 has empty bodies, bin n sizes below 2^n."""
 _RETRY: Final = "%RETRY%"
 _DLQ: Final = "%DLQ%"
 _BORN_IPV6: Final = 1 << 4
 
 
 class RangeUsage(msgspec.Struct):
-    """Of a range. Counts and bytes of records."""
+    """The usage of a range. Counts and bytes of records."""
 
     traffic: dict[int, list[int]]
-    """By second since the epoch, or by the first second of a minute (`steps`): of each role the count, then of each the
-    bytes."""
+    """By second since the epoch, or by the first second of a minute (`steps`): the count for each role, then the bytes
+    for each."""
     topics: dict[str, dict[int, list[int]]]
-    """By topic and hour since the epoch: of each role the count, then of each the bytes."""
+    """By topic and hour since the epoch: the count for each role, then the bytes for each."""
     sizes: dict[str, list[int]]
-    """By topic: how many bodies in each of SIZE_BINS."""
+    """By topic: the number of bodies in each of SIZE_BINS."""
     producers: dict[str, list[int]]
-    """By address: count and bytes of what producers sent."""
+    """By address: count and bytes of the records that producers sent."""
     keys: bytes
-    """KEYS."""
+    """The most frequent keys, as KEYS."""
     key_error: int
-    """How often a key that is not in `keys` may have come."""
+    """Most occurrences of a key that is not in `keys`."""
     retries: dict[str, int]
-    """By topic, original topic and number of retries, with tabs between."""
+    """Counts by topic, original topic and number of retries, joined with tabs."""
 
     @staticmethod
     def decode(data: bytes) -> RangeUsage:
-        """From the bytes that a task left."""
+        """Decode the bytes that a task left."""
         return msgspec.msgpack.decode(data, type=RangeUsage)
 
 
 class _Traffic(defaultdict[int, "Integers"]):
-    """Rows of counts and bytes by second, or by the first second of a minute once what came spans long."""
+    """Rows of counts and bytes by second, or by the first second of a minute once the data spans long."""
 
     def __init__(self) -> None:
         super().__init__(lambda: np.zeros(2 * len(NAMES), np.int64))
         self._span: tuple[int, int] | None = None
 
     def starts(self, seconds: Integers) -> Integers:
-        """Where the rows of some seconds begin. Makes the rows that there are coarser where they have to be."""
+        """Return the keys of the rows for some seconds. Merges existing rows into minutes if the span requires it."""
         if not len(seconds):
             return seconds
         low, high = int(seconds.min()), int(seconds.max())
@@ -86,7 +86,7 @@ class _Traffic(defaultdict[int, "Integers"]):
 
 
 class UsageObserver:
-    """Looks at the records of a range."""
+    """Counts the usage in the records of a range."""
 
     def __init__(self) -> None:
         self._traffic_of = _Traffic()
@@ -131,7 +131,7 @@ class UsageObserver:
             self._sizes.setdefault(names[columns[0]], np.zeros(SIZE_BINS, np.int64))[columns[1]] += counts
 
     def _producers_of(self, records: Records, role: Integers) -> None:
-        sent = records.take(np.flatnonzero(role < 3))  # what waits, and messages; neither deliveries nor marks
+        sent = records.take(np.flatnonzero(role < 3))  # sent for now or for later; no deliveries
         if not len(sent):
             return
         long = sent.sys_flag & _BORN_IPV6 != 0
@@ -169,7 +169,7 @@ class UsageObserver:
             self._retries[f"{names[code]}\t{origin or ''}\t{times}"] += 1
 
     def usage(self) -> bytes:
-        """The summary, as RangeUsage reads it."""
+        """Return the summary as bytes, for `RangeUsage.decode`."""
         topics: dict[str, dict[int, list[int]]] = {}
         for (name, hour), row in self._topics.items():
             topics.setdefault(name, {})[hour] = row.tolist()
@@ -202,12 +202,12 @@ class UsageObserver:
         return found.tobytes(), error
 
     def unique_hashes(self) -> Integers:
-        """Hashes of topic and unique key of what producers sent."""
+        """Return hashes of topic and unique key of the messages that producers sent."""
         return np.concatenate(self._unique) if self._unique else np.empty(0, np.int64)
 
 
 def _grouped(amounts: Integers, *columns: Integers) -> Iterable[tuple[tuple[int, ...], int, int]]:
-    """The distinct rows of some columns, each with how often it comes and the sum of its amounts."""
+    """Yield the distinct rows of some columns, each with its number of occurrences and the sum of its amounts."""
     if not len(amounts):
         return
     lows = [int(column.min()) for column in columns]
@@ -226,7 +226,7 @@ def _grouped(amounts: Integers, *columns: Integers) -> Iterable[tuple[tuple[int,
 
 
 class Usage:
-    """Of a store: the sum of its ranges'. Attributes as in RangeUsage."""
+    """The usage of a store: the sum of its ranges. Attributes as in RangeUsage."""
 
     def __init__(self, parts: Sequence[RangeUsage]) -> None:
         width = 2 * len(NAMES)
@@ -237,7 +237,7 @@ class Usage:
         self.sizes: dict[str, Integers] = defaultdict(lambda: np.zeros(SIZE_BINS, np.int64))
         self.producers: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.keys = _summed_keys([np.frombuffer(part.keys, KEYS) for part in parts])
-        """KEYS, each once, in the order in which they came."""
+        """KEYS, each key once, in the order of their first occurrence."""
         self.retries: dict[str, int] = defaultdict(int)
         self.key_error = sum(part.key_error for part in parts)
         for part in parts:
@@ -259,7 +259,7 @@ class Usage:
             self.retries[name] += count
 
     def summary(self) -> RangeUsage:
-        """The sum as a range's, to go on with: what is added to it gives the same as if it were added to all parts."""
+        """Return the sum in the form of a range's usage: adding to it is the same as adding to all parts."""
         return RangeUsage(
             {second: row.tolist() for second, row in self.traffic.items()},
             {name: {hour: row.tolist() for hour, row in hours.items()} for name, hours in self.topics.items()},
@@ -272,14 +272,15 @@ class Usage:
 
 
 def frequent_keys(usages: Sequence[Usage], count: int) -> list[dict[int, int]]:
-    """The most frequent keys of some stores together: of each store the physical offsets of records that have one, and
-    how often that comes at least, in all. A key that several have is told of the first of them."""
+    """Return the most frequent keys of some stores together: for each store, by the physical offset of a record that
+    has the key, how often it occurs at least, in all stores. A key that several stores have is listed with the first of
+    them."""
     rows = np.concatenate([np.empty(0, KEYS), *(one.keys for one in usages)])
     holder = np.repeat(np.arange(len(usages)), [len(one.keys) for one in usages])
     _, first, which = np.unique(rows["key"], return_index=True, return_inverse=True)
     sums = np.zeros(len(first), np.int64)
     np.add.at(sums, which, rows["count"])
-    best = np.lexsort((first, -sums))[:count]  # of those as frequent as others the first ones
+    best = np.lexsort((first, -sums))[:count]  # of equally frequent ones the first
     found = []
     for number in range(len(usages)):
         mine = best[holder[first[best]] == number]
@@ -298,7 +299,7 @@ def _summed_keys(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def body_percentile(bins: Integers, percent: float) -> int:
-    """The least power of two that this many percent of the bodies are smaller than; 0 where they are empty."""
+    """Return the least power of two that this many percent of the bodies are smaller than; 0 if they are empty."""
     total = int(bins.sum())
     if not total:
         return 0
