@@ -1,5 +1,6 @@
-"""The commands under `duemq spark`. Exit code 0: done, and nothing lost; 1: an audit found messages that were lost or
-destroyed; 2: the job could not be done, which one line on stderr tells; 3: an audit is over a limit that was given."""
+"""The commands under `duemq spark`. Exit code 0: done, and nothing is wrong; 1: an audit found messages lost, destroyed
+or unreachable, or corrupt records; 2: the job could not be done, with one line on stderr; 3: an audit is over a given
+limit."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 _LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
 KEPT: Final = ".kept"
-"""In a folder of nights: what its runs keep of the stores."""
+"""Directory in a folder of nights with the results that its runs keep of the stores."""
 PACKAGES: Final = ("protocol", "storage", "scheduler", "spark_jobs")
-"""What tasks on a cluster need of us."""
+"""duemq's packages that tasks on a cluster need."""
 
 
 def _fail(text: str) -> NoReturn:
@@ -70,7 +71,7 @@ def _fail(text: str) -> NoReturn:
 
 
 def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Tell in one line what a user can do something about."""
+    """Wrap a command: errors that a user can act on end it with one line on stderr."""
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -84,7 +85,7 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
             sys.exit(128 + signal.SIGINT)
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                # Whoever read our output is gone. Python writes what is left of it at its end, and would complain.
+                # The reader of the output is gone. Python would try to write the rest at its end, and print an error.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(FAILED)
             found = _told(error)
@@ -96,7 +97,7 @@ def one_line_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _told(error: Exception) -> str | None:
-    """The line that says what a job could not do; None for what nobody foresaw."""
+    """Return the line for an error that a user can act on; None for any other."""
     if isinstance(error, JobError):
         return str(error)
     found = summary_of(error)
@@ -106,7 +107,7 @@ def _told(error: Exception) -> str | None:
 
 
 def spark_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options of commands that start Spark."""
+    """Add the options of commands that start Spark."""
     master = click.option("--master", metavar="URL", help="Where Spark runs; local[*], or what spark-submit says.")
     memory = click.option("--memory", metavar="SIZE", help="Memory of Spark's driver, such as 2g; 1536m.")
     conf = click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's; may be repeated.")
@@ -114,7 +115,7 @@ def spark_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def state_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options of commands that go on where their last run ended."""
+    """Add the options of commands that continue from their last run."""
     state = click.option("--state", metavar="DIR", help="Keep there what was read, and read only what came since.")
     full = click.option("--full", is_flag=True, help="Read everything, and keep it anew.")
     return state(full(command))
@@ -127,7 +128,7 @@ store_argument = click.argument("store", metavar="STORE")
 
 
 class _Time(click.ParamType[int]):
-    """A time by this machine's clock unless it names another zone; ms since the epoch."""
+    """A time by this machine's clock unless it names another zone, converted to ms since the epoch."""
 
     name = "TIME"
 
@@ -154,7 +155,7 @@ class _Late(click.ParamType[Late]):
 
 
 def limit_options(command: Callable[..., None]) -> Callable[..., None]:
-    """What of an audit is too much, as one parameter `limits`; and `hook`, who is told."""
+    """Add the options for an audit's limits, passed to the command as one parameter `limits`, and for `hook`."""
 
     @functools.wraps(command)
     def wrapper(
@@ -193,7 +194,7 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
-    """Tell a hook where a job cannot be done, or is interrupted."""
+    """Tell a hook if a job cannot be done, or is interrupted."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -210,8 +211,8 @@ def _told_to(hook: str | None, job: str, store: str) -> Iterator[None]:
 
 
 def _each(stores: list[str], work: Callable[[str], int]) -> list[int]:
-    """Do a job with each of some stores; gives the exit codes. With several of them the others go on where it cannot be
-    done with one."""
+    """Do a job with each of some stores; return the exit codes. If it cannot be done with one of several, go on with
+    the others."""
     codes = []
     for store in stores:
         try:
@@ -241,8 +242,8 @@ def _ending(
     comparison: Comparison | None = None,
     stores: Sequence[Mapping[str, str | None]] = (),
 ) -> int:
-    """Say what is over a limit, and tell the hook; gives the exit code. `stores`: what the hook is told of those of a
-    cluster."""
+    """Print what is over a limit, and tell the hook; return the exit code. `stores`: for a cluster, its stores as the
+    hook gets them."""
     exceeded = limits.exceeded(summary, comparison)
     for line in exceeded:
         click.echo(f"over the limit: {line}", err=True)
@@ -261,7 +262,7 @@ def _ending(
 
 
 def _settings(conf: tuple[str, ...]) -> dict[str, str]:
-    """The settings of Spark's in --conf."""
+    """Return Spark's settings in --conf."""
     settings = {}
     for item in conf:
         key, separator, value = item.partition("=")
@@ -296,15 +297,15 @@ def _session(
     try:
         yield session
     except BaseException:
-        with suppress(Exception):  # what went wrong before is what counts
+        with suppress(Exception):  # the earlier error is the one to raise
             session.stop()
         raise
     session.stop()
 
 
 def _check(store: str, *places: str | None) -> None:
-    """Tell what is wrong with the paths of stores and of what a job writes before Spark is started, which takes
-    seconds."""
+    """Check the paths of a store and of a job's output before Spark is started, which takes seconds. Raises
+    JobError."""
     from duemq.spark_jobs.store.store_files import StoreFiles
 
     found = StoreFiles.open(store)
@@ -313,7 +314,7 @@ def _check(store: str, *places: str | None) -> None:
 
 
 def _shown_there(path: str, written: str | None, out: str | None) -> str:
-    """The path of a result, as the user knows it who asked for `out`."""
+    """Return the path of a result as seen by a user who asked for `out`."""
     if out is None or written is None or is_local(out):
         return path
     return f"{shown(out).rstrip('/')}/{os.path.relpath(path, written)}"
@@ -475,8 +476,8 @@ def _analyse_cluster(
     limits: Limits,
     hook: str | None,
 ) -> int:
-    """Analyse the stores that a pattern names, one after the other, and then all of them together; gives the exit code.
-    Where one cannot be done the others go on."""
+    """Analyse the stores that a pattern names, one after the other, and then all of them together; return the exit
+    code. If one cannot be analysed, go on with the others."""
     from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join, missing_of, none_of
     from duemq.spark_jobs.analyse.comparison import Compared
     from duemq.spark_jobs.analyse.nights import Place
@@ -773,7 +774,7 @@ def _append(
     options: dict[str, Any],
     session: Callable[[], AbstractContextManager[SparkSession]],
 ) -> NoReturn:
-    """Append to a table what some stores have got. `place`: its directory, if it is one."""
+    """Append the new records of some stores to a table. `place`: its directory, if it has one."""
     stores = each_once(expand(store), _say)
     for path in stores:
         refuse_within(path, place)
@@ -818,7 +819,7 @@ def restore(directory: str, new: str, master: str | None, memory: str | None, co
 
 
 def _unknown_column(error: Exception, query: str) -> JobError | None:
-    """What to say where a query names a column that there is not; None for other errors."""
+    """Return the error for a query that names an unknown column; None for other errors."""
     from duemq.spark_jobs.source import tables
 
     column = re.match(r"\[UNRESOLVED_COLUMN[.\w]*\].*?with name `(.+?)` cannot", str(error))
@@ -885,7 +886,7 @@ def sql(
             for option, value in chosen.items():
                 if value is not None and name in SOME_TABLES[option]:
                     reader = reader.option(option, value)
-            # Only what a query names is made: what it does not name costs nothing to offer, bodies included.
+            # Each view has only the columns that the query names, so that others, such as bodies, cost nothing.
             columns = tables.columns_named(name, query)
             reader.option("columns", ",".join(columns)).load(store).createOrReplaceTempView(name)
         with spark_tasks(session, "asking"):

@@ -1,1 +1,1 @@
-"""Compaction: a store without what nobody can read again."""
+"""Compaction: makes a store without records that will never be read again."""

@@ -206,7 +206,7 @@ def keep_one(scratch: str, starts: list[int], physical: int) -> KeptAfterAll | N
 
 def done_by(scratch: str, numbers: range, physical: Integers) -> Integers:
     """Return the physical offsets of the records that say that the records at some physical offsets, ascending, are
-    done. Where one of the latter stays, these must stay too, since audits and whoever rebuilds the queues go by the
+    done. Where one of the latter stays, these must stay too, since audits, and rebuilding the queues, go by the
     records."""
     parts = [np.empty(0, np.int64)]
     for number in numbers:
