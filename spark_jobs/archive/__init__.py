@@ -1,1 +1,1 @@
-"""Archives in Parquet, tables that are appended to, and the way back."""
+"""Archives in Parquet, restoring them, and tables that stores are appended to."""

@@ -270,7 +270,7 @@ def _write_damages(task: WriteTask, damages: list[Damage]) -> str:
     return name
 
 
-# --- back
+# --- restoring
 
 
 class ReadTask(NamedTuple):

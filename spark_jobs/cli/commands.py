@@ -1,6 +1,5 @@
-"""The commands under `duemq spark`. Exit code 0: done, and nothing is wrong; 1: an audit found messages lost, destroyed
-or unreachable, or corrupt records; 2: the job could not be done, with one line on stderr; 3: an audit is over a given
-limit."""
+"""The commands under `duemq spark`. Exit code 0: done; 1: an audit found messages lost, destroyed or unreachable, or
+corrupt records; 2: the job could not be done, with one line on stderr; 3: an audit is over a given limit."""
 
 from __future__ import annotations
 

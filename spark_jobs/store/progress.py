@@ -98,7 +98,7 @@ class Progress(NamedTuple):
 
 
 class Books(NamedTuple):
-    """The files from which a broker that opens the store would tell what waits."""
+    """The contents of the files by which a broker that opens the store would decide what waits."""
 
     checkpoint: Checkpoint
     """Without notes where RocketMQ's broker had the store last."""
@@ -357,7 +357,7 @@ def _read(store: StoreFiles, units: Any, begin: int, end: int) -> list[_Read]:
     return sorted(found, key=lambda read: read.at)
 
 
-# --- what waits
+# --- waiting messages
 
 
 class Waiting(NamedTuple):

@@ -63,8 +63,8 @@ _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 def _size_of(entry: os.DirEntry[str], *, is_file: bool) -> int | None:
     """Return the bytes of a file; None if it is gone since its directory was listed, as when a broker replaces its
-    files. `is_file`: whether it must be a regular file. Raises OSError if it then is none, or if a link leads
-    nowhere."""
+    files. `is_file`: whether it must be a regular file. Raises OSError if it must be one and is not,
+    or if a link leads nowhere."""
     try:
         status = entry.stat()
     except FileNotFoundError:
@@ -276,7 +276,7 @@ class StoreFiles:
             units = self.units(file)
             units = units[units["size"] != PADDING_SIZE]
             if len(units):
-                sizes = np.maximum(units["size"].astype(np.int64), 1)  # marks stand for no size
+                sizes = np.maximum(units["size"].astype(np.int64), 1)  # a mark is no size
                 end = max(end, int((units["physical_offset"].astype(np.int64) + sizes).max()))
         return end
 
@@ -350,8 +350,9 @@ class StoreFiles:
         return self.segments[-1].first_offset + self._written(self.segments[-1])
 
     def _flushed(self, start: int, limit: int, physic_ms: int) -> int:
-        """Return the physical offset up to which a part of a file is flushed: that of the first record not stored
-        before the checkpoint's time, `physic_ms`. `start`: the start of a record, before which all is flushed."""
+        """Return the physical offset up to which a part of a file is flushed: behind the last record before the first
+        one that was not stored before the checkpoint's time, `physic_ms`. `start`: the start of a record, before which
+        all is flushed."""
         end = start
         for chunk in self.chunks(start, limit):
             stored = chunk.store_ms

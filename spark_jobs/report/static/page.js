@@ -1,5 +1,5 @@
 /* Draws the plots and the heat maps of the report from the JSON in #data (see plots.py), and the tables behind them.
-   Sets data-drawn on each figure, and on the root element how many were drawn; data-failed where one was not. */
+   Sets data-drawn on each figure, and on the root element to their number; data-failed on one that failed. */
 (function () {
   "use strict";
 
@@ -50,7 +50,7 @@
   const iso = (ms) => new Date(ms).toISOString().replace("T", " ").replace("Z", "");
   const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" ");
 
-  /* What the x axis says: the time, and below it the day where it changes. */
+  /* Labels of the x axis: the time, and below it the day where it changes. */
   function xLabels(_plot, splits, _axis, _space, increment) {
     let day = "", year = "";
     return splits.map((ms) => {
@@ -67,14 +67,14 @@
     });
   }
 
-  /* Of a rate, the unit of time in which the greatest of it has a digit before the point. */
+  /* The unit of time of a rate: one in which its greatest value has a digit before the point. */
   function perTime(plot) {
     const most = Math.max(...plot.series.flatMap((series) => series.y)) / plot.step;
     for (const [span, name] of [[SECOND, "s"], [MINUTE, "min"], [HOUR, "h"]])
       if (most * span >= 2 || name === "h") return [span / plot.step, "/" + name];
   }
 
-  /* A plot's factor for values, and how it writes them: short on the axis, in full in the legend. */
+  /* A plot's factor for values, and their formats: short on the axis, in full in the legend. */
   function unitOf(plot) {
     switch (plot.unit) {
       case "ms": return { factor: 1, short: duration, full: duration, steps: TIME_STEPS };
@@ -108,7 +108,7 @@
     return sums;
   }
 
-  /* The times and columns that are drawn. Lines break where nothing was for long; an area ends with its last step. */
+  /* The times and columns to draw. Lines break at long stretches without values; an area ends with its last step. */
   function columnsOf(plot, factor) {
     let x = plot.x, columns = plot.series.map((s) => s.y.map((y) => y === null ? null : y * factor));
     if (plot.style === "area") {
@@ -161,8 +161,8 @@
     });
   }
 
-  /* Bars on top of each other, by hand: each topic that has something in a step is LEAST px high at least, so that one
-     message is seen beside a million. What this adds is taken from the highest of the bar. */
+  /* Stacked bars, drawn here: each topic with a value in a step is at least LEAST px high, so that one message is
+     visible beside a million. The pixels added are taken from the highest part of the bar. */
   function paintBars(u, raw, tints, step) {
     const ratio = devicePixelRatio, ctx = u.ctx, { left, top, width, height } = u.bbox;
     const y0 = u.valToPos(0, "y", true), perOne = (y0 - u.valToPos(1, "y", true));
@@ -233,7 +233,7 @@
     figure.dataset.drawn = "true";
   }
 
-  /* The arrow keys move the cursor, so that the legend tells the values there. */
+  /* The arrow keys move the cursor, so that the legend shows the values there. */
   function move(event, figure) {
     const u = live.get(figure), steps = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -Infinity, End: Infinity }[event.key];
     if (!u || steps === undefined) return;
@@ -267,7 +267,7 @@
 
   // --- heat maps
 
-  /* Upper bounds of the classes: times that mean something, or powers that share what there is. */
+  /* Upper bounds of the classes: round times, or powers that divide the range of the values. */
   function classes(values, isTime) {
     if (isTime) {
       const bounds = [10, 100, SECOND, 10 * SECOND, MINUTE, 10 * MINUTE, Infinity];
@@ -331,7 +331,7 @@
 
   // --- copying
 
-  /* By the clipboard where the page may use it; else by hand, as on a page from a disk or a plain http server. */
+  /* Uses the clipboard where the page may; else a fallback, as on a page from a disk or a plain http server. */
   async function copy(text) {
     try {
       await navigator.clipboard.writeText(text);
