@@ -1,1 +1,1 @@
-"""Timers: messages for any time, in a wheel of seconds."""
+"""Timers: messages with an arbitrary deliver time, in a wheel of seconds."""

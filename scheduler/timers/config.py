@@ -1,4 +1,4 @@
-"""Settings of the timers, and what they answer."""
+"""Settings of the timers, and the answers to sends and cancellations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from duemq.scheduler.timers.files.log import DEFAULT_SEGMENT_SIZE
 
 DAY_SECONDS: Final = 86_400
 OVERDUE_MS: Final = 10_000
-"""What is later than this is overdue by more than a busy moment."""
+"""A message later than this counts as overdue, not just as delayed by a busy moment."""
 
 
 @dataclass
 class TimerConfig:
-    """Settings, by RocketMQ's names; may be changed while running, but for the first two."""
+    """The settings, each with RocketMQ's name for it. All but the first two may be changed while running."""
 
     log_segment_size: int = DEFAULT_SEGMENT_SIZE
     """mappedFileSizeTimerLog, bytes."""
@@ -26,7 +26,7 @@ class TimerConfig:
     max_delay: int = 366 * DAY_SECONDS
     """timerMaxDelaySec, seconds: a later time is refused."""
     congest_limit: int = 2**31 - 1
-    """timerCongestNumEachSlot: so many messages the slot of a second takes, with those that were cancelled since."""
+    """timerCongestNumEachSlot: most messages in the slot of a second, including those cancelled since."""
     stop_enqueue: bool = False
     """timerStopEnqueue."""
     stop_dequeue: bool = False
@@ -34,7 +34,7 @@ class TimerConfig:
 
 
 class Refusal(Enum):
-    """Why a timer message is not taken."""
+    """Why a timer message is refused."""
 
     DISABLED = "disabled"
     TOO_FAR = "too far"
@@ -43,7 +43,7 @@ class Refusal(Enum):
 
 
 class Cancelled(Enum):
-    """What became of a request to cancel."""
+    """The result of a request to cancel a message."""
 
     CANCELLED = "cancelled"
     DELIVERED = "already delivered"

@@ -1,5 +1,6 @@
-"""Looking at the timers' files before a start changes anything: what cannot be read, or is no file, stops the start.
-What can be read is held against its checksums later, by `timers.recovery`, which makes again what is lost or wrong.
+"""Reads the timers' files before a start changes anything. A file that cannot be read stops the start, and so does
+anything but a file in place of the wheel, timercheck or timermetrics. `timers.recovery` compares checksums later, and
+rebuilds what is lost or wrong.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from duemq.storage.errors import StoreFormatError
 from duemq.storage.files import Files
 
 _READ_SIZE: Final = 1 << 18
-"""Bytes: so little is read into memory that the processor has in its cache."""
+"""Bytes per read: few enough that the buffer stays in the processor's cache."""
 _ZEROS: Final = bytes(_READ_SIZE)
 _FREE: Final = 1 << 20
-"""Bytes: behind the noted end of the log so many zeros end it for whoever reads it on from there, a part at a time
-(`TimerLog.recover`), and no part is longer."""
+"""Bytes: this many zeros behind the noted end of the log end it for `TimerLog.recover`, which reads on from there in
+parts that are no longer than this."""
 
 
 def inspect(files: Files, root: str, log_end: int | None) -> None:
-    """Look at the files of a store, given by its directory. `log_end`: where the timer log ended when the checkpoint
-    was made, from where on a start reads the units that follow; None where it may read all. Raises StoreFormatError,
-    OSError."""
+    """Read the timers' files in a store's directory. `log_end`: the end of the timer log at the checkpoint, behind
+    which a start reads only the units that follow; None if it may read all. Raises StoreFormatError, OSError."""
     for name in ("timerwheel", os.path.join("config", "timercheck"), os.path.join("config", "timermetrics")):
         path = os.path.join(root, name)
         files.require_file(path)
@@ -33,11 +33,11 @@ def inspect(files: Files, root: str, log_end: int | None) -> None:
         try:
             _read(files, os.path.join(directory, name), noted)
         except StoreFormatError:
-            return  # no file: the whole log is made again
+            return  # not a file: the whole log will be rebuilt
 
 
 def _read(files: Files, path: str, noted: int | None) -> None:
-    """Read a file, without what is free behind its `noted` bytes."""
+    """Read a file, up to the free space behind its first `noted` bytes."""
     file, at, free = files.open(path), 0, 0
     size = file.size()
     while at < size and free < _FREE:

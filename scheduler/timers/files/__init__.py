@@ -1,1 +1,1 @@
-"""The timer log, the timer wheel, and the small files beside them."""
+"""The files of the timers: timer log, timer wheel, timercheck, timermetrics, and the checkpoint's note."""

@@ -1,51 +1,54 @@
-"""The small files of the timers, and their part of the checkpoint.
+"""The small files of the timers, and their note in the checkpoint.
 
     config/timercheck, 4096 bytes, seven int64:
     | read time | log position | queue offset | master's queue offset | state version | version time | counter |
-    read time: ms; the slot to be read next. log position: the timer log is flushed up to there. queue offset: next of
-    the timer topic's queue to be put into the wheel.
+    read time: ms; the slot to be read next. log position: the timer log is flushed up to here. queue offset: the next
+    unit of the timer topic's queue to be put into the wheel.
 
     config/timermetrics: {"dataVersion": {...}, "timingCount": {"<topic>": {"count": n, "timeStamp": ms}}}
 
     the note "timers" in the checkpoint (see `storage.durability.checkpoint`), as of its recovery offset:
     | version | second | since | log since | log end | queue offset | held to | counted at | topics | hash  | waiting |
     | uint8 4 | int64  | int64 | int64     | int64   | int64        | int64   | int64      | uint32 | int32 | int64   |
-    the last two for each topic that has messages waiting
+    hash and waiting are repeated for each topic that has waiting messages
     | recovered to | done   | withdrawn | moved  | done: offset << 1 | withdrawn: | moved: offset | position |
     | int64        | uint32 | uint32    | uint32 | counted, int64    | int64      | int64         | int64    |
-    first the numbers, then so many of each
+    first the three counts, then that number of entries of each kind
     | runs   | position | units  |
     | uint32 | int64    | uint32 |
-    two for each run of superseded units
+    position and units are repeated for each run of superseded units
     | files  | base  | crc32  | magic  | hours  | crc32  |
     | uint32 | int64 | uint32 | uint64 | uint32 | uint32 |
-    three for each file of the timer log, then one for each hour of the wheel
-    second:       the messages of all slots before it have been delivered, or withdrawn, by records before the recovery
-                  offset, or have got other slots
-    since:        where the commitlog ended when that second's turn came, or when the store was opened, if that was
-                  later: records behind that tell what of the second itself was delivered
-    log since:    likewise of the timer log: units behind that tell what of the second got another unit
-    log end:      the timer log's end
-    queue offset: next of the timer topic's queue to be put into the wheel
-    held to:      no second beyond has a message whose time its topic's policy chose (see `timers.policy.policies`)
-    counted at:   `waiting` is without the second's messages that records before this physical offset delivered. Those
-                  of later seconds that were delivered before a crash are in it still: each second's are taken out
-                  when it has its turn
-    The rest is what the start before this found of the time before it, and what matters still:
+    base, crc32 and magic are repeated for each file of the timer log, the last crc32 for each hour of the wheel
+    second:       the messages in all slots before it were delivered or withdrawn by records before the recovery offset,
+                  or got other slots
+    since:        the end of the commitlog when that second's turn came, or when the store was opened if that was later:
+                  records behind it tell which messages of the second were delivered
+    log since:    the end of the timer log at the same time: units behind it tell which messages of the second got
+                  another unit
+    log end:      the end of the timer log
+    queue offset: the next unit of the timer topic's queue to be put into the wheel
+    held to:      no later second has a message whose time its topic's policy chose (see `timers.policy.policies`)
+    counted at:   `waiting` does not count the second's messages that were delivered by records before this physical
+                  offset. It still counts messages of later seconds that were delivered before a crash: those of each
+                  second are subtracted when its turn comes
+    The following is what the last start found of the time before it, as far as it still matters:
     recovered to: no second from this one on has a message that was found delivered
-    done:         physical offsets of messages that were delivered, and are in a slot that is not past or not in the
-                  wheel yet; counted: 1 where `waiting` is without the message, if it is in the slot of `second`
-    withdrawn:    of those that were cancelled, or appended once more, and are not in the wheel yet
-    moved:        of those that got another unit since the turn of `second` began, and that unit's position
-    runs:         units of the timer log whose messages got others before the turn of these came, and that do not say so
-                  themselves yet (`timers.files.superseded`): the position of the first one, and how many follow each
-                  other
-    The checksums are looked at by the next start, which makes again what is not as it was:
-    base:         position at which the file begins; its checksums: see `timers.files.sums`
-    hours:        of each hour of the wheel's file, by its place there; 0 where it changed and is not written yet
-    Version 3 is without the runs. Versions 1, without counted at, and 2 end with the topics; they have the crc32 of the
-    log's last units behind log end.
-    All integers big-endian.
+    done:         physical offsets of messages that were delivered, and that are in a slot that is not past or not in
+                  the wheel yet; counted: 1 if `waiting` does not count the message, provided it is in the slot of
+                  `second`
+    withdrawn:    physical offsets of messages that were cancelled or appended again, and are not in the wheel yet
+    moved:        physical offsets of messages that got another unit since the turn of `second` began, each with the
+                  position of that unit
+    runs:         superseded units of the timer log that are not marked yet (`timers.files.superseded`): the position of
+                  the first one, and the number of adjacent ones
+    The next start compares the checksums, and rebuilds what differs:
+    base:         position at which the file begins; for its checksums see `timers.files.sums`
+    hours:        number of checksums: one for each hour of the wheel's file, in the order of the file, 0 for an hour
+                  that changed and is not written yet
+    Version 3 lacks the runs. Versions 1 (without counted at) and 2 end with the topics; behind log end they have the
+    crc32 of the log's last units.
+    All integers are big-endian.
 
 Mirrors apache/rocketmq store/timer/{TimerCheckpoint,TimerMetrics}.java (5.3.3).
 """
@@ -89,7 +92,7 @@ NO_OFFSETS: Final = np.empty(0, np.int64)
 
 
 class TimerCheck(msgspec.Struct):
-    """What timercheck says. Times in ms since the epoch."""
+    """The numbers of timercheck. Times in ms since the epoch."""
 
     read_ms: int = 0
     log_position: int = 0
@@ -100,12 +103,12 @@ class TimerCheck(msgspec.Struct):
     counter: int = 0
 
     def encode(self) -> bytes:
-        """The 56 bytes that matter."""
+        """Encode the 56 bytes in use."""
         return _CHECK.pack(*msgspec.structs.astuple(self))
 
 
 def load_check(files: Files, path: str) -> TimerCheck | None:
-    """What the file says; None where there is none, or one that is too short."""
+    """Read timercheck; None if the file is missing or too short. Raises OSError."""
     data = files.read_whole(path)
     if data is None or len(data) < _CHECK.size:
         return None
@@ -113,13 +116,13 @@ def load_check(files: Files, path: str) -> TimerCheck | None:
 
 
 def save_check(files: Files, path: str, check: TimerCheck) -> None:
-    """Write the file. May wait for the disk. Raises OSError."""
+    """Write timercheck. May wait for the disk. Raises OSError."""
     files.write_whole(path, check.encode().ljust(CHECK_SIZE, b"\0"))
 
 
 class _Metric(msgspec.Struct):
     count: int = 0
-    timeStamp: int = 0  # noqa: N815, the file's name for it
+    timeStamp: int = 0  # noqa: N815, its name in the file
 
 
 class _Metrics(msgspec.Struct):
@@ -134,8 +137,8 @@ def metrics_json(counts: Mapping[str, int], now_ms: int, version: int) -> bytes:
 
 
 def load_topics(files: Files, path: str) -> dict[str, int]:
-    """The topics that timermetrics names, and how many messages of each waited; none where it is missing or broken,
-    since it is only statistics."""
+    """The topics in timermetrics, each with its number of waiting messages; empty if the file is missing or broken,
+    since it holds only statistics. Raises OSError."""
     data = files.read_whole(path)
     try:
         counts = msgspec.json.decode(data, type=_Metrics).timingCount if data else {}
@@ -145,19 +148,19 @@ def load_topics(files: Files, path: str) -> dict[str, int]:
 
 
 class Found(NamedTuple):
-    """What a start found of the time before it. Physical offsets, ascending."""
+    """What a start found of the time before it. Arrays of physical offsets, ascending."""
 
     recovered_to: int = 0
     done: Offsets = NO_OFFSETS
     counted: Offsets = NO_OFFSETS
-    """Some of `done`."""
+    """A part of `done`: messages that the noted counts of waiting messages no longer include."""
     withdrawn: Offsets = NO_OFFSETS
     moved: Offsets = NO_OFFSETS
     moved_by: Offsets = NO_OFFSETS
-    """Positions in the timer log, by the places in `moved`."""
+    """For each offset in `moved`, the position of the newer unit in the timer log."""
 
     def encode(self) -> bytes:
-        """See the module."""
+        """Encode for the note; the module draws the layout."""
         head = _FOUND.pack(self.recovered_to, len(self.done), len(self.withdrawn), len(self.moved))
         done = self.done << 1 | is_among(self.done, self.counted)
         moved = np.stack((self.moved, self.moved_by), axis=1)
@@ -165,7 +168,7 @@ class Found(NamedTuple):
 
 
 def _decode_found(data: bytes) -> tuple[Found, bytes] | None:
-    """What a start found, and what follows."""
+    """Decode the `Found` at the beginning of `data`; return it with the remaining bytes, None if data is too short."""
     if len(data) < _FOUND.size:
         return None
     recovered_to, *counts = _FOUND.unpack_from(data)
@@ -182,13 +185,13 @@ def _decode_found(data: bytes) -> tuple[Found, bytes] | None:
 
 
 class Sums(NamedTuple):
-    """Checksums of the files."""
+    """Checksums of the timer log's files, by their positions, and of the wheel's hours."""
 
     log: Mapping[int, FileSum] = MappingProxyType({})
     wheel: NDArray[np.uint32] = np.empty(0, np.uint32)
 
     def encode(self) -> bytes:
-        """See the module."""
+        """Encode for the note; the module draws the layout."""
         files = b"".join([_FILE.pack(base, *each) for base, each in self.log.items()])
         hours = self.wheel.astype(_CRC).tobytes()
         return _COUNT.pack(len(self.log)) + files + _COUNT.pack(len(self.wheel)) + hours
@@ -208,7 +211,7 @@ def _decode_sums(data: bytes) -> Sums | None:
 
 
 class TimerNote(msgspec.Struct, eq=False):
-    """What the note says."""
+    """The decoded note. The module describes the fields."""
 
     second: int
     since: int
@@ -218,17 +221,17 @@ class TimerNote(msgspec.Struct, eq=False):
     held_to: int
     counted_at: int
     waiting: dict[int, int]
-    """Messages in the wheel by topic hash."""
+    """Number of messages in the wheel, by topic hash."""
     found: Found = Found()
     superseded: bytes = b""
-    """As `Superseded` encodes them."""
+    """The superseded units, as `Superseded.encode` returns them."""
     sums: Sums | None = None
-    """None where an earlier version wrote it..."""
+    """None in a note of version 1 or 2."""
     log_crc: int = 0
-    """...which has this."""
+    """CRC-32 of the log's last units (`TimerLog.crc`), in notes of version 1 and 2 only."""
 
     def encode(self) -> bytes:
-        """The note's bytes."""
+        """Encode the note."""
         head = _NOTE.pack(
             _NOTE_VERSION,
             self.second,
@@ -246,7 +249,7 @@ class TimerNote(msgspec.Struct, eq=False):
 
 
 def decode_note(data: bytes) -> TimerNote | None:
-    """What a note says; None for one that is empty or of another make."""
+    """Decode a note; None if it is empty or has another format."""
     if data and data[0] in (1, 2):
         return _decode_earlier(data)
     if len(data) < _NOTE.size or data[0] not in (_NOTE_VERSION, _WITHOUT_RUNS):
@@ -286,14 +289,14 @@ def _decode_earlier(data: bytes) -> TimerNote | None:
 
 
 def log_end_of(notes: Mapping[str, bytes]) -> int | None:
-    """The timer log's end by the notes of a checkpoint; None where they say nothing of timers."""
+    """The end of the timer log by the notes of a checkpoint; None without a note of the timers."""
     note = decode_note(notes.get("timers", b""))
     return note.log_end if note is not None else None
 
 
 def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
-    """The queue offset up to which the timer topic was read, by the checkpoint, or by timercheck in a directory where
-    RocketMQ had the store last. Raises OSError."""
+    """The queue offset up to which the timer topic's queue was read: by the checkpoint, or by timercheck in `directory`
+    if RocketMQ had the store last; 0 if neither says. Raises OSError."""
     if checkpoint.is_foreign:
         check = load_check(files, f"{directory}/timercheck")
         return check.queue_offset if check is not None else 0
@@ -302,7 +305,7 @@ def reached(checkpoint: Checkpoint, files: Files, directory: str) -> int:
 
 
 def needed_from(notes: Mapping[str, bytes]) -> int | None:
-    """The physical offset from which recovery, by the notes of a checkpoint, will read the commitlog for the timers;
-    None where they say nothing of timers."""
+    """The physical offset from which recovery by the notes of a checkpoint will read the commitlog for the timers; None
+    without a note of the timers."""
     note = decode_note(notes.get("timers", b""))
     return note.since if note is not None else None

@@ -1,27 +1,27 @@
-"""The timer log: one unit for each message that waits in the timer wheel, those of a second linked backwards.
+"""The timer log: one unit for each message that waits in the timer wheel; the units of a second are linked backwards.
 
     timerlog/00000000000000000000, ...     files of 100 MiB (mappedFileSizeTimerLog)
     0      4          12      16           24         28                36            40           44
     | size | previous | magic | write time | delay    | physical offset | record size | topic hash | deliver time |
     | 52   | int64    | int32 | int64, ms  | int32, ms| int64           | int32       | int32      | int64, ms    |
 
-    previous:     position of the unit before this one of the same second, -1 for the first
-    magic:        1, and 2 when the message is due later than its slot (it gets another unit then), 4 for a mark that
-                  deletes another message. 8 and 4 without 2 (ours): the message was withdrawn, that is, cancelled or
-                  appended again. 4 alone with a deliver time (ours): the message got another unit before this one's
-                  turn (`timers.files.superseded`). The 1 is missing (ours) where the record is of a message that was
-                  appended again. RocketMQ looks at 2 and 4: it passes over a unit with 4 and without 2 whose record
-                  deletes nothing, and a start of its broker cuts the log at the first unit that has more than these
-                  four bits
+    previous:     position of the preceding unit of the same second, -1 for the first
+    magic:        1; plus 2 if the message is due later than its slot (it gets another unit when the slot comes); plus 4
+                  if the record cancels another message. 8 and 4 without 2 (duemq's): the message was withdrawn, that
+                  is, cancelled or appended again. 4 with a deliver time and without 8 (duemq's): the message got
+                  another unit before this one's turn (`timers.files.superseded`). Without 1 (duemq's): the record is
+                  one by which the message was appended again. RocketMQ reads 2 and 4: it passes over a unit with 4 and
+                  without 2 whose record deletes nothing; at a start it cuts the log at the first unit with any bit
+                  other than these four
     write time:   when the unit was written, rounded down to a second; write time + delay is the slot's second
-    topic hash:   Java's hash of the topic that the message is for
-    deliver time: RocketMQ leaves it 0; ours has the exact time in the lower 43 bits (up to the year 2248), and in the
-                  20 above a hash of the key if the next message of that key is to replace this one
-                  (`timers.index.keys`); all of it negative where the topic's policy chose the time
+    topic hash:   Java's hash of the name of the message's real topic
+    deliver time: 0 in RocketMQ; in duemq the lower 43 bits hold the exact time (up to the year 2248), the 20 bits above
+                  hold a hash of the key if the next message with that key replaces this one (`timers.index.keys`); the
+                  whole number is negative where the topic's policy chose the time
     file end:     where fewer than 68 bytes would remain: | int32 space left | int64 0 | uint32 0xCBD43194 |
 
-A position counts bytes over all files. All integers big-endian.
-Mirrors apache/rocketmq store/timer/TimerLog.java (5.3.3) but for what is ours.
+A position counts bytes over all files. All integers are big-endian.
+Mirrors apache/rocketmq store/timer/TimerLog.java (5.3.3) except for the parts called duemq's.
 """
 
 from __future__ import annotations
@@ -67,22 +67,22 @@ UNIT_SIZE: Final = 52
 assert UNIT.itemsize == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 100 * 1024 * 1024
 NORMAL: Final = 1
-"""Of units in files: their record is the first of its message."""
+"""Set in a unit whose record is the first record of its message."""
 ROLL: Final = 2
 DELETE: Final = 4
 WITHDRAWN: Final = 8
 NO_MESSAGE: Final = DELETE | WITHDRAWN
-"""Units with one of these stand for no message that waits."""
+"""A unit with any of these bits stands for no waiting message."""
 APPLIED: Final = -1
-"""The deliver time of units that stand for no message: of deleting ones of ours, which have done what they are for,
-while RocketMQ goes by their magic, and of those that are the last of the log for RocketMQ's sake."""
+"""The deliver time of units that stand for no message: duemq's deleting units, which have already taken effect and
+which RocketMQ knows by their magic, and units appended only so that RocketMQ finds them last in the log."""
 DUE_BITS: Final = 43
 MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
 ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
 _MAGIC_AT: Final = 12
 _BLANK: Final = struct.Struct(">iqI")
 BLANK_SIZE: Final = _BLANK.size
-"""In bytes, of what ends a file."""
+"""Size in bytes of the blank unit that ends a file."""
 _BLANK_MAGIC: Final = 0xCBD43194
 _SLOT_MS: Final = 1000
 _SCAN_UNITS: Final = 16_384
@@ -90,41 +90,42 @@ _CRC_UNITS: Final = 64
 _FIRST_LOOK: Final = 64
 _MAX_LOOK: Final = 8192
 _DENSE: Final = 32
-"""Blocks get longer where at least one unit of so many is of the second that is read."""
+"""Blocks get longer while at least one in this many of their units belongs to the second that is read."""
 
 
 def withdrawn(magic: M) -> M:
-    """The magic numbers that units get when their messages are withdrawn: RocketMQ takes them for marks that delete,
-    and finds nothing in their records that is to be deleted."""
+    """The magic numbers of units whose messages are withdrawn: RocketMQ takes such units for deleting ones, and finds
+    nothing to delete in their records."""
     return (magic & ~ROLL) | WITHDRAWN | DELETE
 
 
 def seconds_of(units: Units) -> NDArray[np.int64]:
-    """The seconds, since the epoch, in whose slots units are."""
+    """The seconds, since the epoch, in whose slots the units lie."""
     seconds: NDArray[np.int64] = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // _SLOT_MS
     return seconds
 
 
 class TimerLog:
-    """The files. One thread owns them."""
+    """The files of the timer log. Owned by one thread."""
 
     def __init__(self, files: Files, directory: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
         self._segments = Segments(files, directory, segment_size)
         self._room = (segment_size - UNIT_SIZE - _BLANK.size) // UNIT_SIZE * UNIT_SIZE + UNIT_SIZE
-        """Bytes of units in a full file."""
+        """Number of bytes of units in a full file."""
         self._marks = Marks(self._segments)
         self.superseded = Superseded(self._segments)
-        """Units in slots to come whose messages got others."""
+        """Units in future slots whose messages got newer units."""
         self.sums = LogSums(segment_size)
-        """Of all units before the end, with the marks that they have."""
+        """Checksums of all units before the end, with their present marks."""
         self.end = 0
-        """Position of the next unit, or where the blank unit goes that ends a file."""
+        """Position of the next unit, or of the blank unit that ends a file."""
         self._last_record: int | None = None
-        """The physical offset of the record whose unit was appended last, None where nothing was since the start."""
+        """Physical offset of the last unit's record; None if unknown, as nothing was appended since the start or since
+        the log was cut."""
 
     @property
     def begin(self) -> int:
-        """Position of the first unit there is."""
+        """Position of the first unit."""
         return self._segments.begin
 
     @property
@@ -134,19 +135,19 @@ class TimerLog:
 
     @property
     def directory(self) -> str:
-        """Where the files are."""
+        """The directory of the files."""
         return self._segments.directory
 
     def load(self) -> list[str]:
-        """Find the files; `recover` finds the end. Gives the paths of what is none of them, which is left alone. Raises
-        StoreFormatError."""
+        """Find the files; `recover` finds the end. Return the paths in the directory that are none of its files, which
+        are left alone. Raises StoreFormatError."""
         others = self._segments.load(passes_over_others=True)
         self.end = self._segments.end
         return others
 
     def recover(self, start: int) -> None:
-        """Find the end: behind the last whole unit that follows others without a gap from `start` on, which is where a
-        unit begins, or a file."""
+        """Find the end: it lies behind the last valid unit of the gapless sequence that begins at `start`, which is the
+        position of a unit or of a file."""
         position = min(max(start, self.begin), self._segments.end)
         self.end = position
         for at, units in self._chunks(position, self._segments.end):
@@ -159,14 +160,14 @@ class TimerLog:
                 return
 
     def truncate(self, position: int) -> None:
-        """Cut at a position. Raises OSError."""
+        """Cut the log at a position. Raises OSError."""
         if position < self._segments.end:
             self._segments.clear_from(position)
         self.end = position
         self._last_record = None
 
     def remove_all(self) -> None:
-        """Begin anew. Raises OSError."""
+        """Remove all files and begin an empty log. Raises OSError."""
         self._segments.remove_from(0)
         self.superseded = Superseded(self._segments)
         self.sums = LogSums(self.segment_size)
@@ -174,7 +175,7 @@ class TimerLog:
         self._last_record = None
 
     def positions(self, count: int) -> Positions:
-        """Where the next `count` units will be."""
+        """The positions of the next `count` units."""
         size = self._segments.segment_size
         base, at = divmod(self.end, size)
         first = base * (self._room // UNIT_SIZE) + min(at, self._room) // UNIT_SIZE
@@ -183,7 +184,7 @@ class TimerLog:
         return numbers // per_file * size + numbers % per_file * UNIT_SIZE
 
     def append(self, units: Units, positions: Positions) -> None:
-        """Write units, at the positions that `positions` gave for as many. Raises OSError; then none counts."""
+        """Write units at the positions that `positions` returned for them. Raises OSError; then none of them counts."""
         data = memoryview(units.tobytes())
         size, done, end = self._segments.segment_size, 0, self.end
         parts: list[tuple[int, int, int]] = []
@@ -204,20 +205,20 @@ class TimerLog:
         self._last_record = int(units["physical_offset"][-1])
 
     def read(self, position: int, count: int) -> Units:
-        """Up to `count` units from a position on, within one file."""
+        """Read up to `count` units from a position on, within one file."""
         file_end = position - position % self._segments.segment_size + self._room
         count = min(count, (min(file_end, self.end) - position) // UNIT_SIZE)
         data = self._segments.read(position, max(0, count) * UNIT_SIZE)
         return self._units(position, data)
 
     def _units(self, position: int, data: bytes) -> Units:
-        """The units in what was read at a position, as they are marked."""
+        """The units in bytes read at a position, with their present marks."""
         units = np.frombuffer(self._marks.over(position, data), UNIT, len(data) // UNIT_SIZE)
         return self.superseded.over(position, units)
 
     def crc(self, end: int) -> int:
-        """The checksum that earlier versions noted: of the last units before a position, as far as they lie in its
-        file, but for their magic, which may change."""
+        """The checksum in notes of earlier versions: CRC-32 of up to 64 units before a position, within its file, with
+        0 for their magic, which may change."""
         start = max(self._segments.base_of(max(0, end - 1)), end - _CRC_UNITS * UNIT_SIZE)
         data = self._segments.read(start, end - start)
         units = np.frombuffer(data, UNIT, len(data) // UNIT_SIZE).copy()
@@ -225,32 +226,32 @@ class TimerLog:
         return zlib.crc32(units.tobytes())
 
     def last(self) -> np.void | None:
-        """The last unit; None where there is none."""
+        """The last unit, None in an empty log. Raises OSError."""
         base = self._segments.base_of(self.end)
         position = self.end - UNIT_SIZE if self.end > base else base - self.segment_size + self._room - UNIT_SIZE
         units = self.read(max(position, self.begin), 1)
         return units[0] if len(units) else None
 
     def last_record(self) -> int | None:
-        """The physical offset of the record that the last unit is of; None without one. It reads only where nothing was
-        appended since the start. Raises OSError."""
+        """The physical offset of the last unit's record, None in an empty log. Reads only if nothing was appended since
+        the start or since the log was cut. Raises OSError."""
         if self._last_record is None and (last := self.last()) is not None:
             self._last_record = int(last["physical_offset"])
         return self._last_record
 
     def first(self) -> np.void | None:
-        """The first unit; None where there is none. Raises OSError."""
+        """The first unit, None in an empty log. Raises OSError."""
         units = self.read(self.begin, 1)
         return units[0] if len(units) else None
 
     def scan(self, start: int, end: int) -> Iterator[tuple[int, Units]]:
-        """All units between two positions, in order: the position of the first of each part, and the part."""
+        """Iterate over all units between two positions, in order: parts, each with the position of its first unit."""
         start = max(start, self.begin)
         start -= start % self._segments.segment_size % UNIT_SIZE
         return self._chunks(start, min(end, self.end))
 
     def part(self, start: int, end: int) -> tuple[int, Units] | None:
-        """The first part of such a scan."""
+        """The first part of `scan(start, end)`, None if it is empty."""
         return next(self.scan(start, end), None)
 
     def _chunks(self, position: int, end: int) -> Iterator[tuple[int, Units]]:
@@ -266,19 +267,19 @@ class TimerLog:
             if not len(units):
                 if position >= self.begin:
                     return
-                position = self.begin  # files before have expired meanwhile
+                position = self.begin  # earlier files have expired in the meantime
                 continue
             yield position, units
             position += len(units) * UNIT_SIZE
 
     def chain(self, last: int) -> Chain:
-        """The units of a second from its last one on backwards, see `Chain`."""
+        """The units of a second, from its last one on backwards. See `Chain`."""
         return Chain(self, last)
 
     def withdraw(self, position: int, magic: int) -> None:
-        """Mark the unit at a position, which has a magic number: its message is no longer waiting here. The record that
-        says so is in the commitlog, so this does not read, which might fail. From now on every reader sees it; the
-        files have it when `plan_marks` says, see `storage.log.marks`."""
+        """Mark the unit at a position as withdrawn: its message does not wait here any more. `magic`: its present magic
+        number, so that nothing is read: a read might fail, and the record that withdraws is in the commitlog already.
+        Every reader sees the mark at once; the files get it by `plan_marks`, see `storage.log.marks`."""
         self._marks.set(position + _MAGIC_AT, withdrawn(magic).to_bytes(4, "big"))
         self.sums.change(position, magic, withdrawn(magic))
 
@@ -296,14 +297,14 @@ class TimerLog:
         return self._segments.files_between(start, end)
 
     def drop_before(self, position: int) -> list[str]:
-        """Forget the files that end at or before a position. Gives their paths, for the caller to remove."""
+        """Forget the files that end at or before a position. Return their paths, for the caller to remove."""
         paths = self._segments.drop_before(min(position, self._segments.base_of(self.end)))
         self.sums.drop_before(self.begin)
         self.superseded.drop_before(self.begin)
         return paths
 
     def file_ends(self) -> list[int]:
-        """The positions behind the files that are full, oldest first."""
+        """The end positions of the full files, oldest first."""
         size = self._segments.segment_size
         return list(range(self.begin + size, self.end + 1, size))
 
@@ -313,16 +314,16 @@ class TimerLog:
 
 
 class Chain:
-    """Iterates over the units of a second from its last one on backwards: parts with their positions, each in ascending
-    order, the newest part first. Ends where the log no longer has a unit. Raises OSError where a part cannot be read:
-    then it is where it was, and the next call tries that part again."""
+    """Iterates over the units of a second, from its last one on backwards: parts with their positions, the newest part
+    first, ascending within each part. Ends at a unit that the log no longer has. Raises OSError if a part cannot be
+    read; the next call tries that part again."""
 
     def __init__(self, log: TimerLog, last: int) -> None:
         self._log = log
         self._position = last
-        """The last unit of the next part."""
+        """Position of the last unit of the next part."""
         self._look = _FIRST_LOOK
-        """How many units are read at once: more where many of them are of the second."""
+        """Number of units read at once: more if many of them belong to the second."""
 
     def __iter__(self) -> Chain:
         return self
@@ -350,11 +351,12 @@ class Chain:
 
     @staticmethod
     def _runs(base: int, block: Units) -> tuple[list[tuple[int, int]], int]:
-        """Those units of a block that are of the chain which ends with its last one, as first and last places of units
-        that follow each other, from the end on; and the position of the unit before, -1 without one."""
+        """The units of a block that belong to the chain ending with the block's last unit, as runs of adjacent units
+        (first and last index), from the end on; and the position of the chain's next unit before the block, -1 without
+        one."""
         numbers = np.arange(len(block))
         previous = block["previous"].astype(np.int64)
-        # Where a unit follows the one it is linked to; the first of the block begins a run in any case.
+        # A run goes on while each unit is linked to the one right before it; the block's first unit begins one anyway.
         is_first = previous != base + (numbers - 1) * UNIT_SIZE
         is_first[0] = True
         first_of = np.maximum.accumulate(np.where(is_first, numbers, 0)).tolist()

@@ -1,11 +1,11 @@
-"""Checksums of the timer log, a file at a time: of its units but for their magic numbers, and of those.
+"""Checksums of the timer log, two for each file: one of the units without their magic numbers, one of these numbers.
 
-The magic numbers change when messages are withdrawn, in any order, and the files have that later. So theirs is a sum
-over all units of a hash of position and magic number: what changes is taken out and added again. RocketMQ's 2 is not in
-it: a unit that is withdrawn loses it, and the deliver time tells the same.
+Magic numbers change when messages are withdrawn, in any order, and reach the files later. So their checksum is a sum,
+over all units, of a hash of position and magic number: for a change the old hash is subtracted and the new one added.
+RocketMQ's bit 2 is left out: a withdrawn unit loses it, and the deliver time says the same.
 
-Most calls of numpy cost as much for one unit as for a thousand. So units wait until there are some, or a sum is asked
-for.
+Most numpy calls cost as much for one unit as for a thousand. So units are collected until there are enough of them, or
+until a sum is asked for.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ _MIX: Final = 0xD6E8FEB86659FD93
 
 
 class FileSum(NamedTuple):
-    """Of the units in one file."""
+    """The checksums of the units in one file."""
 
     crc: int = 0
     """CRC-32 of the units, with 0 for their magic numbers."""
     magic: int = 0
-    """Sum, modulo 2**64, over the units."""
+    """Sum of the units' hashes of position and magic number, modulo 2**64."""
 
 
 class LogSums:
-    """Checksums by the position at which a file begins."""
+    """The checksums of all files, by the position at which each file begins."""
 
     def __init__(self, segment_size: int) -> None:
         self._segment_size = segment_size
         self._by_file: dict[int, FileSum] = {}
         self._last: dict[int, int] = {}
-        """The last second in whose slot a unit of a file is."""
+        """The latest second in whose slot a unit of the file lies, by the file's position."""
         self._waiting: list[tuple[int, Units]] = []
-        """Units that are in no sum yet: runs of them that follow each other in one file, each with its position."""
+        """Units not in any sum yet: runs of adjacent units in one file, each with its position."""
         self._count = 0
-        """How many units those are."""
+        """Number of units in `_waiting`."""
         self._changes: list[tuple[int, int, int]] = []
-        """What is to be changed then: position, old and new magic number."""
+        """Changes not in any sum yet: position, old and new magic number."""
 
     @property
     def by_file(self) -> dict[int, FileSum]:
-        """The sums of all units."""
+        """The sums of all units. Raises MemoryError."""
         self._settle()
         return self._by_file
 
     def needed(self, second: int, position: int) -> dict[int, FileSum]:
-        """The sums of the files that a start has to find which goes back to a second, and has what is behind a position
-        put in again: from the first one on that has a slot of that second or later, or ends behind that position. Those
-        before may go at any time, and the last one never does."""
+        """Return the sums of the files that a start needs if it goes back to a second and puts the units behind a
+        position in again: all from the first file on that has a slot of that second or later, or ends behind that
+        position. Earlier files may be removed at any time; the last file never is."""
         sums = self.by_file
         bases = sorted(sums)
         first = next(
@@ -78,31 +78,31 @@ class LogSums:
         return {base: sums[base] for base in bases if base >= first}
 
     def add(self, position: int, units: Units) -> None:
-        """Units from a position on, in one file, behind those that are known of it. The caller leaves them as they
-        are. Never fails: they are in the file by now."""
+        """Add units that lie from a position on in one file, behind those already added. The caller must not change
+        them. Never fails, since the units are already in the file."""
         self._waiting.append((position, units))
         self._count += len(units)
         if self._count >= _SOME:
-            with suppress(MemoryError):  # then another time
+            with suppress(MemoryError):  # tried again later
                 self._settle()
 
     def change(self, position: int, old: int, new: int) -> None:
-        """The magic number of the unit at a position is another one. Never fails."""
+        """Note that the magic number of the unit at a position has changed. Never fails."""
         self._changes.append((position, old, new))
         if len(self._changes) >= _SOME:
-            with suppress(MemoryError):  # then another time
+            with suppress(MemoryError):  # tried again later
                 self._settle()
 
     def _settle(self) -> None:
-        """Take what waits into the sums, all or nothing. Raises MemoryError."""
+        """Bring collected units and changes into the sums, all or nothing. Raises MemoryError."""
         if not self._waiting and not self._changes:
             return
         sums, last = dict(self._by_file), dict(self._last)
         for base, each in groupby(self._waiting, lambda run: run[0] - run[0] % self._segment_size):
             runs = list(each)
-            # numpy would join them field by field.
+            # Joined as bytes, since numpy would join them field by field.
             plain = np.frombuffer(bytearray().join([units.data for _, units in runs]), runs[0][1].dtype)
-            # The note tells of these, or they are marked: it comes to the same.
+            # A superseded unit is either listed in the note or marked in its file; the sum must be the same for both.
             plain["magic"][is_superseded(plain)] &= ~_DELETE
             positions = np.concatenate([start + np.arange(len(units)) * _UNIT_SIZE for start, units in runs])
             before = sums.get(base, FileSum())
@@ -128,13 +128,13 @@ class LogSums:
 
 
 def is_superseded(units: Units) -> NDArray[np.bool_]:
-    """Which units are marked as `timers.files.superseded` marks them."""
+    """Whether each unit has the mark of `timers.files.superseded`."""
     result: NDArray[np.bool_] = (units["magic"] & _NO_MESSAGE == _DELETE) & (units["due_ms"] > 0)
     return result
 
 
 def mixed(positions: NDArray[np.int64], magic: NDArray[np.integer]) -> NDArray[np.uint64]:
-    """A hash of each position and magic number."""
+    """The hash of each position and magic number, without RocketMQ's bit 2."""
     magic = magic & ~_ROLL
     both = positions.astype(np.uint64) * np.uint64(_POSITION) ^ magic.astype(np.uint64) * np.uint64(_MAGIC)
     both = (both ^ both >> np.uint64(29)) * np.uint64(_MIX)

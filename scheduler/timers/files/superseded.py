@@ -1,11 +1,12 @@
-"""Units of the timer log whose messages got others before the turn of their slots came: those of messages that a pause
-held back, when it ended (`timers.parking`).
+"""Superseded units of the timer log: their messages got newer units before the turn of their slots. They are the units
+of parked messages whose pause has ended (`timers.parking`).
 
-Such a unit lies in a slot to come, and its message has another one by then, or is delivered: it stands for nothing any
-more. No record of the commitlog says so. That is told by the note of each checkpoint, with which the newer unit becomes
-durable, as runs of positions; and by the unit itself, as soon as that checkpoint is on the disk: its magic number gets
-RocketMQ's 4 then, so that no broker of Apache's, which goes by the wheel, delivers the message once more, and the next
-note need not tell any more. A crash before loses the newer unit and what is known of the older one together.
+Such a unit lies in a future slot, but its message has a newer unit or is delivered, so it stands for no message. No
+record of the commitlog says so. Instead the note of the checkpoint with which the newer unit becomes durable lists the
+superseded ones, as runs of positions. Once that checkpoint is on the disk, each superseded unit is marked as well: its
+magic number gets RocketMQ's 4, so that Apache's broker, which goes by the wheel, does not deliver the message again,
+and later notes need not list the unit. A crash before that checkpoint loses the newer unit and the fact that the older
+one is superseded together.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ _BLOCK: Final = 65_536
 _WRITTEN_AT_ONCE: Final = 1 << 22
 _MAGIC: Final = np.dtype({"names": ["magic"], "formats": [">i4"], "offsets": [12], "itemsize": _UNIT_SIZE})
 RUN: Final = np.dtype([("position", ">i8"), ("count", ">u4")])
-"""Units that follow each other, as the note has them."""
+"""A run of adjacent units in the note: position of the first one, number of units."""
 
 
 class Superseded:
-    """Those whose files do not say so yet. One thread owns it. 8 bytes each."""
+    """The superseded units that are not marked in their files yet. Owned by one thread. Takes 8 bytes for each unit."""
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self._blocks: dict[int, Positions] = {}
-        """Ascending positions, by number of a block of positions."""
+        """Ascending positions, by the number of their block of 65,536 bytes."""
         self._noted: dict[int, Positions] = {}
-        """Those that the checkpoint tells of that is being made."""
+        """The positions listed by the checkpoint that is being made."""
         self._planned: _Marking | None = None
 
     def add(self, positions: Positions) -> None:
-        """More of them, in any order, each once."""
+        """Add the positions of superseded units, in any order, each once."""
         positions = np.sort(positions)
         blocks = positions // _BLOCK
         starts = np.flatnonzero(np.concatenate(([True], blocks[1:] != blocks[:-1]))) if len(blocks) else blocks
         for number, part in zip(blocks[starts].tolist(), np.split(positions, starts[1:]), strict=False):
             known = self._blocks.get(number)
-            # Another array each time: a checkpoint that is being made has those that there were.
+            # Never changed in place: a checkpoint that is being made keeps the earlier arrays.
             self._blocks[number] = part if known is None else joined([known, part])
 
     def over(self, position: int, units: Units) -> Units:
-        """Units that were read at a position, one behind the other, marked where they are among these."""
+        """Return adjacent units, read at a position, with the mark set in the superseded ones."""
         if not self._blocks:
             return units
         end = position + len(units) * _UNIT_SIZE
@@ -66,30 +67,31 @@ class Superseded:
         return marked(position, units, np.concatenate(found)) if found else units
 
     def drop_before(self, position: int) -> None:
-        """Forget those before a position, whose files are gone."""
+        """Forget units before a position, whose files are gone. Blocks that go beyond the position are kept."""
         for number in [number for number in self._blocks if (number + 1) * _BLOCK <= position]:
             del self._blocks[number]
 
     # --- the note
 
     def encode(self) -> bytes:
-        """All of them, for the note of a checkpoint."""
+        """Encode the runs of all unmarked superseded units for a checkpoint's note."""
         self._forget_marked()
         return _runs(self._blocks).tobytes()
 
     def load(self, data: bytes) -> None:
-        """Take in what a note says."""
+        """Add the units that a note lists."""
         self.add(positions_of(data))
 
     # --- the files
 
     def begin(self) -> None:
-        """A checkpoint begins, whose note was taken just now."""
+        """Begin a checkpoint whose note was encoded just now."""
         self._noted = dict(self._blocks)
 
     def plan(self) -> Callable[[], None]:
-        """What marks the units that that checkpoint tells of, and makes the marks durable; run by any thread when the
-        checkpoint is durable. It raises OSError, NotDurable; then the next checkpoint tells of them again."""
+        """Return a job that marks the units listed by that checkpoint and makes the marks durable. To be run, by any
+        thread, when the checkpoint is durable. The job raises OSError, NotDurable; then the next checkpoint lists the
+        units again."""
         self._planned = _Marking(self._segments, self._noted)
         return self._planned.run
 
@@ -109,7 +111,7 @@ class Superseded:
 
 
 class _Marking:
-    """Marks on their way to the disk."""
+    """The job that marks units in their files."""
 
     def __init__(self, segments: Segments, blocks: dict[int, Positions]) -> None:
         self.blocks = blocks
@@ -134,13 +136,13 @@ class _Marking:
 
 
 def positions_of(data: bytes) -> Positions:
-    """The positions that a note has, ascending."""
+    """The positions listed in a note, ascending."""
     runs = [position + np.arange(count) * _UNIT_SIZE for position, count in np.frombuffer(data, RUN).tolist()]
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
 
 
 def marked(position: int, units: Units, superseded: Positions) -> Units:
-    """Units that lie at a position, one behind the other, marked where they are superseded."""
+    """Return adjacent units, which lie at a position, with the mark set in those at the `superseded` positions."""
     at = superseded[(superseded >= position) & (superseded < position + len(units) * _UNIT_SIZE)]
     if not len(at):
         return units
@@ -150,7 +152,7 @@ def marked(position: int, units: Units, superseded: Positions) -> Units:
 
 
 def _runs(blocks: dict[int, Positions]) -> NDArray[Any]:
-    """Positions as runs. None is of two files, since no unit begins right behind another file's last one."""
+    """Positions as runs. No run spans two files, since no unit begins right behind the last one of another file."""
     if not blocks:
         return np.empty(0, RUN)
     positions = np.concatenate([blocks[number] for number in sorted(blocks)])

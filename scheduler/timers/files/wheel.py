@@ -1,16 +1,16 @@
-"""The timer wheel: for each second of a fortnight the first and the last unit of its messages in the timer log.
+"""The timer wheel: for each second of two weeks, the first and the last unit of its messages in the timer log.
 
     timerwheel, 38,707,200 bytes: 1,209,600 slots, that of second s (since the epoch) at s mod 1,209,600
     0        8          16         24      28
     | second | first    | last     | count | magic |
     | int64  | int64    | int64    | int32 | int32, 0 |
-    first, last: positions in the timer log. A slot that has another second is empty. All integers big-endian.
+    first, last: positions in the timer log. A slot that holds another second is empty. All integers are big-endian.
 
-Inserting and finding a second's messages cost the same however many wait. Over the wheel of seconds lies one of hours,
-which knows the hours that have a slot in use: so the next slot is found without looking at empty ones. Of the slots,
-those of the current and the next hour are in memory, and of other hours those that were put into lately; `write_some`
-puts the hours that changed into the file and lets go of the others. So the file is as of some time during the last
-write, and recovery brings it in line with the timer log.
+The cost of inserting or finding a second's messages does not depend on how many messages wait. Above the wheel of
+seconds is a wheel of hours, which knows the hours with a slot in use: so the next slot is found without looking at
+empty ones. In memory are the slots of the current and the next hour, and of each hour that was used lately.
+`write_some` writes the changed hours into the file and then releases the others. So the file is as of some time during
+the last write, and recovery brings it in line with the timer log.
 
 Mirrors apache/rocketmq store/timer/{TimerWheel,Slot}.java (5.3.3), whose precision is a second.
 """
@@ -43,22 +43,22 @@ _PAGE: Final = mmap.PAGESIZE
 
 
 class Plan(NamedTuple):
-    """Units to be put into their slots: see `TimerWheel.plan`."""
+    """The changes of slots for a set of units. See `TimerWheel.plan`."""
 
     previous: Integers
-    """For each unit the position of the unit before it in its second, -1 without one."""
+    """For each unit, the position of the preceding unit of its second, -1 without one."""
     seconds: Integers
-    """The seconds, each once, ascending."""
+    """The units' seconds, each once, ascending."""
     firsts: Integers
     lasts: Integers
     counts: Integers
     slots: Integers
     hours: Integers
-    """Of the seconds: to put units into their slots takes no memory."""
+    """The hour of each second. As it is in the plan, `put` needs no memory."""
 
 
 class _Column:
-    """One field of all slots. Memory is taken only for the hours that are in use."""
+    """One field of all slots. Takes memory only for hours in use."""
 
     def __init__(self, kind: str) -> None:
         dtype = np.dtype(kind)
@@ -66,7 +66,7 @@ class _Column:
         self.values: NDArray[Any] = np.frombuffer(self._memory, dtype)
 
     def release(self, hour: int) -> None:
-        """Give back the memory of an hour, as far as no other hour has a part of the pages; it reads as zeros then."""
+        """Release the memory of an hour, except for pages shared with other hours; the hour then reads as zeros."""
         size = self.values.itemsize * HOUR
         start, end = -(-hour * size // _PAGE) * _PAGE, (hour + 1) * size // _PAGE * _PAGE
         self.values[hour * HOUR : (hour + 1) * HOUR] = 0
@@ -75,7 +75,7 @@ class _Column:
 
 
 class TimerWheel:
-    """The slots. One thread owns it."""
+    """The slots and their file. Owned by one thread."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
@@ -85,22 +85,22 @@ class TimerWheel:
         self._count = _Column("i4")
         self._is_resident = np.zeros(HOURS, bool)
         self._is_filled = np.zeros(HOURS, bool)
-        """Whether the memory of an hour may have anything but zeros."""
+        """Whether the memory of an hour may hold anything but zeros."""
         self._is_dirty = np.zeros(HOURS, bool)
         self._to_write: list[int] = []
-        """Hours that `begin_write` found changed."""
+        """Hours that `begin_write` found changed and that are not written yet."""
         self._crcs = np.zeros(HOURS, np.uint32)
-        """CRC-32 of each hour as it is in the file."""
+        """CRC-32 of each hour's bytes in the file."""
         self._is_used = np.zeros(HOURS, bool)
         """The wheel of hours: whether an hour may have slots in use."""
         self._next_hour = 0
-        """The last one in which `next_second` found something, which each step asks."""
+        """The hour in which `next_second` last found a second; it stays in memory, since each step calls that."""
 
     # --- the file
 
     def open(self) -> bool:
-        """Open the file; whether there is one. Otherwise fill the slots, and `establish` it. Raises StoreFormatError
-        for a file of another size, OSError."""
+        """Open the file. Return whether there is one; without one, fill the slots and call `establish`. Raises
+        StoreFormatError for a file of another size, OSError."""
         if not self._files.exists(self._path):
             return False
         file = self._files.open(self._path)
@@ -110,8 +110,8 @@ class TimerWheel:
         return True
 
     def establish(self) -> None:
-        """Make the file, with all slots as they are, in place of what may be there. It gets its name when it is
-        durable: a file that is there is never without its slots. Raises OSError."""
+        """Make the file from the slots in memory, replacing any present one. The file gets its name when it is durable,
+        so that a file of this name always has all its slots. Raises OSError."""
         new = f"{self._path}.new"
         self._files.remove(new)
         self._file = file = self._files.create(new, FILE_SIZE)
@@ -123,18 +123,18 @@ class TimerWheel:
             file.close()
             self._files.copy(new, self._path)
         except OSError:
-            with suppress(OSError):  # on a full disk it would take what room there is
+            with suppress(OSError):  # on a full disk the file would take the last room
                 self._files.remove(new)
             raise
         self._files.remove(new)
         self._file = self._files.open(self._path)
 
     def survey(self, second: int, end: int) -> bool:
-        """Look at all slots, to learn which hours have some of a second or later; whether all of those lie before a
-        position of the timer log."""
+        """Read all slots to learn which hours have slots of a second or later. Return whether the last unit of each of
+        those slots lies before `end`, a position in the timer log."""
         is_right = True
         for hour in range(HOURS):
-            if self._is_resident[hour]:  # what was taken back is not in the file yet
+            if self._is_resident[hour]:  # `take_back` may have changed it, and the file does not have that yet
                 seconds, last = self._part(self._second, hour), self._part(self._last, hour)
             else:
                 slots = self._read(hour)
@@ -147,12 +147,12 @@ class TimerWheel:
 
     @property
     def sums(self) -> NDArray[np.uint32]:
-        """CRC-32 of each hour, 0 of one that is not in the file as it is now."""
+        """CRC-32 of each hour, 0 for an hour that changed since it was written."""
         return np.where(self._is_dirty, 0, self._crcs).astype(np.uint32)
 
     def check(self, second: int, sums: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Look at the file, to learn which hours have slots of a second or later; which are not as their `sums` say.
-        Those are empty then, and to be filled."""
+        """Read the file to learn which hours have slots of a second or later. Return which hours differ from their
+        `sums`: these are empty then, and the caller fills them."""
         is_other = np.zeros(HOURS, bool)
         for hour in range(HOURS):
             slots = self._read(hour)
@@ -168,7 +168,7 @@ class TimerWheel:
         return is_other
 
     def clear(self) -> None:
-        """Empty all slots, in memory; `establish` makes a file of them, in which an hour that stays empty is a hole."""
+        """Empty all slots in memory. `establish` then makes the file, in which an hour that stays empty is a hole."""
         for hour in range(HOURS):
             self._release(hour)
         self._is_resident[:] = True
@@ -176,13 +176,13 @@ class TimerWheel:
         self._crcs[:] = crc32(bytes(_HOUR_BYTES))
 
     def begin_write(self) -> None:
-        """Those hours that have changed by now are to be put into the file."""
+        """Choose the hours to be written: all that have changed until now."""
         self._to_write = np.flatnonzero(self._is_dirty).tolist()
 
     def write_some(self, second: int) -> bool:
-        """Put the next of those hours into the file; whether there was one. After the last one only the hour of a
-        second, the next one, and that of the next second with units stay in memory. Raises OSError; then that hour is
-        the next one still."""
+        """Write the next chosen hour into the file. Return whether there was one. After the last one, unchanged hours
+        are released, except for the hour of `second`, the hour after it, and that in which `next_second` last found a
+        second. Raises OSError; then the next call tries the same hour."""
         assert self._file is not None
         if self._to_write:
             hour = self._to_write[-1]
@@ -203,11 +203,11 @@ class TimerWheel:
 
     @property
     def file(self) -> File | None:
-        """The file, to be synced."""
+        """The file, for the caller to sync; None before it is open."""
         return self._file
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -228,7 +228,7 @@ class TimerWheel:
         return np.frombuffer(self._file.read(hour * _HOUR_BYTES, _HOUR_BYTES), SLOT)
 
     def _need(self, hours: Integers) -> None:
-        """Have hours in memory."""
+        """Read the hours that are not in memory. Raises OSError."""
         if self._is_resident[hours].all():
             return
         for hour in set(hours[~self._is_resident[hours]].tolist()):
@@ -240,11 +240,12 @@ class TimerWheel:
     # --- slots
 
     def prepare(self, seconds: Integers) -> None:
-        """Have in memory what `plan` and `put` need for units of some seconds. Raises OSError."""
+        """Read the hours that `plan` and `put` need for units of these seconds. Raises OSError."""
         self._need(seconds % SLOTS // HOUR)
 
     def plan(self, seconds: Integers, positions: Integers) -> Plan:
-        """What to put into the slots for units at ascending positions. Nothing changes before `put`."""
+        """Compute the changes of slots for units at ascending positions. No slot changes before `put`. Raises
+        OSError."""
         count = len(seconds)
         previous = np.empty(count, np.int64)
         if (seconds == seconds[0]).all():
@@ -268,7 +269,7 @@ class TimerWheel:
         return Plan(previous, unique, first, placed[ends - 1], np.minimum(counts, 2**31 - 1), slots, slots // HOUR)
 
     def put(self, plan: Plan) -> None:
-        """Put units into their slots."""
+        """Apply a plan."""
         slots, hours = plan.slots, plan.hours
         self._second.values[slots] = plan.seconds
         self._first.values[slots] = plan.firsts
@@ -277,8 +278,8 @@ class TimerWheel:
         self._is_dirty[hours] = self._is_used[hours] = self._is_filled[hours] = True
 
     def take_back(self, seconds: Integers, positions: Integers, previous: Integers) -> None:
-        """Undo the newest units of the log, given in its order, as far as they are in their slots: each slot goes back
-        to what was before the first of them."""
+        """Remove the newest units of the log, given in its order, from their slots, as far as they are there: each slot
+        returns to its state before the first of them."""
         slots = seconds % SLOTS
         self._need(slots // HOUR)
         there = (self._second.values[slots] == seconds) & (self._last.values[slots] >= positions)
@@ -292,19 +293,19 @@ class TimerWheel:
         self._is_dirty[slots // HOUR] = True
 
     def is_taken_later(self, seconds: Integers) -> NDArray[np.bool_]:
-        """Whether the slots of some seconds have units of later seconds. Raises OSError."""
+        """Whether the slot of each second holds a later second. Raises OSError."""
         slots = seconds % SLOTS
         self._need(slots // HOUR)
         taken: NDArray[np.bool_] = self._second.values[slots] > seconds
         return taken
 
     def last(self, second: int) -> int:
-        """Position of the last unit of a second, -1 without one."""
+        """Position of the last unit of a second, -1 without one. Raises OSError."""
         slot = self._slot(second)
         return int(self._last.values[slot]) if self._second.values[slot] == second else -1
 
     def count(self, second: int) -> int:
-        """How many units a second has, delivered or not."""
+        """Number of units of a second, delivered or not. Raises OSError."""
         slot = self._slot(second)
         return int(self._count.values[slot]) if self._second.values[slot] == second else 0
 
@@ -315,7 +316,8 @@ class TimerWheel:
         return slot
 
     def next_second(self, start: int, end: int) -> int | None:
-        """The first second in [start, end) that has units; looks only at hours that are used."""
+        """The first second in [start, end) that has units, None without one. Looks only at hours in use. Raises
+        OSError."""
         end = min(end, start + SLOTS)
         for hour in range(start // HOUR, (end - 1) // HOUR + 1):
             number = hour % HOURS
