@@ -1,17 +1,18 @@
-"""What waits in the timer wheel, counted by the second in which it is due, and found by its key (`timers.index.keys`).
+"""The census: the messages in the timer wheel, counted by due second, and found by key (`timers.index.keys`).
 
-Taken when somebody asks for it: the units of the timer log are looked at once, in slices, and from then on whatever
-puts a message into a slot, takes it out or moves it tells it. So a store whose messages nobody counts or replaces pays
-nothing for it, not at its start either.
+It is taken at the first request: the units of the timer log are read once, in slices, and from then on all code that
+puts a message into a slot, takes it out or moves it reports that. So a store whose messages are never counted or
+replaced pays nothing for it, not even at its start.
 
-Where memory runs out in the middle of a change it begins once more: it is derived, and what is told to it has happened.
+If memory runs out in the middle of a change, the census begins again: it is derived data, and the reported change has
+already happened.
 
-While it is taken, a message is counted if its unit lies before the place that has been reached: what gets a unit
-meanwhile gets it at the log's end, and is met there.
+While it is being taken, a change is counted only if the message's unit lies before the position reached: a new unit
+lies at the end of the log, and is read there.
 
-Counts are held by the hour, 16 bits for each second, and what is more than that apart: 7200 bytes for an hour in which
-messages are due. Slots cannot be counted instead: one has units of messages that are
-delivered, cancelled, or due much later, and a slot's second ends where the clock's begins.
+Counts are kept by the hour, with 16 bits for each second and the excess kept separately: 7200 bytes for an hour in
+which messages are due. Slots cannot be counted instead: a slot has units of messages that are delivered, cancelled, or
+due much later, and a slot's second ends where the clock's begins.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ _MORE_HOURS: Final = 512
 
 
 class DueCounts:
-    """How many messages are due in each second of the clock: that of s has [s, s + 1)."""
+    """The number of messages due in each second of the clock: second s is [s, s + 1)."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
-        """By hour, its row in the two arrays."""
+        """The row of each hour in the two arrays."""
         self._free: list[int] = []
         self._counts = np.zeros(0, np.uint16)
         self._totals = np.zeros(0, np.int64)
         self._more: dict[int, int] = {}
-        """By place in `_counts`, how many times 65536 its second has besides."""
+        """The excess of a second in multiples of 65,536, by index in `_counts`."""
 
     def change(self, due: Integers, sign: int) -> None:
-        """Messages that are due at some times, ms, came (1) or went (-1)."""
+        """Add (`sign` 1) or subtract (-1) messages with these deliver times, ms."""
         seconds, _, counts = distinct_of(due // PRECISION_MS)
         hours, _, seconds_of = distinct_of(seconds // HOUR)
         of_second = np.repeat(np.arange(len(hours)), seconds_of)
@@ -87,9 +88,9 @@ class DueCounts:
             del self._more[place]
 
     def curve(self, begin: int, step: int, steps: int, now: int) -> Iterator[Integers]:
-        """How many are due in each of so many spans of `step` seconds from a second on; at its end all, before it what
-        is counted so far. What was due before `now` counts as due then. Costs as much as there are hours with messages,
-        and seconds of those hours that more than one span has a part of."""
+        """Count the messages due in each of `steps` spans of `step` seconds, from second `begin` on. Yields the counts
+        so far, now and then, and at the end the complete ones. Messages due before `now` count as due at `now`. The
+        cost grows with the number of hours with messages, and with the seconds of hours that lie in several spans."""
         result = np.zeros(steps, np.int64)
         end = begin + step * steps
         for number, hour in enumerate(list(self._rows)):
@@ -115,7 +116,7 @@ class DueCounts:
 
 
 class Census:
-    """Counts and keys. Nothing changes before it is begun."""
+    """The counts and keys of waiting messages. Changes are ignored before `begin`."""
 
     def __init__(self) -> None:
         self.counts = DueCounts()
@@ -125,22 +126,22 @@ class Census:
 
     @property
     def is_begun(self) -> bool:
-        """Whether somebody has asked for it."""
+        """Whether the census was begun."""
         return self.reached != _NOT_BEGUN
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has everything."""
+        """Whether all units have been looked at."""
         return self.reached == _ALL
 
     def begin(self, position: int) -> None:
-        """Take it, from the first unit of the timer log on."""
+        """Begin the census at the position of the timer log's first unit, unless it was begun before."""
         if not self.is_begun:
             self.reached = position
 
     def took(self, waits: Waits, reached: int) -> None:
-        """The units before a position have been looked at; these messages of the last of them wait. Raises MemoryError:
-        then it has begun once more."""
+        """Note that the units before a position have been looked at, and add the waiting messages of the last part.
+        Raises MemoryError; then the census has begun again."""
         self.reached = reached
         try:
             self._change(waits, 1)
@@ -149,16 +150,16 @@ class Census:
             raise
 
     def complete(self) -> None:
-        """All units have been looked at."""
+        """Note that all units have been looked at."""
         self.reached = _ALL
 
     def added(self, waits: Waits) -> None:
-        """Messages got units at the end of the log. Never fails."""
+        """Add messages that got units at the end of the log. Never fails."""
         if self.is_complete:
             self._change_or_begin_again(waits, 1)
 
     def removed(self, waits: Waits) -> None:
-        """Messages wait no more by the units that they have. Never fails."""
+        """Remove messages that no longer wait by their present units. Never fails."""
         if self.is_begun:
             self._change_or_begin_again(waits, -1)
 
@@ -169,7 +170,7 @@ class Census:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        self.reached = 0  # whoever looks begins where the log does
+        self.reached = 0  # `TimerSearch.look_on` goes on at the beginning of the log
         self.counts, self.keys = DueCounts(), KeyIndex()
 
     def _change(self, waits: Waits, sign: int) -> None:

@@ -1,13 +1,13 @@
-"""Which record a message waits by now, by the id that its sender was given.
+"""An index from the id that a message's sender was given to the newest record of the message.
 
-A message that is given another time, or whose file goes while it waits, is appended once more. The id that its sender
-got names its first record. Each further record has that id in TIMER_FIRST_ID (`timer_properties`), and its unit in the
-timer log tells that it is a further one (`timers.files.log`). When somebody asks for the first time by an id that names
-no waiting record, those units and their records are looked at, in slices, so that the newest record of each such
-message is known. From then on `appended` is called with each further one.
+A message that gets another time, or whose commitlog file expires while it waits, is appended again. The id that its
+sender got names its first record. Each later record has that id in TIMER_FIRST_ID (`timer_properties`), and the magic
+number of its unit in the timer log says that it is a later one (`timers.files.log`). At the first request by an id that
+names no waiting record, all such units and their records are read, in slices, to find the newest record of each
+message. From then on `appended` is called with each later record.
 
-For a message whose own unit is in the timer log that is complete: units of its later records lie behind its own, and
-the files of the log go from the oldest on.
+The index is complete for a message whose own unit is in the timer log: the units of its later records lie behind it,
+and the files of the log are removed from the oldest on.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _first(message: StoredMessage) -> tuple[str, int]:
 
 
 class TimerIds:
-    """Leads from a message's first record to its newest one. One thread, the event loop's, owns it."""
+    """The index from a message's first record to its newest one. Owned by the event loop's thread."""
 
     def __init__(self, store: MessageStore, timer_log: TimerLog, enqueuer: Enqueuer) -> None:
         self._store = store
@@ -65,32 +65,32 @@ class TimerIds:
         self._reached = _NOT_BEGUN
         """The units of the timer log before this position have been looked at."""
         self._was_read = False
-        """Whether a thread has read what is to be looked at next."""
+        """Whether a thread has read the records needed next."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether `newest` may be asked."""
+        """Whether the index has all messages, as `newest` needs."""
         return self._reached == _ALL
 
     def newest(self, first: int) -> int | None:
-        """The physical offset of the newest record of a message, by that of its first one; None where that is the
-        newest, as far as the timer log goes back. Also by that of the last record but one."""
+        """The physical offset of a message's newest record, by that of its first record, or of the record before the
+        newest one. None if the given one is the newest, as far as the timer log goes back."""
         return self._newest.find(first)
 
     def appended(self, message: StoredMessage, physical_offset: int) -> None:
-        """A waiting message, whose record this was, was appended once more."""
+        """Note that a message, which waited by this record until now, was appended again at a physical offset."""
         if self._reached != _NOT_BEGUN:
             self._add(first_place(message), message.physical_offset, physical_offset)
 
     def _add(self, first: int, origin: int | None, newest: int) -> None:
         for place in (first, origin):
-            # Units of what a recovery found delivered are not always in the order of their records.
+            # Units of messages that recovery found delivered are not always in the order of their records.
             if place is not None and place != newest and (self._newest.find(place) or 0) < newest:
                 self._newest.add_one(place, newest)
 
     def look(self, now_ms: int) -> ColdRead | None:
-        """Do a bit of what makes it complete; gives a read for a thread to do before the next bit, if that would have
-        to wait for the disk. Raises OSError: the next call tries the same again."""
+        """Read a part of the units, to complete the index. Return a read for a thread to do before the next call, if
+        that would wait for the disk, else None. Raises OSError; then the next call tries the same part again."""
         if self._reached == _NOT_BEGUN:
             self._reached = 0
         if self._enqueuer.behind and self._enqueuer.enqueue_some(now_ms):
@@ -111,7 +111,7 @@ class TimerIds:
             self._was_read = False
             self._reached = position + behind * UNIT_SIZE
             return None
-        # A file's end, or that of the log.
+        # The end of a file, or of the log.
         file_end = start - start % self._log.segment_size + self._log.segment_size
         self._reached = file_end if file_end < self._log.end else _ALL
         return None

@@ -1,11 +1,11 @@
-"""Which waiting messages were sent to be replaced by the next one of their topic and key (TIMER_REPLACE).
+"""An index of the waiting messages that the next message of their topic and key replaces (TIMER_REPLACE).
 
-An entry is a tag, the topic's hash and 20 bits of the key's, which a unit of the timer log tells without its record,
-and the position of that unit. Two keys may have the same tag, so whoever looks for one reads the records of what is
-found.
+An entry is a tag and the position of a unit. The tag is the topic's hash and 20 bits of the key's hash, which the unit
+in the timer log has, so that its record is not read. Two keys may have the same tag, so a search must read the records
+of the entries that it finds.
 
-    4096 tables by the hash of the tag, each with open addressing in two arrays; an entry costs 16 bytes, and 40 with
-    the room that is free. A table grows alone, so that no step takes long however many there are.
+    4096 tables by the hash of the tag, each with open addressing in two arrays. An entry takes 16 bytes, or 40 with the
+    free room. Each table grows separately, so that no step takes long, however many entries there are.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _EMPTY: Final = -1
 
 
 def key_hash(key: str) -> int:
-    """What a unit has of a key: 1 to 2**20 - 1."""
+    """The hash of a key in a unit: 1 to 2**20 - 1."""
     return zlib.crc32(key.encode(errors="surrogatepass")) & ((1 << KEY_BITS) - 1) or 1
 
 
 def key_of(text: str) -> int:
-    """What a unit has of the key by which a stored message with these properties is to be replaced; 0 without."""
+    """The hash of the key by which a stored message with these properties is to be replaced; 0 without one."""
     key = stored_key(text)
     return key_hash(key) if key is not None else 0
 
@@ -41,7 +41,7 @@ def tag_of(topic_hash: int, hashed_key: int) -> int:
 
 
 class KeyIndex:
-    """The entries. One thread owns them."""
+    """The index. Owned by one thread."""
 
     def __init__(self) -> None:
         self._tables: dict[int, _Table] = {}
@@ -65,7 +65,7 @@ class KeyIndex:
         table.add(tag, mixed, position)
 
     def remove(self, tag: int, position: int) -> None:
-        """Take an entry out, if it is there."""
+        """Remove an entry, if it is there."""
         mixed = tag * _MIX & _MASK_64
         number = mixed >> 64 - _TABLES_BITS
         table = self._tables.get(number)
@@ -77,7 +77,7 @@ class KeyIndex:
 
 
 class _Table:
-    """Entries whose tags, mixed, begin with the same bits; those behind choose the place."""
+    """The entries whose mixed tags begin with the same bits. The bits behind those choose the place."""
 
     __slots__ = ("_mask", "_positions", "_tags", "used")
 
@@ -120,7 +120,7 @@ class _Table:
                 return
             at = at + 1 & mask
         self.used -= 1
-        # What follows without a gap moves up, if the free place is not before its own.
+        # An entry that follows without a gap moves into the free place, unless that is before its home.
         behind = at + 1 & mask
         while (moving := tags[behind]) != _EMPTY:
             home = self._home(moving * _MIX & _MASK_64) & mask

@@ -1,5 +1,5 @@
-"""For which topics messages are, by their records: a unit of the timer log has Java's hash of the name only, and two
-names may have the same (`ordersAa`, `ordersBB`)."""
+"""The real topics of waiting messages, from their records: a unit of the timer log has only Java's hash of the name,
+and two names may have the same hash (`ordersAa`, `ordersBB`)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _AT_ONCE_BYTES: Final = 8 * 1024 * 1024
 
 
 class RealTopics:
-    """Reads the records of messages that wait. What is not in memory has to be waited for."""
+    """Reads the real topics of waiting messages from their records."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
     def of(self, waits: Waits) -> list[str]:
-        """The topics that messages are for; an empty text for one whose record is gone. Raises NotInMemory, OSError."""
+        """The real topic of each message; an empty text if its record is gone. Raises NotInMemory, OSError."""
         return self._read(waits, _real_topic)
 
     def _read(self, waits: Waits, topic_in: Callable[[bytes], str]) -> list[str]:
@@ -52,13 +52,13 @@ class RealTopics:
         return [topic_in(message.properties_text.encode()) if message is not None else "" for message in messages]
 
     def with_policies(self, waits: Waits) -> list[str]:
-        """As `of`, of messages for which their topics' policies count: an empty text also for one that has waited for a
-        delay level."""
+        """As `of`, but also an empty text for a message to which its topic's policy does not apply, since it waits for
+        a delay level's time (TIMER_FROM_LEVEL)."""
         return self._read(waits, _topic_with_policies)
 
     def _more_than(self, missing: NotInMemory, waits: Waits) -> NotInMemory:
-        """What is missing, read together with the records that are wanted next, which may be missing as well: read one
-        by one, the first would be forgotten before the last is known where memory is short."""
+        """The same error with a read that covers the next records too, as they may also be missing: read one by one
+        where memory is short, the first would be dropped from memory before the last is read."""
         count = max(1, int(np.searchsorted(np.cumsum(waits["size"], dtype=np.int64), _AT_ONCE_BYTES, "right")))
         ranges: list[tuple[int, int]] = sorted(waits[:count].tolist())
         return NotInMemory("the commitlog", missing.place, ColdRead(self._store.log, ranges).run)

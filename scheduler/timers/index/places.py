@@ -1,10 +1,10 @@
-"""Where in the timer log the newest unit of a message lies, by the physical offset of its record.
+"""An index from the physical offset of a record to the position of its newest unit in the timer log.
 
-Most units are written in the order of their records, as messages come: of those one entry a block of the log is
-enough, 16 bytes for 512 units, and the block is read. The units of messages that got another slot since are in sorted
-runs, 16 bytes each (`sorted_pairs`), until their file of the log goes.
+Most units are written in the order of their records, as messages come. For these, one entry for each block of the log
+is enough, 16 bytes for 512 units, and a search reads the block. The units of messages that got another slot later are
+in sorted runs, 16 bytes each (`sorted_pairs`), until their file of the log is removed.
 
-Both entrances are one: `note` takes what is appended, and at a start all that the log has.
+The index is filled by `note` alone: with each appended unit, and at a start with all units of the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.files.log import Positions, Units
 
 BLOCK_UNITS: Final = 512
-"""At most so many units are read to find one."""
+"""Most units that are read to find one."""
 _BLOCK: Final = BLOCK_UNITS * UNIT_SIZE
 _SOME: Final = 4096
 _PART_BLOCKS: Final = 16
@@ -33,40 +33,40 @@ _ALL: Final = 2**63 - 1
 
 
 class UnitPlaces:
-    """The index. One thread owns it."""
+    """The index. Owned by one thread."""
 
     def __init__(self, timer_log: TimerLog) -> None:
         self._log = timer_log
         self._firsts, self._starts = array("q"), array("q")
-        """Of each block that has units in the order of their records: the first such record, and its unit's position,
-        both ascending."""
+        """For each block with units in the order of their records: the first such record (physical offset), and the
+        position of its unit, both ascending."""
         self._moved = SortedPairs(lambda: timer_log.begin)
-        """Records and positions of the other units."""
+        """The other units: records (physical offsets) and positions."""
         self._last = -1
-        """The last record of those in order."""
+        """The last record (physical offset) whose unit is in order."""
         self._waiting: list[tuple[Positions, Units]] = []
-        """What is noted and not in the index yet: that costs as much for one unit as for many."""
+        """Units not in the index yet: adding one costs as much as adding many."""
         self._count = 0
-        """How many units those are."""
+        """Number of units in `_waiting`."""
 
     def note(self, positions: Positions, units: Units) -> None:
-        """Units, at ascending positions, that lie behind all that are known. The caller leaves both as they are. Never
-        fails: the units are in the log by now."""
+        """Note units at ascending positions, behind all known ones. The caller must not change the arrays. Never fails,
+        since the units are already in the log."""
         self._waiting.append((positions, units))
         self._count += len(units)
         if self._count >= _SOME:
-            with suppress(MemoryError):  # then another time
+            with suppress(MemoryError):  # tried again later
                 self._settle()
 
     def _settle(self) -> None:
         if not self._waiting:
             return
-        # Where memory runs out in the middle they are taken in once more: to have one twice does no harm.
+        # If memory runs out half way, all are added again; a unit that is there twice does no harm.
         if len(self._waiting) == 1:
             self._add(*self._waiting[0])
         else:
             positions, units = zip(*self._waiting, strict=True)
-            # numpy would join units field by field.
+            # Joined as bytes, since numpy would join units field by field.
             self._add(np.concatenate(positions), np.frombuffer(b"".join(units), UNIT))
         self._waiting, self._count = [], 0
 
@@ -95,15 +95,16 @@ class UnitPlaces:
             del self._starts[:gone], self._firsts[:gone]
 
     def _block_of(self, positions: Positions) -> NDArray[np.int64]:
-        """Where the blocks of ascending positions begin; none is of two files."""
+        """The beginning of the block of each position; positions are ascending. No block spans two files."""
         size = self._log.segment_size
         base = int(positions[0]) // size * size if len(positions) else 0
-        # Those of one file, as most are, cost one division less.
+        # Positions in one file, the usual case, cost one division less.
         is_one_file = len(positions) and int(positions[-1]) < base + size
         return positions - (positions - base if is_one_file else positions % size) % _BLOCK
 
     def find(self, physical_offset: int) -> tuple[int, Units] | None:
-        """Position of the newest unit of a message, and the unit; None where the log has none. Raises OSError."""
+        """The position of the newest unit of a record, and the unit (an array of one); None without one. Raises
+        OSError."""
         self._settle()
         moved = self._moved.find(physical_offset)
         if moved is not None and moved >= self._log.begin:
@@ -120,9 +121,9 @@ class UnitPlaces:
         return start + int(hits[-1]) * UNIT_SIZE, units[hits[-1] :][:1]
 
     def after(self, physical_offset: int) -> tuple[Positions, Units, int] | None:
-        """Some messages behind a physical offset, in the order of their records, each by its newest unit: positions,
-        units, and the physical offset up to which there are no others. None where the log has no more. So whoever goes
-        on by physical offset meets each once, whatever units they get meanwhile. Raises OSError."""
+        """Some messages behind a physical offset, in the order of their records, each with its newest unit: positions,
+        units, and the physical offset from which to go on. None if the log has no more. A search that goes on in this
+        way finds each message once, whatever units they get in the meantime. Raises OSError."""
         self._settle()
         oldest = bisect_left(self._starts, self._log.begin)
         at = max(oldest, bisect_right(self._firsts, physical_offset) - 1)
@@ -136,7 +137,7 @@ class UnitPlaces:
             positions, units = positions[is_next], units[is_next]
         physical = units["physical_offset"].astype(np.int64)
         reached = int(physical[-1]) if len(physical) else _ALL
-        # Others have newer units alone: the first ones are gone with their files.
+        # Some messages have only later units, as the files with their first units are gone.
         moved = self._moved.between(physical_offset, reached, _PART_BLOCKS * BLOCK_UNITS + 1)
         if len(moved) > _PART_BLOCKS * BLOCK_UNITS:
             reached = int(moved[-2])
@@ -157,7 +158,7 @@ class UnitPlaces:
         return newest[kept], result[kept], int(together[-1])
 
     def _in_order(self, number: int) -> tuple[Positions, Units]:
-        """The units of a block, by its number, that are in the order of their records."""
+        """The units of a block, by the block's number, that are in the order of their records, and their positions."""
         start, first = self._starts[number], self._firsts[number]
         units = self._log.read(start, self._units_from(start))
         physical = np.where(units["due_ms"] != APPLIED, units["physical_offset"].astype(np.int64), -1)
@@ -166,11 +167,11 @@ class UnitPlaces:
         return start + at * UNIT_SIZE, units[at]
 
     def _units_from(self, start: int) -> int:
-        """How many units a block may have from a position in it on."""
+        """The number of units from a position to the end of its block."""
         return (int(self._block_of(np.array([start]))[0]) + _BLOCK - start) // UNIT_SIZE
 
     def _read(self, positions: Positions) -> Units:
-        """The units at some positions, in any order. Those that lie near each other are read at once."""
+        """Read the units at positions in any order. Units of one block are read at once."""
         order = np.argsort(positions)
         ascending = positions[order]
         blocks = self._block_of(ascending)

@@ -1,5 +1,5 @@
-"""Pairs of 64-bit integers, found by the first number: 16 bytes each, and what comes is not sorted in among all that
-there is."""
+"""Pairs of 64-bit integers, found by the first number. A pair takes 16 bytes, and adding one does not sort all of
+them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 _FRESH: Final = 4096
-"""Pairs that come one by one are sorted when there are so many."""
+"""New pairs are collected unsorted up to this many."""
 _MOST_SORTED: Final = 1 << 17
-"""Runs are not merged beyond so many pairs, which takes some ms."""
+"""Runs are not merged beyond this many pairs, for which a merge takes some ms."""
 
 
 class _Run(NamedTuple):
-    """Pairs in the order of their first numbers, each of which is there once."""
+    """Pairs in the order of their first numbers, which are distinct."""
 
     firsts: Integers
     seconds: Integers
     largest: int
-    """Of the second numbers."""
+    """The largest of the second numbers, including those left out; -1 without any."""
 
 
 class SortedPairs:
-    """Of the pairs with one first number only the one that was added last counts."""
+    """The pairs. Of pairs with the same first number, only the one added last counts."""
 
     def __init__(self, least: Callable[[], int]) -> None:
-        """`least` tells below which second number pairs are of no use any more; they go when others are sorted."""
+        """`least`: returns the second number below which pairs are not needed any more; these are dropped when others
+        are sorted."""
         self._least = least
         self._fresh: dict[int, int] = {}
         self._runs: list[_Run] = []
-        """The oldest first."""
+        """The sorted runs, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._fresh) + sum(len(run.firsts) for run in self._runs)
@@ -69,7 +70,7 @@ class SortedPairs:
         self._runs = [run for run in runs if len(run.firsts)]
 
     def newest(self, firsts: Integers, seconds: Integers) -> Integers:
-        """The second numbers of first ones, which are in order; those of `seconds` where they have none."""
+        """The second number for each first number; the one in `seconds` where there is none. `firsts` is ascending."""
         result = seconds.copy()
         fresh = np.array(sorted(self._fresh.items()), np.int64).reshape(-1, 2)
         for known, theirs in (*((run.firsts, run.seconds) for run in self._runs), (fresh[:, 0], fresh[:, 1])):
@@ -81,7 +82,7 @@ class SortedPairs:
         return result
 
     def between(self, low: int, high: int, limit: int) -> Integers:
-        """The first numbers between two others, which are not among them, in order: at most `limit`."""
+        """The first numbers between `low` and `high`, both excluded, ascending, at most `limit`."""
         parts = [run.firsts for run in self._runs]
         parts.append(np.sort(np.fromiter(self._fresh, np.int64, len(self._fresh))))
         found = []
@@ -91,7 +92,7 @@ class SortedPairs:
         return np.unique(np.concatenate(found))[:limit]
 
     def find(self, first: int) -> int | None:
-        """The second number of a first one; None where it has none."""
+        """The second number for a first number; None without one."""
         if first in self._fresh:
             return self._fresh[first]
         for run in reversed(self._runs):
@@ -102,7 +103,7 @@ class SortedPairs:
 
 
 def _sorted(firsts: Integers, seconds: Integers, least: int) -> _Run:
-    # Stable: of what is equal the last one stays the last; and what is two runs is merged, which takes a tenth.
+    # Stable, so that the last of equal first numbers stays the last; and two runs are merged, in a tenth of the time.
     order = np.argsort(firsts, kind="stable")
     firsts, seconds = firsts[order], seconds[order]
     kept = np.append(firsts[1:] != firsts[:-1], True)[: len(firsts)] & (seconds >= least)
