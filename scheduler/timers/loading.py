@@ -1,7 +1,7 @@
-"""Work on a second of the timer wheel, done in parts: loading its messages, and deleting those that records name.
+"""Work on a second of the timer wheel, done in parts: loading its messages, and taking out those that records delete.
 
-Each is an object that knows how far it is, and goes on only when a part is wholly done. So a read that fails is tried
-again, and a second never counts as loaded while a part of it is not.
+Each kind of work is an object that knows its progress, and goes on only when a part is completely done. So a failed
+read is tried again, and a second never counts as loaded while a part of it is not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Loading:
-    """Loads the messages of a second from the timer log: a part of its chain at a time, the newest one first."""
+    """Loads the messages of a second from the timer log: one part of its chain at a time, the newest part first."""
 
     def __init__(self, slots: Slots, second: Second, last: int) -> None:
         """`last`: the position of the second's last unit."""
@@ -32,9 +32,9 @@ class Loading:
         self._second = second
         self._chain = slots.log.chain(last)
         self._is_over = False
-        """Whether the chain came to a unit of another second, which it does where the log was damaged."""
+        """Whether the chain came to a unit of another second, as it does if the log was damaged."""
         self._part: _Part | None = None
-        """A part that was read, and is not in the second yet."""
+        """A part that was read and is not in the second yet."""
 
     def step(self) -> bool:
         """See `timers.second.Loader`."""
@@ -45,10 +45,10 @@ class Loading:
             return False
         if self._part.learn(self._slots, self._second.number):
             return True
-        # Nothing from here on reads.
+        # From here on nothing is read, so nothing fails half way.
         waits, magic, delivered = self._part.waits, self._part.magic, self._part.delivered
         self._part = None
-        if self._second.removed:  # while records of the part were read
+        if self._second.removed:  # taken out while the part was being read
             kept = ~np.isin(waits["position"], list(self._second.removed))
             waits, magic = picked(waits, kept), magic[kept]
         self._second.delivered.append(delivered)
@@ -72,25 +72,25 @@ class Loading:
         self._second.found_done.append(waits["physical"][done])
         delivered = waits[uncounted]
         if not kept.all():
-            # Apache's broker would take them, but for those that are marked.
+            # Apache's broker would deliver those that are not marked.
             self._second.is_touched |= bool((~kept & (magic & DELETE == 0)).any())
             waits, magic = picked(waits, kept), magic[kept]
         return _Part(waits, magic, delivered)
 
 
 class _Part:
-    """Units of a second."""
+    """Messages of a second, from a part of its chain."""
 
     def __init__(self, waits: Waits, magic: Magic, delivered: Waits) -> None:
         self.waits = waits
         self.magic = magic
         self.delivered = delivered
-        """Messages that recovery found delivered, and that are counted as waiting."""
+        """Messages that recovery found delivered, and that are still counted as waiting."""
         self._unknown: NDArray[np.intp] = np.flatnonzero((waits["due"] == 0) & (magic & (DELETE | ROLL) != DELETE))
-        """Places of messages whose units do not tell when they are due."""
+        """Indexes of messages whose units do not tell their deliver times."""
 
     def learn(self, slots: Slots, number: int) -> bool:
-        """Read some of the records of those messages; whether there were any. Raises OSError."""
+        """Read records of some messages in `_unknown`. Return whether there were any. Raises OSError."""
         some = self._unknown[:LOOK_UNITS]
         for at in some.tolist():
             slots.learn(self.waits, at, number)
@@ -99,8 +99,8 @@ class _Part:
 
 
 class Deleting:
-    """Takes out of a second what its deleting records name, by topic and unique key, or by the key alone as older
-    brokers wrote it. The second is loaded."""
+    """Takes out of a loaded second the messages that its deleting records name: by topic and unique key, or by the key
+    alone as in records of older brokers."""
 
     def __init__(self, store: MessageStore, slots: Slots, second: Second) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class Deleting:
         self._keys: set[str | None] = set()
         self._waits: Waits | None = None
         self._at = 0
-        """How many of the deleting records have been read; then, how many of the messages."""
+        """Number of deleting records that were read; then, number of messages that were looked at."""
 
     def step(self) -> bool:
         """See `timers.second.Loader`."""

@@ -1,17 +1,17 @@
-"""What pauses hold back: parked, and brought back when they end.
+"""Parking: messages of a paused topic are parked, and brought back when the pause ends.
 
-A message that is due while its topic is paused gets one more unit, in a slot about as far ahead as slots may be
-(`timerRollWindowSlot`), with the deliver time that it has. So a pause costs 52 bytes of the timer log and 16 of memory
-a message, and nothing while it lasts, but for another unit where it lasts longer than that. All of an hour go to the
-same slot, up to `SLOT_UNITS`, then to the next one: so a slot is read in a few pieces, and none is large.
+A message that is due while its topic is paused gets another unit, with its present deliver time, in a slot about as far
+ahead as slots may be (`timerRollWindowSlot`). So a pause costs 52 bytes of the timer log and 16 bytes of memory for
+each message, and nothing while it lasts, except for another unit if it lasts longer than that. All messages of an hour
+go to the same slot, up to `SLOT_UNITS`, then to the next one: so a slot is read in a few pieces, and none is large.
 
-When the pause ends the parked messages get units in the current second, some at a time, in the order of their deliver
-times, as soon as that has few messages left. What comes due meanwhile is parked behind them, so that all come in order.
-The units that they had are superseded (`timers.files.superseded`). Where two topics have one hash and only one goes on,
-all of both are looked at once, and those of the other stay.
+When the pause ends, the parked messages get units in the current second: some at a time, in the order of their deliver
+times, as soon as that second has few messages left. Messages that come due in the meantime are parked behind them, so
+that the order is kept. Their former units are superseded (`timers.files.superseded`). If two topics share a hash and
+only one goes on, the parked messages of both are read once, and those of the paused one stay.
 
-Which slots have parked messages of which topics is known by the hash of these, and found in the timer log by a start:
-units of a later second than that in which their messages are due.
+Slots with parked messages are known by the hash of the topic. A start finds them in the timer log: units of a later
+second than that in which their messages are due.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.slots import Slots
 
 SLOT_UNITS: Final = 65_536
-"""About as many messages are parked in one slot."""
+"""About the most messages parked in one slot."""
 _GROUPS: Final = 4
-"""The slots of one hour, or of this part of the window if that is shorter, are filled one after the other."""
+"""Slots are filled one after the other from the beginning of an hour, or of the window divided by this if shorter."""
 
 IsPaused = Callable[[int], bool]
-"""Whether a topic is paused that has a hash."""
+"""Whether a topic with this hash is paused."""
 
 
 class Parking:
-    """The slots with parked messages, and the one whose messages are being brought back. One thread owns it."""
+    """The slots with parked messages, and the one whose messages are being brought back. Owned by one thread."""
 
     def __init__(self, slots: Slots, is_shared: Callable[[int], bool]) -> None:
-        """`is_shared` tells whether several topics have a hash."""
+        """`is_shared`: whether several topics may have this hash."""
         self._slots = slots
         self._is_shared = is_shared
         self._seconds: dict[int, set[int]] = {}
-        """The slots with messages of each topic, by its hash: the seconds. There may be none left."""
+        """The seconds in whose slots messages are parked, by the hash of their topic. A slot may have none left."""
         self._asked: set[tuple[int, int]] = set()
-        """Slots and hashes of which one topic may go on while another is paused."""
+        """Seconds and hashes to look through, as one topic with the hash may go on while another one is paused."""
         self._least = 0
-        """Nothing is parked in the slot of an earlier second than this."""
+        """The first second in whose slot messages may still be parked."""
         self._of: tuple[int, int] | None = None
-        """Second and hash of what is being brought back..."""
+        """Second and hash of the messages that are being brought back."""
         self._chain: Chain | None = None
-        """...whose units are being read..."""
+        """The units of that second, while they are being read."""
         self._parts: list[Waits] = []
         self._waits = NONE
-        """...or, when that is done, what is left to be brought back, in order."""
+        """The messages left to be brought back, in order, once all units are read."""
         self._withdrawn: set[int] = set()
-        """Positions of units that were withdrawn meanwhile."""
+        """Positions of units that were withdrawn in the meantime."""
 
     # --- in
 
     def found(self, places: Iterable[tuple[int, int]]) -> None:
-        """A start found messages in the slots of some seconds, of topics with some hashes."""
+        """Note the places (second, hash) at which a start found parked messages."""
         for place in places:
             self._add(*place)
             self._asked.add(place)
@@ -74,7 +74,7 @@ class Parking:
         self._seconds.setdefault(topic_hash, set()).add(second)
 
     def second_for(self, now_ms: int) -> int:
-        """The second in whose slot what is due now is to be parked. Raises OSError."""
+        """The second in whose slot messages that are due now are to be parked. Raises OSError."""
         slots = self._slots
         end = slots.base(now_ms) + slots.window
         group = max(1, min(HOUR, slots.window // _GROUPS))
@@ -85,26 +85,26 @@ class Parking:
         return second
 
     def added(self, second: int, waits: Waits) -> None:
-        """Messages were parked in the slot of a second."""
+        """Note that messages were parked in the slot of a second."""
         for topic_hash in set(waits["hash"].tolist()):
             self._add(second, topic_hash)
 
     def ask(self, topic_hash: int) -> None:
-        """A topic that has a hash may go on."""
+        """Note that a topic with this hash may go on."""
         self._asked.update((second, topic_hash) for second in self._seconds.get(topic_hash, ()))
 
     def withdrawn(self, position: int) -> None:
-        """The message of a unit waits no more."""
+        """Note that the unit at a position was withdrawn."""
         if self._of is not None:
             self._withdrawn.add(position)
 
     # --- out
 
     def going_on(self, is_paused: IsPaused) -> list[int]:
-        """The hashes of topics that are not paused and have messages here."""
+        """The hashes of topics that are not paused and may have parked messages."""
         if not self._seconds:
             return []
-        # What is about to have its turn, or has had it, goes the way of all others.
+        # Messages in a slot that is loaded or past are delivered like all others of the slot.
         turned = self._slots.preloaded
         for topic_hash, seconds in list(self._seconds.items()):
             left = {second for second in seconds if second > turned}
@@ -115,11 +115,11 @@ class Parking:
         return [topic_hash for topic_hash in self._seconds if not is_paused(topic_hash)]
 
     def is_busy(self, is_paused: IsPaused) -> bool:
-        """Whether `some` has something to do."""
+        """Whether `next_messages` has something to do."""
         return self._next(is_paused) is not None
 
     def _next(self, is_paused: IsPaused) -> tuple[int, int] | None:
-        """The second of the slot that is to be emptied next, and the hash."""
+        """Second and hash of the parked messages to be brought back next; None without any."""
         going_on = self.going_on(is_paused)
         of = self._of
         if of is not None and of[0] > self._slots.preloaded and (of[1] in going_on or of in self._asked):
@@ -135,8 +135,8 @@ class Parking:
         return min(places, default=None)
 
     def next_messages(self, limit: int, is_paused: IsPaused) -> Waits | None:
-        """Some of the messages that are to go on, the first ones, at most `limit`; none where it had to look for more,
-        None where there are no more. It gives the same again until `took`. Raises OSError; then it is where it was."""
+        """The next messages to be brought back, at most `limit`. Empty if this call only read units or finished a slot;
+        None if no messages are left. Returns the same ones until `took`. Raises OSError; then nothing changed."""
         place = self._next(is_paused)
         if place is None:
             self._of = None
@@ -144,7 +144,7 @@ class Parking:
         if place != self._of:
             self._chain = self._slots.log.chain(self._slots.wheel.last(place[0]))
             self._of, self._parts, self._waits, self._withdrawn = place, [], NONE, set()
-            # From now on nothing more comes there.
+            # Nothing more is parked in this slot.
             self._least = max(self._least, place[0] + 1)
         if self._chain is not None:
             self._read(*place)
@@ -157,7 +157,7 @@ class Parking:
         return self._waits[:limit]
 
     def took(self, count: int) -> None:
-        """The first messages have other units, or stay where they are."""
+        """Note that the first `count` messages are done: they have newer units, were cancelled, or stay parked."""
         self._waits = self._waits[count:]
 
     def _is_over(self, is_paused: IsPaused) -> None:
@@ -172,7 +172,7 @@ class Parking:
             del self._seconds[topic_hash]
 
     def _read(self, second: int, topic_hash: int) -> None:
-        """Read a part of a slot's units; at its end have the messages in order."""
+        """Read a part of a slot's units; behind the last part, sort the messages."""
         assert self._chain is not None
         found = next(self._chain, None)
         if found is not None:

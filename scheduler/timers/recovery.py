@@ -1,14 +1,14 @@
-"""Finding out what waits in the timer wheel when a store opens.
+"""Recovery of the timers: finds out which messages wait in the timer wheel when a store opens.
 
-Exactly, where only we wrote the store: by the checkpoint's note, to which the timer log is cut and the wheel brought
-back; and by the records that tell what was delivered since. Units behind the note's are made again from the queue of
-the timer topic.
+Where only duemq wrote the store, the result is exact: the timer log is cut to the checkpoint's note, the wheel is
+brought back to it, and the records behind it tell which messages were delivered since. Units behind the noted end are
+made again from the queue of the timer topic.
 
-    timer wheel missing; hours of it that are not as     made again from the log, in the pass that holds the log
-    their checksums in the note say                      against its checksums
-    no note yet; timer log missing, or not as its        both made again from the queue; what was delivered is read
-    checksums in the note say                            from the whole commitlog
-    Apache's broker had the store                        by timercheck and the log, as Apache's broker does: at least
+    timer wheel missing; hours of it whose checksums     rebuilt from the log, in the same pass that compares the
+    differ from the note                                 log with its checksums
+    no note yet; timer log missing, or its checksums     both rebuilt from the queue; deliveries are read from the
+    differ from the note                                 whole commitlog
+    Apache's broker had the store last                   by timercheck and the log, as Apache's broker does: at least
                                                          once. Without them, by the queue as above
 """
 
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _NEAR_SECONDS: Final = 60
-"""What was put off by less has its turn soon."""
+"""Slots no further ahead than this are not searched for parked messages: their turn comes soon."""
 _MAX_NAMED: Final = 20
-"""Paths that a warning names."""
+"""Most paths that a warning names."""
 
 
 class Start(NamedTuple):
-    """Where timers go on. See `timers.files.formats` for `second` to `waiting`."""
+    """The state with which the timers begin. See `timers.files.formats` for `second` to `waiting`."""
 
     second: int
     since: int
@@ -57,15 +57,15 @@ class Start(NamedTuple):
     queue_offset: int
     waiting: dict[int, int]
     counted_at: int = 0
-    """Where `waiting` is of, as far as the slot of `second` goes: a physical offset."""
+    """For the slot of `second`, `waiting` does not count messages delivered by records before this physical offset."""
     found: Found = Found()
-    """What became of messages, as records from the noted `since` on, and those before it, tell."""
+    """The messages found delivered, withdrawn or moved: by records, and by the last start."""
     parked: frozenset[tuple[int, int]] = frozenset()
-    """Slots that may have messages that a pause held back: the seconds, and the hashes of the topics."""
+    """Slots that may have parked messages: second, and hash of the topic."""
     enqueued: Offsets = NO_OFFSETS
-    """Messages from `queue_offset` on that are in the timer log all the same: physical offsets, ascending."""
+    """Messages from `queue_offset` on that already have units in the timer log: physical offsets, ascending."""
     enqueued_to: int = 0
-    """Queue offset behind the last of them."""
+    """The queue offset behind the last message in `enqueued`."""
 
     @property
     def done(self) -> Offsets:
@@ -83,12 +83,12 @@ class Start(NamedTuple):
         return self.found.recovered_to
 
     def is_done(self, physical_offset: int) -> bool:
-        """Whether a message was delivered."""
+        """Whether the message of the record at a physical offset was found delivered."""
         return has(self.done, physical_offset)
 
 
 class TimerRecovery:
-    """One recovery. The log's files and the wheel's are found, or made."""
+    """One recovery. Opens the files of the timer log and the wheel, or makes them."""
 
     def __init__(
         self,
@@ -106,16 +106,16 @@ class TimerRecovery:
         self._now_second = slot_second(now_ms)
         self._recovered = recovered
         self.places = UnitPlaces(timer_log)
-        """Where the units of messages are, when `run` is done: found in the same pass over the log as all else."""
+        """The positions of all units, complete after `run`: found in the same pass over the log as everything else."""
         self._parked: set[tuple[int, int]] = set()
-        """See `Start`."""
+        """Slots that may have parked messages, as in `Start.parked`."""
         self._parked_done: dict[int, int] = {}
-        """How many of those messages were delivered since the note, by the hash of the topic."""
+        """Number of parked messages that were delivered since the note, by the hash of the topic."""
         self._reason = "no timer log to go by"
-        """Why the log is not what the checkpoint knew."""
+        """Why the log cannot be used."""
 
     def run(self, note: TimerNote | None, check: TimerCheck | None) -> Start:
-        """Recover, by a note that only we wrote, or by timercheck. Raises StoreFormatError, OSError."""
+        """Recover by the note, or by timercheck where RocketMQ had the store last. Raises StoreFormatError, OSError."""
         has_wheel = self._open_wheel()
         has_log = self._open_log()
         if not self._queue.next_offset:
@@ -146,7 +146,7 @@ class TimerRecovery:
             if files.exists(directory):
                 files.make_directories(directory)
             others = self._log.load()
-        except FileExistsError as error:  # it is no directory
+        except FileExistsError as error:  # not a directory
             log.error("timer_log_replaced", reason=str(error))
             files.remove_tree(directory)
         except StoreFormatError as error:
@@ -161,7 +161,7 @@ class TimerRecovery:
 
     def _by_note(self, note: TimerNote, *, has_wheel: bool, has_log: bool) -> Start | None:
         if has_log:
-            # What is before has checksums.
+            # The units before the noted end are compared with checksums.
             end = note.log_end
             self._log.recover(end if note.sums is not None else end - end % self._log.segment_size)
         if not waits.is_covered(note, self._log.begin, self._log.end):
@@ -182,7 +182,7 @@ class TimerRecovery:
         others.read(self._store.log, max(note.since, counted_at), self._recovered.start)
         found = self._found(note.second, note.found, counted, others)
         found = waits.with_moved(found, note.second, note.found, self._log.scan(note.log_since, note.log_end))
-        # From here on the next note knows what these records tell: none of them is read again.
+        # The next note includes the deliveries in these records, so none of them is read by another start.
         return Start(
             note.second,
             self._recovered.end,
@@ -195,7 +195,8 @@ class TimerRecovery:
         )
 
     def _found(self, second: int, before: Found, *more: Origins) -> Found:
-        """What was delivered, and what withdrawn, as records tell, and what an earlier start knew."""
+        """The messages found delivered and withdrawn: by the origins that recovery read, by `more`, and by the last
+        start (`before`)."""
         origins = (self._recovered.origins, *more)
         return waits.found_since(
             second,
@@ -207,9 +208,9 @@ class TimerRecovery:
         )
 
     def _check_files(self, note: TimerNote, sums: Sums, *, has_wheel: bool) -> bool:
-        """Cut the log, hold it and the wheel against their checksums in one pass over the log, and make again hours of
-        the wheel that are not as noted; whether the log is."""
-        # Hours that changed since, of which the units that are cut off tell, are not damaged.
+        """Cut the log to the noted end, compare it and the wheel with their checksums in one pass over the log, and
+        rebuild the hours of the wheel that differ. Return whether the log agrees with its checksums."""
+        # Hours to which units behind the noted end belong have changed since the note, and are not damaged.
         changed = np.zeros(HOURS, bool)
         for _, units in self._log.scan(note.log_end, self._log.end):
             changed[seconds_of(units) % SLOTS // HOUR] = True
@@ -223,7 +224,8 @@ class TimerRecovery:
             self._wheel.clear()
             hours = np.ones(HOURS, bool)
         has_to_fill = bool(hours.any())
-        # Marks of what was withdrawn before are in the noted sums: recovery may have read from further back.
+        # Only withdrawals since the checkpoint: recovery may have read from further back, and the noted sums include
+        # the marks of earlier ones.
         since = self._recovered.origins.withdrawn_since(self._store.checkpoint.recovery_offset or 0)
         check = waits.LogCheck(self._log.segment_size, sums.log, joined([since]))
         for position, units in self._log.scan(self._log.begin, note.log_end):
@@ -246,10 +248,10 @@ class TimerRecovery:
         return True
 
     def _look_for_parked(self, position: int, units: Units, second: int, delivered: Offsets) -> None:
-        """Note in which slots messages are parked, of some units. Those that records behind the note say were delivered
-        were so by units that are cut off."""
+        """Note the slots of parked messages among some units. Those that were delivered by records behind the note were
+        brought back by units that are cut off: they are noted as superseded."""
         seconds = seconds_of(units)
-        # Hardly ever is one; to pick units before that is known would copy all of them.
+        # Indexes first: hardly any unit is parked, and picking units before that is known would copy all of them.
         at = np.flatnonzero((seconds > second) & waits.is_parked(units, seconds))
         if not len(at):
             return
@@ -267,8 +269,8 @@ class TimerRecovery:
         self._parked.update(zip(seconds[at].tolist(), hashes[at].tolist(), strict=True))
 
     def _drop_before(self, position: int) -> None:
-        """Forget and remove files that had no checksum any more, since nobody needed them: the broker ended before
-        they were removed."""
+        """Forget and remove files before a position, which have no noted checksum as they were no longer needed: the
+        broker ended before it removed them."""
         paths = self._log.drop_before(position)
         try:
             for path in paths:
@@ -277,7 +279,7 @@ class TimerRecovery:
             log.warning("files_not_removed", first=paths[0], reason=str(error))
 
     def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
-        """As `_check_files`, by the note of an earlier version, which knew less."""
+        """As `_check_files`, by the note of an earlier version, which has no checksums of files."""
         if self._log.crc(note.log_end) != note.log_crc:
             self._reason = "the end of the timer log is not as it was written: its checksum is another"
             return False
@@ -294,7 +296,7 @@ class TimerRecovery:
         self.places.note(position + np.arange(len(units)) * UNIT_SIZE, units)
 
     def _sum_up(self) -> None:
-        """Take the checksums of a log that nobody noted any of, and the places of its units."""
+        """Compute the checksums of the log, for which none were noted, and note the places of its units."""
         self._log.sums = LogSums(self._log.segment_size)
         for position, units in self._log.scan(self._log.begin, self._log.end):
             self._log.sums.add(position, units)
@@ -307,7 +309,7 @@ class TimerRecovery:
             self._wheel.take_back(seconds_of(units), positions, units["previous"].astype(np.int64))
 
     def _rebuild_wheel(self, second: int) -> dict[int, int]:
-        """Make the wheel from the log; gives how many messages wait, by topic hash."""
+        """Rebuild the wheel from the log. Return the number of waiting messages by topic hash."""
         self._wheel.clear()
         waiting: dict[int, int] = {}
         for position, units in self._log.scan(self._log.begin, self._log.end):
@@ -322,11 +324,11 @@ class TimerRecovery:
     def _put_into_wheel(
         self, position: int, units: Units, second: int, hours: NDArray[np.bool_]
     ) -> NDArray[np.signedinteger]:
-        """Put units into those slots of the wheel that are of some hours; gives the topic hashes of those that stand
-        for messages of a second or later."""
+        """Put those units into the wheel whose slots are in the given hours. Return the topic hashes of the units that
+        stand for messages in slots of `second` or later."""
         seconds = seconds_of(units)
-        # Past ones too: they tell what became of a message. But not where the slot has one to come: after a long sleep
-        # the current second is far behind, and a slot may be of nearly a whole turn of the wheel ahead.
+        # Past units too, as they tell what became of a message, unless the slot holds a later second: after a long stop
+        # the current second is far behind, and a slot may be nearly a whole turn of the wheel ahead.
         known = (seconds >= second - SLOTS // 2) & (seconds < second + SLOTS)
         past = np.flatnonzero(known & (seconds < second))
         if len(past):
@@ -372,9 +374,9 @@ class TimerRecovery:
         )
 
     def _enqueued(self, queue_offset: int) -> tuple[Offsets, int]:
-        """Which messages from a queue offset on are in the log, and the offset behind the last of them: RocketMQ's
-        timercheck is up to a second behind the log. A message that was due when it came is not there, and may not have
-        been delivered."""
+        """The messages from a queue offset on that have units in the log (physical offsets), and the queue offset
+        behind the last of them: RocketMQ's timercheck is up to a second behind the log. A message that was due when it
+        came has no unit, and may not have been delivered."""
         queue = self._queue
         first = queue.unit(queue_offset)
         if first is None:
@@ -387,7 +389,7 @@ class TimerRecovery:
         return found, queue.first_where(queue_offset, queue.next_offset, lambda physical, size, code: physical > last)
 
     def _offset_behind_last(self) -> int | None:
-        """The queue offset behind the message that the log's last unit is of."""
+        """The queue offset behind the message of the log's last unit; None if there is none in the timer topic."""
         last = self._log.last()
         if last is None:
             return None

@@ -1,4 +1,4 @@
-"""One second of the timer wheel whose messages are in memory."""
+"""One second of the timer wheel, with its messages in memory."""
 
 from __future__ import annotations
 
@@ -32,47 +32,48 @@ WAIT: Final = np.dtype(
         ("magic", "u1"),
     ]
 )
-"""A message that waits: physical offset and size of its record, when it is due (ms), its unit's position in the timer
-log, the hash of its topic, that of its key if it is to be replaced by the next one of that (`timers.index.keys`, else
-0); whether its topic's policy has chosen the time, and whether it was appended again; the magic number of the unit that
-it was read from, 0 where it was not read from one."""
+"""A waiting message: physical offset of its record, deliver time (ms since the epoch), position of its unit in the
+timer log, size of its record, hash of its topic; hash of its key if the next message with that key replaces it
+(`timers.index.keys`), else 0; whether its topic's policy has chosen the time; whether it was appended again; magic
+number of the unit that it was read from, 0 if it was not read from one."""
 NONE: Final = np.empty(0, WAIT)
 _BYTES: Final = np.dtype((np.void, WAIT.itemsize))
 _NEVER_MS: Final = 2**62
 _RUN: Final = 32_768
-"""So many messages are sorted at once."""
+"""Number of messages sorted at once."""
 _RATIO: Final = 4
-"""What comes is sorted in among a run that is shorter than so many times its number."""
+"""A new run is merged with the run before it while that is shorter than this many times the new one, and than _RUN."""
 _TAKEN: Final = 64
-"""So many messages are taken out of a run, and as many for each so many that it has, before the others move up."""
+"""A run is compacted when more messages than this, plus one in this many of all its messages, were taken out."""
 _FEW: Final = 64
-"""Fewer than so many from one run are not worth while."""
+"""If fewer messages than this can be given from one run, runs are merged instead."""
 
 
 class Loader(Protocol):
-    """Work on a second that is done in parts."""
+    """Work on a second, done in parts."""
 
     def step(self) -> bool:
-        """Do a part; whether there was one left to do. Where it raises, that part is not done, and the next step tries
-        it again. Raises OSError."""
+        """Do a part. Return whether there was one left to do. Raises OSError; then the part is not done, and the next
+        step tries it again."""
 
 
 class _Run:
-    """Messages that were sorted once. They stay where they are: copies of a few are made as these are asked for."""
+    """Messages sorted by deliver time. The array itself is not rearranged: messages are copied when they are asked
+    for."""
 
     __slots__ = ("_cursor", "_due", "_order", "_taken", "_waits")
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits
         self._order: NDArray[np.intp] | None = None
-        """Their places by deliver time; None where that is how they are."""
+        """Indexes into the array in the order of deliver times; None if the array is in that order."""
         self._cursor = 0
         self._taken: list[int] = []
-        """Places behind the cursor of messages that were taken out, ascending: few, see `take`."""
+        """Places, behind the cursor, of messages that were taken out, ascending; always few, see `take`."""
         self._due: NDArray[np.int64] = np.ascontiguousarray(waits["due"])
-        """Deliver times by their places."""
+        """Deliver times in order: a place is an index into this array."""
         if (self._due[1:] < self._due[:-1]).any():
-            # Few bits are sorted ten times as fast; those of one ms keep the order in which they came.
+            # 16 bits are sorted ten times as fast. Stable: messages due in the same ms stay in the order of arrival.
             due = self._due - self._due.min()
             narrow = due.astype(np.uint16) if int(due.max()) < 2**16 else due
             self._order = np.argsort(narrow, kind="stable")
@@ -86,7 +87,7 @@ class _Run:
         return int(self._due[self._cursor])
 
     def first(self, limit: int) -> Waits:
-        """The first messages, at most `limit`."""
+        """The first `limit` messages."""
         part = slice(self._cursor, self._end(limit))
         if not self._taken:
             return self._waits[part] if self._order is None else picked(self._waits, self._order[part])
@@ -94,17 +95,17 @@ class _Run:
         return picked(self._waits, places if self._order is None else self._order[places])
 
     def first_due(self, limit: int) -> NDArray[np.int64]:
-        """When the first messages are due, at most `limit`."""
+        """The deliver times of the first `limit` messages."""
         part = slice(self._cursor, self._end(limit))
         return self._due[part] if not self._taken else self._due[self._left(part)]
 
     def drop(self, count: int) -> None:
-        """The first messages are done."""
+        """Drop the first messages, which are done."""
         self._cursor = self._end(count)
         self._pass_taken()
 
     def _end(self, count: int) -> int:
-        """The place behind so many of the first messages, or behind all."""
+        """The place behind the first `count` messages, or behind all."""
         end = self._cursor + count
         for place in self._taken:
             if place >= end:
@@ -113,12 +114,12 @@ class _Run:
         return min(end, len(self._due))
 
     def _left(self, part: slice) -> NDArray[np.intp]:
-        """The places in a part, from the cursor on, that were not taken."""
+        """The places of a part that begins at the cursor, without the taken ones."""
         taken = self._taken[: bisect_left(self._taken, part.stop)]
         return np.delete(np.arange(part.start, part.stop), np.array(taken, np.intp) - part.start)
 
     def _pass_taken(self) -> None:
-        """Have the cursor at a message that is there."""
+        """Move the cursor past taken messages."""
         passed = 0
         while passed < len(self._taken) and self._taken[passed] <= self._cursor:
             self._cursor += self._taken[passed] == self._cursor
@@ -126,18 +127,18 @@ class _Run:
         del self._taken[:passed]
 
     def unordered(self) -> Waits:
-        """All messages in no order, with some that are done."""
+        """All messages of the run, unordered, including those done or taken."""
         return self._waits
 
     def positions(self) -> NDArray[np.int64]:
-        """Where the units of all messages lie."""
+        """The positions of the units of all remaining messages."""
         positions: NDArray[np.int64] = self._waits["position"]
         places = self._left(slice(self._cursor, len(self._due)))
         return positions[places] if self._order is None else positions[self._order[places]]
 
     def find(self, due: int, position: int) -> int | None:
-        """The place in this order of the message that is due at a time and has its unit at a position; None where it is
-        not there, or done. Those that are due in the same ms are in the order of their units."""
+        """The place of the message with this deliver time and this position of its unit; None if it is not there or is
+        done. Messages due in the same ms are in the order of their units."""
         positions, order = self._waits["position"], self._order
         places = range(
             max(self._cursor, int(self._due.searchsorted(due, "left"))), int(self._due.searchsorted(due, "right"))
@@ -151,7 +152,8 @@ class _Run:
         return place if positions[place if order is None else order[place]] == position else None
 
     def take(self, place: int) -> Waits:
-        """Take out the message that `find` found. All others are copied once for many such."""
+        """Take out the message at a place that `find` returned, and return it. The run is compacted only once for many
+        calls."""
         at = place if self._order is None else self._order[place]
         taken = self._waits[at : at + 1].copy()
         insort(self._taken, place)
@@ -165,10 +167,10 @@ class _Run:
 
 
 class Second:
-    """The messages of one second, in the order of their deliver times; those of one ms in that in which they came.
+    """The messages of one second, in the order of their deliver times; those of the same ms in the order of arrival.
 
-    They are kept in runs, which are made and sorted a few ms at a time: while it is loaded, and as messages come, which
-    are then not sorted in among all the others.
+    They are kept in runs, made and sorted a few ms at a time while the second is loaded and as messages come, so that a
+    new message need not be sorted in among all others.
     """
 
     __slots__ = (
@@ -192,47 +194,48 @@ class Second:
     )
 
     def __init__(self, number: int, read_ahead: Callable[[Waits], None] = lambda waits: None) -> None:
-        """`read_ahead` is called with messages that were loaded, many at once, whose records are wanted in memory."""
+        """`read_ahead`: called with loaded messages, many at once, whose records will be needed in memory."""
         self.number = number
-        """Seconds since the epoch; the messages are due after it, and not after the next one."""
+        """The second, since the epoch. Its messages are due after it begins, and not after the next one begins."""
         self.loader: Loader | None = None
-        """Loads the messages, or deletes some; None when that is done. The second is not over before."""
+        """Loads messages, or takes deleted ones out; None when that is done, before which the second is not over."""
         self._read_ahead = read_ahead
         self.again: list[tuple[Waits, Magic]] = []
-        """Units of what is due later than this second, and has to get another slot."""
+        """Messages that are due later than this second, with their units' magic numbers: they need another slot."""
         self.deletes: list[tuple[int, int]] = []
-        """Records, physical offset and size, that ask for messages of this second to be deleted, by unique key."""
+        """Records (physical offset, size) that delete messages of this second by unique key."""
         self.is_loaded = True
-        """Whether all of its messages are here."""
+        """Whether all messages of the second are in memory."""
         self.removed: set[int] = set()
-        """Where units lie of messages that were taken out while it was loaded."""
+        """Positions of the units of messages that were taken out while the second was being loaded."""
         self.delivered: list[Waits] = []
-        """What recovery found delivered of it, as long as the counts of what waits have that."""
+        """Messages found delivered by recovery, as long as the counts of waiting messages still include them."""
         self.found_done: list[NDArray[np.int64]] = []
-        """Physical offsets of all that recovery found delivered of it, as far as it is loaded."""
+        """Physical offsets of all messages that recovery found delivered, in the loaded part of the second."""
         self.is_touched = False
-        """Whether its slot has units of messages that were delivered or have other units since, and does not say so."""
+        """Whether the slot has unmarked units of messages that are delivered or have newer units."""
         self._runs: list[_Run] = []
-        """Of messages that are due in the same ms those of an earlier run are first."""
+        """The runs. Of messages due in the same ms, those of an earlier run come first."""
         self._fresh: list[Waits] = []
-        """What came, and is not in a run yet..."""
+        """Messages that arrived and are in no run yet."""
         self._fresh_ms = _NEVER_MS
-        """...and when the first of it is due."""
+        """The earliest deliver time in `_fresh`."""
         self._older: list[Waits] = []
-        """What was loaded, and is not in a run yet, the newest part first..."""
+        """Messages that were loaded or put back and are in no run yet, the newest part first."""
         self._older_count = 0
-        """...and how many messages these are."""
+        """Number of messages in `_older`."""
         self._is_read_again = False
         self._given: int | NDArray[np.intp] = 0
-        """Of what was given last: the run it is of, or those that the messages are of."""
+        """The run (an index) of the messages returned last by `first`, or the run of each of them."""
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do for it."""
+        """Whether nothing is left to do for this second, apart from `deletes`."""
         return self.loader is None and not (self.again or self._fresh or self._older or self._runs)
 
     def load_some(self) -> bool:
-        """Load a part of the messages; whether there was anything to load. Raises OSError; then there is still."""
+        """Do a part of the loader's work. Return whether there was a loader. Raises OSError; then the part is not
+        done."""
         if self.loader is None:
             return False
         if not self.loader.step():
@@ -241,13 +244,13 @@ class Second:
         return True
 
     def add(self, waits: Waits) -> None:
-        """More messages."""
+        """Add messages that arrive."""
         if len(waits):
             self._fresh.append(waits)
             self._fresh_ms = min(self._fresh_ms, int(waits["due"].min()))
 
     def add_older(self, waits: Waits) -> None:
-        """More messages, which came before all others."""
+        """Add messages that arrived before all others."""
         if len(waits):
             self._older.append(waits)
             self._older_count += len(waits)
@@ -255,14 +258,13 @@ class Second:
                 self._take_in_older()
 
     def put_back(self, waits: Waits) -> None:
-        """Messages that were the first, and dropped, are the first again: of what is due in the same ms nothing comes
-        before them."""
+        """Put back messages that were the first and were dropped: they come before all others due in the same ms."""
         if len(waits):
             self._older.append(waits)
             self._older_count += len(waits)
 
     def _take_in(self) -> None:
-        """Sort what is in no run yet."""
+        """Sort messages that are in no run yet into runs."""
         self._take_in_older()
         if not self._fresh:
             return
@@ -271,7 +273,7 @@ class Second:
             older = runs.pop()
             run = _Run(joined([older.first(len(older)), run.first(len(run))]))
         runs.append(run)
-        # Where memory runs out before, all of them are where they were.
+        # Assigned last: where memory runs out before, nothing has changed.
         self._runs, self._fresh, self._fresh_ms = runs, [], _NEVER_MS
 
     def _take_in_older(self) -> None:
@@ -282,34 +284,34 @@ class Second:
             self._older, self._older_count = [], 0
 
     def read_again(self, given: int) -> None:
-        """Records of the first messages, so many as given, are not in memory any more: tell once more of all that were
-        loaded, if there are others, and if that was done only once."""
+        """Call `read_ahead` again with the messages of all runs, since records of the first `given` messages are no
+        longer in memory. Done at most once, and only if there are more messages than those."""
         if not self._is_read_again and sum(map(len, self._runs)) > given:
             self._is_read_again = True
             for run in self._runs:
                 self._read_ahead(run.unordered())
 
     def remaining(self) -> Waits:
-        """All messages, by deliver time. That costs as much as there are."""
+        """All messages in the order of their deliver times. The cost grows with their number."""
         self._take_in()
         return self._merged(sum(map(len, self._runs)))
 
     def positions_between(self, first: int, last: int) -> NDArray[np.int64]:
-        """Where the units of messages lie, also of those that get another slot, as far as between two positions."""
+        """The positions from `first` to `last` of units of messages, including messages that need another slot."""
         self._take_in()
         parts = [*(run.positions() for run in self._runs), *(waits["position"] for waits, _ in self.again)]
         within = [part[(part >= first) & (part <= last)] for part in parts]
         return np.concatenate([NONE["position"], *within])
 
     def has(self, wait: Waits) -> bool:
-        """Whether a message is here, by the unit that it has; of a second that is loaded."""
+        """Whether a message is here by its unit. The second must be loaded."""
         due, position = wait[["due", "position"]][0].item()
         self._take_in()
         is_due_here = any(run.find(due, position) is not None for run in self._runs)
         return is_due_here or any(_at(waits, position) is not None for waits, _ in self.again)
 
     def first(self, limit: int) -> Waits:
-        """The first messages, at most `limit`, none only where there are none."""
+        """Some of the first messages, at most `limit`; empty only if there are none."""
         self._take_in()
         if not self._runs:
             return NONE
@@ -327,24 +329,24 @@ class Second:
         return waits[:count]
 
     def _merged(self, limit: int) -> Waits:
-        """The first messages of all runs."""
+        """The first `limit` messages of all runs."""
         if not self._runs:
             return NONE
         dues = [run.first_due(limit) for run in self._runs]
         order = np.argsort(np.concatenate(dues), kind="stable")[:limit]
         self._given = np.repeat(np.arange(len(dues)), [len(due) for due in dues])[order]
-        # Of each run the first ones, so many as are among the first of all.
+        # The number of messages of each run among the first of all.
         counts = np.bincount(self._given, minlength=len(dues)).tolist()
         waits = joined([run.first(count) for run, count in zip(self._runs, counts, strict=True) if count])
         return picked(waits, np.argsort(waits["due"], kind="stable"))
 
     def due(self, now_ms: int, limit: int) -> Waits:
-        """The first messages that are due, at most `limit`, none only where there are none."""
+        """Some of the first due messages, at most `limit`; empty only if none is due."""
         waits = self.first(limit)
         return waits[: int(np.searchsorted(waits["due"], now_ms, "right"))]
 
     def drop(self, count: int) -> None:
-        """The first messages are done, of those that were given last."""
+        """Drop the first `count` of the messages that `first` returned last: they are done."""
         if isinstance(self._given, int):
             self._runs[self._given].drop(count)
         else:
@@ -354,7 +356,7 @@ class Second:
         self._runs = [run for run in self._runs if len(run)]
 
     def remove(self, wait: Waits) -> Waits:
-        """Take a message out, by the unit that it has; gives it, if it was to be delivered in this second."""
+        """Take a message out, by its unit. Return it if it was to be delivered in this second, else an empty array."""
         due, position = wait[["due", "position"]][0].item()
         if not self.is_loaded:
             self.removed.add(position)
@@ -376,44 +378,45 @@ class Second:
         return NONE
 
     def __len__(self) -> int:
-        """How many messages are here that have not been given another slot."""
+        """Number of messages in memory that are to be delivered in this second."""
         return sum(map(len, self._runs)) + sum(map(len, self._fresh)) + self._older_count
 
     @property
     def head_ms(self) -> int | None:
-        """When the first message is due; None without one. Of a second that is being loaded, of what is there."""
+        """When the first message is due; None without one. While the second is being loaded, only of the messages
+        loaded so far."""
         self._take_in_older()
         head = min((run.head_ms for run in self._runs), default=_NEVER_MS)
         return min(head, self._fresh_ms) if self._runs or self._fresh else None
 
 
 def _at(waits: Waits, position: int) -> int | None:
-    """Which of some messages, in the order of their units, has its unit at a position."""
+    """The index of the message whose unit is at a position, None without one. `waits` is in the order of units."""
     positions = waits["position"]
     at = bisect_left(positions, position)
     return at if at < len(positions) and positions[at] == position else None
 
 
 def joined(parts: list[Waits]) -> Waits:
-    """All of them, one behind the other. As bytes: field by field it would take twenty times as long."""
+    """Concatenate arrays of messages. As bytes, since field by field it would take twenty times as long."""
     waits: Waits = np.concatenate([part.view(_BYTES) for part in parts]).view(WAIT)
     return waits
 
 
 def picked(waits: Waits, at: NDArray[Any]) -> Waits:
-    """Some of them, by places or a mask; as bytes, too."""
+    """Pick messages by indexes or a mask; as bytes, see `joined`."""
     some: Waits = waits.view(_BYTES)[at].view(WAIT)
     return some
 
 
 def slot_second_of(due: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As `timer_properties.slot_second`, of many."""
+    """As `timer_properties.slot_second`, for an array of deliver times."""
     result: NDArray[np.int64] = (due - 1) // PRECISION_MS
     return result
 
 
 def due_fields(waits: Waits) -> NDArray[np.int64]:
-    """Deliver times as units have them, with the hashes of keys; negative where a policy chose them."""
+    """The field deliver time of units: with the hash of the key, and negative where a policy chose the time."""
     fields: NDArray[np.int64] = waits["due"]
     if waits["key"].any():
         fields = fields | waits["key"].astype(np.int64) << DUE_BITS
@@ -421,7 +424,7 @@ def due_fields(waits: Waits) -> NDArray[np.int64]:
 
 
 def waits_of(units: Units, positions: NDArray[np.int64]) -> Waits:
-    """What units say of their messages."""
+    """The messages of units, as far as the units tell: the deliver time is 0 in units of Apache's broker."""
     due = units["due_ms"].astype(np.int64)
     waits = np.empty(len(units), WAIT)
     waits["physical"], waits["size"] = units["physical_offset"], units["record_size"]

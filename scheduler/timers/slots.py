@@ -1,8 +1,8 @@
 """The slots of the timer wheel at work: messages are put into them, loaded into memory, and taken out.
 
-A message has one unit in a slot that is not past, or is not in the wheel yet; units in past slots mean nothing any
-more, and withdrawn ones neither. Of the current second, and of the next ones that were loaded ahead, the messages are
-in memory, in the order of their deliver times.
+A message has one unit in a slot that is not past, or is not in the wheel yet. Units in past slots, and withdrawn ones,
+stand for no message. The messages of the current second, and of the next seconds that were loaded ahead, are in memory,
+in the order of their deliver times.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.second import Waits
 
 PRELOAD_SECONDS: Final = 10
-"""Slots are loaded so long before their time."""
+"""Slots are loaded this long before their time."""
 _ROLL_UNITS: Final = 4096
 _MAX_LAG_SECONDS: Final = 20 * DAY_SECONDS
 
 
 class Pass(Protocol):
-    """A search that goes by where the units of messages are, and takes more than one step."""
+    """A search through the units of the timer log that takes more than one step."""
 
     def passing(self, waits: Waits) -> None:
-        """Messages are about to get other slots: the search will not find them where they are."""
+        """Note that messages are about to get other slots: the search will not find them by their present units."""
 
 
 class Slots:
@@ -76,7 +76,7 @@ class Slots:
         config: Callable[[], TimerConfig],
         read_ahead: Callable[[Waits], None],
     ) -> None:
-        """`config` returns the settings in force. `read_ahead` is called with messages whose records will be read soon,
+        """`config` returns the settings in force. `read_ahead`: called with messages whose records will be read soon,
         many at once."""
         root = store.config.root
         self._store = store
@@ -84,39 +84,41 @@ class Slots:
         self._config = config
         self.log = TimerLog(store.files, os.path.join(root, "timerlog"), config().log_segment_size)
         self.places = UnitPlaces(self.log)
-        """Where in the log the units of messages are."""
+        """The position of each message's newest unit in the log."""
         self.wheel = TimerWheel(store.files, os.path.join(root, "timerwheel"))
         self.second = 0
-        """The second whose turn it is: everything in slots before it is done."""
+        """The current second: everything in slots before it is done."""
         self.since = 0
+        """The end of the commitlog when the current second's turn came."""
         self.log_since = 0
-        """Where commitlog and timer log ended when its turn came."""
+        """The end of the timer log when the current second's turn came."""
         self.resident: dict[int, Second] = {}
-        """The current second, and those up to `preloaded` that have messages."""
+        """The seconds in memory: the current one, and those up to `preloaded` that have messages."""
         self.preloaded = 0
+        """The last second that is loaded, or being loaded, or has no messages."""
         self.start = Start(0, 0, 0, 0, {})
         """What recovery found, as long as it matters."""
         self._met: list[NDArray[np.int64]] = []
-        """What of that does not matter any more."""
+        """Physical offsets in `start.found` that do not matter any more."""
         self.is_replayed = False
-        """Whether all messages are in the wheel that there were when the store opened."""
+        """Whether all messages that were stored when the store opened are in the wheel."""
         self.is_handing_on = False
-        """Whether what is left of the current second is being given to the next one."""
+        """Whether the remaining messages of the current second are being moved to the next one."""
         self.held_to = 0
-        """No second beyond has a message whose time a policy chose."""
+        """No later second has a message whose time a policy chose."""
         self.read_ahead = read_ahead
         """Called with messages whose records will be read soon, many at once."""
         self._passes: list[Pass] = []
-        """What goes through the units in the order of the log at the moment, and is told of those that get others."""
+        """Searches through the log in progress, which are told of messages that get newer units."""
         self.census = Census()
-        """What waits, if somebody has asked how much, or for which keys."""
+        """The waiting messages by due second and by key, once they were asked for."""
         self.search = TimerSearch(self)
-        """Finds what waits."""
+        """Finds waiting messages."""
         self.parking = Parking(self, topics.is_shared)
-        """Where in the wheel pauses hold messages back."""
+        """The parked messages."""
 
     def load(self, start: Start, places: UnitPlaces, held_to: int) -> None:
-        """Go on where recovery says."""
+        """Begin with the state that recovery found."""
         self.start, self.places, self.held_to = start, places, held_to
         self.second, self.since, self.log_since = start.second, start.since, start.log_since
         self.preloaded = start.second
@@ -146,13 +148,13 @@ class Slots:
         return self._config().roll_window
 
     def slot_for(self, second: int, now_ms: int) -> int:
-        """The second whose slot takes what is due in a second, as of now."""
+        """The second whose slot, as of now, takes messages due in `second`."""
         excess = second - self.base(now_ms) - self.window
         return second if excess <= 0 else second + -(-excess // self.window) * -self.window
 
     def base(self, now_ms: int) -> int:
-        """The second from which the window reaches ahead: the present one, unless the current one is so far behind,
-        after a long time without a broker, that the wheel would not reach."""
+        """The second from which the window reaches ahead: that of `now_ms` or the current one, whichever is later, but
+        no more than half a turn of the wheel ahead of the current one, which may be far behind after a long stop."""
         return min(max(now_ms // PRECISION_MS, self.second), self.second + SLOTS // 2)
 
     def put(
@@ -163,9 +165,10 @@ class Slots:
         not_before: NDArray[np.int64] | None = None,
         past: Waits = NONE,
     ) -> None:
-        """Write units for messages and link them to their slots, if need be of a later second than they are due in.
-        `past`: delivered messages, which get units behind those in the same write, see `put_past`. Raises OSError,
-        MemoryError; then nothing changed. Raises StoreBroken: what was written could not be noted."""
+        """Write units for messages and link them to their slots. `magic`: the units' magic numbers; `not_before`: the
+        earliest second for each message; `past`: delivered messages, which get units behind the others in the same
+        write, see `put_past`. Raises OSError, MemoryError; then nothing changed. Raises StoreBroken if the written
+        units could not be noted in memory."""
         if not len(waits):
             self.put_past(past, now_ms)
             return
@@ -201,15 +204,16 @@ class Slots:
                 self._add_resident(waits, magic, seconds)
 
     def prepare(self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None = None) -> None:
-        """Read what `put` will need for the same messages, at the same time. To be called where something is written
-        before that: when it is done, `put` reads nothing. Raises OSError."""
+        """Read all that `put` will need for the same messages and the same time, so that `put` itself reads nothing. To
+        be called if something is written before `put`. Raises OSError."""
         if len(waits):
             self.wheel.prepare(self._seconds_for(waits, now_ms, not_before)[0])
 
     def _seconds_for(
         self, waits: Waits, now_ms: int, not_before: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The seconds in whose slots messages are put, and which of them are due beyond the window."""
+        """The second in whose slot each message is put: that in which it is due, but not before the current one or
+        `not_before`, and an earlier one beyond the window; and whether it is beyond the window."""
         window = self.window
         seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
         if not_before is not None:
@@ -217,21 +221,21 @@ class Slots:
         excess = seconds - (self.base(now_ms) + window)
         is_far = excess > 0
         if is_far.any():
-            # Less a multiple of the window, so that it can be told where a message waits.
+            # A multiple of the window less, so that the slot can be computed from the deliver time.
             nearer = seconds - -(-excess // window) * window
             seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
         return seconds, is_far
 
     @staticmethod
     def _put_no_messages(units: Units, magic: NDArray[np.int32]) -> None:
-        """Change units to what they have to be that stand for no message that waits."""
+        """Set magic number and deliver time of the units that stand for no waiting message."""
         kind = magic & NO_MESSAGE
         units["magic"][kind == WITHDRAWN] = withdrawn(units["magic"][kind == WITHDRAWN].astype(np.int32))
         units["due_ms"][kind == NO_MESSAGE] = APPLIED
         units["due_ms"][kind == DELETE] = 0  # as RocketMQ's broker writes it
 
     def _add_resident(self, waits: Waits, magic: NDArray[np.int32], seconds: NDArray[np.int64]) -> None:
-        """Seconds that are loaded already get their messages at once."""
+        """Add messages to seconds in memory."""
         near = seconds <= self.preloaded
         for number in sorted(set(seconds[near].tolist())):
             second = self.resident.get(number)
@@ -242,7 +246,8 @@ class Slots:
 
     @staticmethod
     def sort_in(second: Second, waits: Waits, magic: NDArray[np.int32], add: Callable[[Waits], None]) -> None:
-        """Give a second units of its slot, by what they are: `add` for messages."""
+        """Sort messages of a slot into its second by their units' magic numbers: deleting ones, those that need another
+        slot, and those to be delivered, for which `add` is called. Withdrawn ones are left out."""
         if (magic == NORMAL).all() and (waits["due"] <= (second.number + 1) * PRECISION_MS).all():
             add(waits)
             return
@@ -265,7 +270,7 @@ class Slots:
         return self.resident[self.second]
 
     def open(self, number: int) -> None:
-        """Begin to load a second. Raises OSError; then nothing changed."""
+        """Begin to load a second, unless it is in memory. Raises OSError; then nothing changed."""
         if number in self.resident:
             return
         last = self.wheel.last(number)
@@ -277,8 +282,8 @@ class Slots:
     def left_of(
         self, second: Second, waits: Waits, magic: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Of units of a second's slot: which are still to be done, which recovery found delivered, and which of these
-        are counted as waiting. Searches ask, too: nothing changes."""
+        """Of units in a second's slot: which are still to be done, which recovery found delivered, and which of these
+        are still counted as waiting. Changes nothing, as searches call it too."""
         start = self.start
         left = decided.left_of(
             waits["physical"], waits["position"], magic, waits["due"], second.number, start.second, start.found
@@ -291,13 +296,13 @@ class Slots:
         return left.kept, left.done, uncounted
 
     def was_loaded(self, second: Second) -> None:
-        """All of a second's messages are in memory."""
+        """Note that all messages of a second are in memory."""
         second.is_loaded = True
         self._count_delivered(second)
 
     def _count_delivered(self, second: Second) -> None:
-        """Take what recovery found delivered of a second out of the counts when it is loaded and has its turn: only of
-        the current second can the note tell how far that is."""
+        """Subtract the messages of a second that recovery found delivered from the counts, once it is loaded and is the
+        current one: only for the current second can the note tell whether this was done."""
         if second.number == self.second and second.is_loaded:
             for waits in second.delivered:
                 self._topics.count(waits, -1)
@@ -305,45 +310,47 @@ class Slots:
 
     @property
     def counted_at(self) -> int:
-        """See the note (`timers.files.formats`), as of now."""
+        """The present value of the note's `counted at` (`timers.files.formats`)."""
         if self.current.is_loaded:
             return self._store.log.end
         return self.start.counted_at if self.second == self.start.second else 0
 
     def learn(self, waits: Waits, at: int, number: int) -> None:
-        """Read the record of a message of a second whose unit Apache's broker wrote: when it is due, and its key."""
+        """Read deliver time and key of a message from its record, as a unit written by Apache's broker lacks them.
+        `number`: the second of its slot, whose end counts as the deliver time if the record tells none. Raises
+        OSError."""
         message = self._store.message_at(*waits[["physical", "size"]][at].item())
         due_ms = due_of(message) if message is not None else None
         waits["due"][at] = min(due_ms, MAX_DUE_MS) if due_ms is not None else (number + 1) * PRECISION_MS
         waits["key"][at] = key_of(message.properties_text) if message is not None else 0
 
     def loaded(self, number: int) -> Second:
-        """A second that is in memory, wholly. Raises OSError."""
+        """Load the rest of a second in memory and return it. Raises OSError."""
         second = self.resident[number]
         while second.load_some():
             pass
         return second
 
     def delete_by_key(self, second: Second) -> None:
-        """Begin to take out of a second what its deleting records name; to be gone on with as with loading."""
+        """Begin to take out the messages that a second's deleting records name. `Second.load_some` goes on with it."""
         second.loader = Deleting(self._store, self, second)
 
     def delete(self, waits: Waits) -> None:
-        """Messages of the current second that are not in memory any more are cancelled, and not delivered."""
+        """Withdraw cancelled messages by their units. The caller takes them out of the second in memory."""
         for position, is_again in waits[["position", "again"]].tolist():
             self.log.withdraw(position, 0 if is_again else NORMAL)
         self.gone(waits)
 
     def gone(self, waits: Waits) -> None:
-        """Messages that were there wait no more."""
+        """Note that messages do not wait any more."""
         self._topics.count(waits, -1)
         if self.census.is_begun:
             self.census.removed(waits)
 
     def advance(self, now_ms: int, *, is_idle: bool = False) -> bool:
-        """Give the next second that has messages its turn, if this one is done and over; whether there was one.
-        Seconds without any have none, but for once an hour, or if `is_idle`: where nothing happens nothing changes
-        that a checkpoint would have to note. Raises OSError; then nothing changed."""
+        """Give the next second its turn if the current one is done and over. Return whether a second got its turn.
+        Seconds without messages get none, except once an hour, or if `is_idle`: so while nothing happens, nothing
+        changes that a checkpoint would have to note. Raises OSError; then nothing changed."""
         frontier = slot_second(now_ms)
         if self.second >= frontier or not self.current.is_done:
             return False
@@ -362,16 +369,17 @@ class Slots:
         self.is_handing_on = False
 
     def has_to_hand_on(self, beyond: int) -> bool:
-        """Whether slots from the current one on, before second `beyond`, may have units of messages that are delivered
-        or have others, of which Apache's broker, going by the units alone, would not know. Raises OSError."""
+        """Whether slots from the current one on, before that of second `beyond`, may have unmarked units of messages
+        that are delivered or have newer units: Apache's broker, which goes by the units alone, would deliver them
+        again. Raises OSError."""
         has_more = self.second < beyond and len(self.start.done) > 0
         return has_more or self.loaded(self.second).is_touched
 
     def hand_on(self, now_ms: int, beyond: int = 0) -> bool:
-        """Give some of what is left of the current second slots of the next one, or of second `beyond` if that is
-        later; when nothing is left the next second up to that one that has messages has its turn. Gives whether
-        something is left. From the first to the last, and until then nothing of it is delivered: so all stays in its
-        order. Raises OSError; then nothing changed by this step."""
+        """Move some remaining messages of the current second to the slot of the next second, or of `beyond` if that is
+        later. When none is left, the next second with messages up to that one gets its turn. Return whether some are
+        left. The messages are moved from the first to the last, and none is delivered until all are moved: so their
+        order is kept. Raises OSError; then this step changed nothing."""
         second = self.current
         if second.load_some():
             return True
@@ -395,8 +403,9 @@ class Slots:
         return False
 
     def mark_delivered(self) -> Iterator[None]:
-        """Mark the units in slots to come whose messages recovery found delivered, where the clock was set back since;
-        each step marks some. Apache's broker, going by the units alone, would deliver them again. Raises OSError."""
+        """Mark the units in future slots whose messages recovery found delivered, as happens if the clock was set back
+        since: Apache's broker, which goes by the units alone, would deliver them again. Each step marks some. Raises
+        OSError."""
         before = self.second
         while len(self.start.done):
             number = self.wheel.next_second(before + 1, self.start.recovered_to)
@@ -423,9 +432,9 @@ class Slots:
             second.delivered = []
 
     def _turn(self, number: int) -> None:
-        """Give a second its turn, after the current one. What has been delivered until now need not be known any more,
-        since it was not of this second or a later one; what recovery found may be, and is noted apart. Raises OSError;
-        then nothing changed."""
+        """Give a second, behind the current one, its turn. Deliveries until now need not be known any more, as none was
+        of a message in this slot or a later one. Those that recovery found may be, and are noted separately. Raises
+        OSError; then nothing changed."""
         self.open(number)
         old = self.resident.pop(self.second)
         self.forget(old.found_done)
@@ -437,7 +446,8 @@ class Slots:
             self.start, self._met = Start(0, 0, 0, 0, {}), []
 
     def forget(self, done: Iterable[NDArray[np.int64]]) -> None:
-        """That recovery found messages delivered matters no more: they have no unit in a slot to come."""
+        """Forget that recovery found messages delivered: they have no unit in a future slot. `done`: physical
+        offsets."""
         self._met += [offsets for offsets in done if len(offsets)]
         if sum(map(len, self._met)) * 4 > len(self.start.done):
             self._forget_met()
@@ -454,7 +464,7 @@ class Slots:
         self.start = self.start._replace(found=found._replace(done=left[0], counted=left[1]))
 
     def found(self) -> Found:
-        """What recovery found and what matters still, as of now: see the note (`timers.files.formats`)."""
+        """What recovery found, as far as it matters now: a part of the note (`timers.files.formats`)."""
         self._forget_met()
         found = self.start.found
         if self.current.is_loaded:
@@ -470,26 +480,27 @@ class Slots:
     def move(
         self, waits: Waits, magic: NDArray[np.int32], now_ms: int, not_before: NDArray[np.int64] | None = None
     ) -> None:
-        """As `put`, for messages that have units already."""
+        """As `put`, for messages that already have units: searches in progress are told."""
         moved, kept = waits.copy(), magic & NO_MESSAGE == 0
         self.put(moved, magic, now_ms, not_before)
         with self._store.health.noting():
             self.search.moved(waits["position"][kept], moved[kept])
 
     def moving(self, waits: Waits) -> None:
-        """Messages are about to get other slots."""
+        """Tell the searches in progress that messages are about to get other slots."""
         for each in self._passes:
             each.passing(waits)
 
     def bring_back(self, parked: Waits, waits: Waits, now_ms: int, not_before: NDArray[np.int64]) -> None:
-        """Give parked messages slots to be delivered from: `waits` are the same with the times and the marks that they
-        are to have. Raises OSError; then nothing changed."""
+        """Give parked messages new units, by which they are delivered. `waits`: the same messages with their new times
+        and flags. Raises OSError; then nothing changed."""
         self.move(waits, np.full(len(waits), NORMAL, np.int32), now_ms, not_before)
         with self._store.health.noting():
             self.log.superseded.add(parked["position"])
 
     def put_again(self, second: Second, now_ms: int) -> bool:
-        """Give some of the messages that are due later another slot; whether those were the last. Raises OSError."""
+        """Give some of the messages that are due later than the second another slot. Return whether those were the
+        last. Raises OSError."""
         waits, magic = second.again[-1]
         moving = waits[:_ROLL_UNITS][magic[:_ROLL_UNITS] & NO_MESSAGE == 0]
         second.is_touched = True
@@ -504,7 +515,7 @@ class Slots:
         return not second.again
 
     def preload(self, now_ms: int) -> bool:
-        """Load a bit of the seconds that come next; whether there was anything to do. Raises OSError."""
+        """Load a part of the next seconds. Return whether there was anything to do. Raises OSError."""
         for second in self.resident.values():
             if second.load_some():
                 return True
@@ -518,8 +529,8 @@ class Slots:
         return following is not None
 
     def next_ms(self, now_ms: int, preload_ms: int = 0) -> int | None:
-        """When there will be something to deliver or to load; None when nothing waits. Seconds to come are not loaded
-        before `preload_ms`. Raises OSError."""
+        """When there will be something to deliver or to load, ms since the epoch; None if nothing waits. Future seconds
+        are not loaded before `preload_ms`. Raises OSError."""
         current, times = self.current, []
         if current.loader is not None or current.again or current.deletes:
             return now_ms
@@ -541,8 +552,8 @@ class Slots:
     # --- taking out
 
     def withdraw(self, waits: Waits, number: int) -> None:
-        """A message, as `wait_at` gave it, is not to be delivered from its slot any more. It reads nothing: the record
-        that says so is written already, and a read that fails must not part the two."""
+        """Withdraw a message, as `wait_at` returned it, from the slot of second `number`. Reads nothing: the record
+        that withdraws it is written already, and no failed read may come between the two."""
         self.log.withdraw(int(waits["position"][0]), int(waits["magic"][0]))
         self.parking.withdrawn(int(waits["position"][0]))
         second = self.resident.get(number)
@@ -553,8 +564,9 @@ class Slots:
     # --- the files
 
     def mark_newest(self, newest: Range | None, now_ms: int) -> None:
-        """Let the last unit of the log be of the newest message, whose record lies there, if there is one: Apache's
-        broker goes on behind that one. Raises OSError."""
+        """Append a unit of the newest message, unless the log's last unit is of its record: Apache's broker goes on
+        behind the message of the last unit. `newest`: offset and size of the record, None without one. Raises
+        OSError."""
         last = self.log.last_record()
         if last is None or newest is None or last == newest[0]:
             return
@@ -565,9 +577,9 @@ class Slots:
         self.log.append(mark, self.log.positions(1))
 
     def put_past(self, waits: Waits, now_ms: int) -> None:
-        """Write units for messages that were appended again, and are delivered: whoever looks for them finds that.
-        They come behind those of the records that waited before them: the file with those goes first. Raises
-        OSError, MemoryError; then nothing changed."""
+        """Write units for messages that were appended again and are delivered, so that a search by id finds them so.
+        They lie behind the units of the messages' earlier records, whose files go first. Raises OSError, MemoryError;
+        then nothing changed."""
         if not len(waits):
             return
         units = self._units_of_past(waits, now_ms)
@@ -583,7 +595,7 @@ class Slots:
         return units
 
     def _past_units(self, count: int, now_ms: int) -> Units:
-        """Units in a slot of the past, which nobody reads any more."""
+        """New units in a past slot, which is not read any more."""
         units = np.zeros(count, UNIT)
         units["size"], units["previous"] = UNIT.itemsize, -1
         units["write_ms"] = now_ms // PRECISION_MS * PRECISION_MS
@@ -591,11 +603,11 @@ class Slots:
         return units
 
     def expire(self, kept_from: int, second: int) -> Iterator[list[str] | ColdRead]:
-        """Forget the files of the timer log before a position whose slots are all of seconds before one; each step
-        gives paths for the caller to remove, or a read that has to be made before the next one.
+        """Forget the files of the timer log that end at or before a position and have no slot of `second` or later.
+        Each step yields paths for the caller to remove, or a read to be made before the next step.
 
-        Both as the checkpoint on the disk has them: after a crash, recovery cuts off all units behind that, and a
-        message that got another slot since waits by its old unit again."""
+        Position and second are those of the checkpoint on the disk: after a crash, recovery cuts off all units behind
+        it, and a message that got another slot since then waits by its old unit again."""
         for end in self.log.file_ends():
             if end > kept_from:
                 return
@@ -609,6 +621,6 @@ class Slots:
 
 
 def due_of(message: StoredMessage) -> int | None:
-    """When a stored message of the timer topic is due; None for what is none."""
+    """When a stored message of the timer topic is due, ms since the epoch; None if it is no timer message."""
     text, prepared = message.properties_text, message.prepared_transaction_offset
     return timer_properties.due_of(text, message.store_timestamp, prepared)
