@@ -1,4 +1,4 @@
-"""Enqueuing: from the timer topic's queue into the wheel, in the queue's order, a unit in the timer log a message."""
+"""Enqueuing: messages of the timer topic's queue are put into the wheel in order, each by a unit in the timer log."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ log = structlog.get_logger(__name__)
 _UNITS: Final = 4096
 _FIRST_ID: Final = properties.TIMER_FIRST_ID.encode()
 _LOOK_BYTES: Final = 1 << 20
-"""About how much of the commitlog is read at once where units do not tell enough, so that it takes a few ms."""
+"""About how many bytes of records are read at once, where units do not tell enough: so many that it takes a few ms."""
 
 
 class Enqueuer:
-    """Knows how far the queue is in the wheel. What recovery found delivered or withdrawn behind that place, or in the
-    timer log already, is not put there again."""
+    """Puts the messages of the queue into the wheel, and knows how far it is. Messages behind that place that recovery
+    found delivered, withdrawn, or already in the timer log do not wait again."""
 
     def __init__(
         self, store: MessageStore, queue: ConsumeQueue, slots: Slots, topics: TimerTopics, batches: Batches
@@ -50,17 +50,17 @@ class Enqueuer:
         self._batches = batches
         self._hashes = TopicHashes(topics.hash_of)
         self.next_offset = 0
-        """Next queue offset to put into the wheel."""
+        """The next queue offset to put into the wheel."""
         self._replayed_to = 0
-        """What recovery found does not matter for messages from this queue offset on."""
+        """The end of the queue at the start: recovery knows nothing of messages from this queue offset on."""
         self.messages = 0
-        """Put into the wheel since start."""
+        """Messages put into the wheel since start."""
         self.refused_ms: int | None = None
-        """When the first of those messages is due that the disk did not take at the last try, ms since the epoch; None
-        where it took them."""
+        """The earliest deliver time, ms since the epoch, of the messages that the last try failed to write; None if it
+        did not fail."""
 
     def load(self, next_offset: int) -> None:
-        """Go on at a queue offset; `slots` are loaded."""
+        """Begin at a queue offset. To be called when `slots` are loaded."""
         self.next_offset = next_offset
         self._replayed_to = self._queue.next_offset
         self._note_replayed()
@@ -71,12 +71,12 @@ class Enqueuer:
 
     @property
     def behind(self) -> int:
-        """Messages not yet in the wheel."""
+        """Number of messages not yet in the wheel."""
         return self._queue.next_offset - self.next_offset
 
     @property
     def needed_from(self) -> int:
-        """The physical offset of the first message that is not in the wheel yet; where the commitlog ends if all are.
+        """The physical offset of the first message that is not in the wheel yet; the end of the commitlog if all are.
         Raises OSError."""
         first = max(self.next_offset, self._queue.min_offset)
         if first >= self._queue.next_offset:
@@ -85,12 +85,12 @@ class Enqueuer:
         return unit[0] if unit is not None else self._store.log.begin
 
     def behind_for(self, second: int) -> int:
-        """How many of them are for a second."""
+        """Number of messages not yet in the wheel that are due in a second. Raises OSError."""
         units = self._batches.read(self._queue, self.next_offset, self.behind)
         return int((slot_second_of(units["tags_code"].astype(np.int64)) == second).sum())
 
     def enqueue_through(self, queue_offset: int, now_ms: int) -> None:
-        """Put all messages up to one, and it too, into the wheel. Raises OSError."""
+        """Put all messages up to and including a queue offset into the wheel. Raises OSError."""
         while self.next_offset <= queue_offset and self.enqueue_some(now_ms):
             pass
 
@@ -100,7 +100,7 @@ class Enqueuer:
             pass
 
     def enqueue_some(self, now_ms: int) -> bool:
-        """Put the next messages into the wheel; whether there were any. Raises OSError."""
+        """Put the next messages into the wheel. Return whether there were any. Raises OSError."""
         queue = self._queue
         if self.next_offset < queue.min_offset:
             log.warning("timer_offset_corrected", offset=self.next_offset, corrected=queue.min_offset)
@@ -134,7 +134,7 @@ class Enqueuer:
             magic |= np.where(is_among(waits["physical"], self._slots.start.withdrawn), WITHDRAWN, 0).astype(np.int32)
             done = is_among(waits["physical"], self._slots.start.done)
             met = waits["physical"][done]
-            # By the first record's id one has to learn that its message was appended again, and then delivered.
+            # A search by the first record's id must find that the message was appended again, and then delivered.
             past, waits, magic = waits[done & waits["again"]], waits[~done], magic[~done]
         try:
             self._slots.put(waits, magic, now_ms, past=past)
@@ -142,7 +142,7 @@ class Enqueuer:
             self.refused_ms = int(waits["due"].min()) if len(waits) else None
             raise
         self.refused_ms = None
-        self.next_offset += count  # from here on they are in the wheel, whatever happens below
+        self.next_offset += count  # the messages are in the wheel now, whatever happens below
         if len(waits):
             is_message = magic == NORMAL
             self._topics.count(waits[is_message], 1)
@@ -154,16 +154,17 @@ class Enqueuer:
         return True
 
     def newest(self) -> Range | None:
-        """Where the record lies of the message that came into the wheel last. Raises OSError."""
+        """Physical offset and size of the record of the message last put into the wheel; None without one. Raises
+        OSError."""
         unit = self._queue.unit(self.next_offset - 1) if self.next_offset > self._queue.min_offset else None
         return unit[:2] if unit is not None else None
 
     def _look(self, units: NDArray[Any]) -> _Looked:
-        """What units wait for of which only the records tell the topic, or when they are due: of so many from the first
-        on as are read in one piece. Raises OSError."""
+        """The messages of units whose topics or deliver times only the records tell: of as many units, from the first
+        on, as are read in one piece. Raises OSError."""
         codes, sizes = units["tags_code"].astype(np.int64), units["size"].astype(np.int64)
         physical = units["physical_offset"].astype(np.int64)
-        # Records of ours whose deliver time is known, and that are there.
+        # duemq's records: the unit tells the deliver time, and the record is in the commitlog.
         is_usual = (codes > MAX_HASH) & (sizes > 0) & (sizes != PADDING_SIZE)
         is_usual &= (physical >= self._store.log.begin) & (physical + sizes <= self._store.log.end)
         special = np.flatnonzero(~is_usual)
@@ -185,14 +186,15 @@ class Enqueuer:
                 waits["again"][at] = _were_again(records)
                 magic[at] = NORMAL
         special = np.flatnonzero(magic == 0)
-        if len(special) > LOOK_UNITS:  # of another make (IPv6), or they are just being removed
+        if len(special) > LOOK_UNITS:  # records of another form (IPv6), or records that are being removed
             count = int(special[LOOK_UNITS])
         for each in special[:LOOK_UNITS].tolist():
             self._look_at(units[each].item(), waits, magic, each)
         return _Looked(waits[:count], magic[:count])
 
     def _look_at(self, unit: tuple[int, int, int], waits: Waits, magic: NDArray[np.int32], at: int) -> None:
-        """What one unit waits for, of which the record tells; nothing where it is none of a message that waits."""
+        """Set the message and magic number at index `at` from a unit's record. Leaves them 0, and logs an error, if the
+        record is missing or is no timer message."""
         physical, size, code = unit
         message = self._store.message_at(physical, size) if 0 < size != PADDING_SIZE else None
         due_ms = due_of(message) if message is not None else None
@@ -205,7 +207,7 @@ class Enqueuer:
         if properties.get(text, properties.TIMER_DEL_UNIQKEY) is not None:
             magic[at] = NORMAL | DELETE
             origin = origin_of(message.prepared_transaction_offset)
-            if origin is not None and origin < physical:  # earlier versions gave those of clients their time there
+            if origin is not None and origin < physical:  # earlier versions stored the time there for clients' records
                 magic[at] |= WITHDRAWN
         elif code > MAX_HASH:
             due_ms = code
@@ -214,7 +216,7 @@ class Enqueuer:
 
 
 def _were_again(records: Records) -> NDArray[np.bool_]:
-    """Of each record, whether it is one of a message that was appended again."""
+    """Whether each record is one by which its message was appended again."""
     result = np.zeros(len(records), bool)
     if _FIRST_ID in bytes(records.data):
         origins = records.heads["prepared_transaction_offset"].tolist()
@@ -225,7 +227,7 @@ def _were_again(records: Records) -> NDArray[np.bool_]:
 
 
 class _Looked(NamedTuple):
-    """Of units from the first on: what they wait for, and their magic numbers, 0 for one that stands for nothing."""
+    """The messages of units, and their magic numbers: 0 for a unit that stands for nothing."""
 
     waits: Waits
     magic: NDArray[np.int32]

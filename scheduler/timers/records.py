@@ -1,4 +1,4 @@
-"""The records that the timers append to their own topic: what deletes a message, and a message once more."""
+"""The records that the timers append to their own topic: records that delete a message, and messages appended again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPLACED: Final = (
     properties.REAL_TOPIC,
     properties.REAL_QID,
 )
-"""What a record that is appended once more has anew, or has no more."""
+"""Properties that a message appended again gets new values for, or loses."""
 _SPARED: Final = (
     properties.TIMER_FIRST_ID,
     properties.CLUSTER,
@@ -34,14 +34,14 @@ _SPARED: Final = (
     properties.TIMER_DELIVER_MS,
     properties.TIMER_FROM_LEVEL,
 )
-"""What a record that is appended once more goes without, one after the other, where its properties would be too long:
-brokers have added them all. Whatever waits has to fit, or no file before it expires."""
+"""Properties that a message appended again loses, one after the other, while its properties are too long: all of them
+were added by brokers. Each waiting message must fit, or no file before it could expire."""
 _DELETE_BODY: Final = b"0"
 _DELETE_TAG: Final = "_RECALL_TAG_"
 
 
 class TimerRecords:
-    """Appends records to the queue of the timer topic. Each names the record that it takes the place of."""
+    """Appends records to the queue of the timer topic. Each names, as its origin, the record that it replaces."""
 
     def __init__(self, store: MessageStore, queue: ConsumeQueue, topics: TimerTopics) -> None:
         self._appender = store.appender
@@ -49,8 +49,8 @@ class TimerRecords:
         self._topics = topics
 
     def delete(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
-        """Append, now, a record that deletes a message that is due at a time: for Apache's broker by topic and unique
-        key, in the slot of that time; for recovery by its origin. Raises StoreError."""
+        """Append a record that deletes a message due at `due_ms`: for Apache's broker by topic and unique key, in the
+        slot of that time; for recovery by its origin. Raises StoreError."""
         try:
             self.stage_deletion(message, due_ms, now_ms)
             self._appender.commit()
@@ -59,7 +59,7 @@ class TimerRecords:
             raise
 
     def stage_deletion(self, message: StoredMessage, due_ms: int, now_ms: int) -> None:
-        """As `delete`, written by the caller's `Appender.commit`."""
+        """As `delete`, but only staged: the caller's `Appender.commit` writes the record."""
         text = message.properties_text
         topic = properties.get(text, properties.REAL_TOPIC) or ""
         key = properties.get(text, properties.UNIQ_KEY) or ""
@@ -85,9 +85,9 @@ class TimerRecords:
         self._topics.staged(offset, topic)
 
     def again(self, message: StoredMessage, due_ms: int, now_ms: int, *, is_as_promised: bool = False) -> int:
-        """Append, now, a message that waits once more, to wait on in the wheel until a time; gives its physical offset.
-        `is_as_promised`: that is the time which its sender was promised, by a level if it has one. Raises
-        StoreError."""
+        """Append a waiting message again, to wait in the wheel until `due_ms`. Return the physical offset of the new
+        record. `is_as_promised`: whether that is the time that its sender was promised, by a delay level if it has one.
+        Raises StoreError."""
         before, origin = message.properties_text, message.physical_offset
         topic = properties.get(before, properties.REAL_TOPIC) or ""
         times = properties.get(before, properties.TIMER_ROLL_TIMES) or "0"
@@ -103,7 +103,7 @@ class TimerRecords:
             properties.REAL_TOPIC: topic,
             properties.REAL_QID: properties.get(before, properties.REAL_QID) or "0",
         }
-        # All others stay as they are, also those without a value, and those of one name.
+        # All other properties stay as they are, even those without a value or with the same name.
         kept = properties.without_all(before, _REPLACED).rstrip(properties.PROPERTY_END)
         text = _joined(kept, added)
         for name in _SPARED:
@@ -137,6 +137,6 @@ class TimerRecords:
 
 
 def _joined(kept: str, added: dict[str, str]) -> bytes:
-    """Properties as they are, and others behind them."""
+    """Properties as they are, followed by added ones."""
     more = properties.format_properties(added)
     return (f"{kept}{properties.PROPERTY_END}{more}" if kept else more).encode()

@@ -1,17 +1,18 @@
-"""Of what is overdue, the newest of each key: `timer.catch.up=newest` (see `timers.policy.policies`).
+"""The policy `timer.catch.up=newest`: of overdue messages, only the newest of each key is delivered (see
+`timers.policy.policies`).
 
-The first overdue message of a topic that asks for it begins the search: the timer log tells which messages of the topic
-are overdue, their records tell the keys, and of each key the one with the latest deliver time counts, the one that came
-last where two have the same. Meanwhile the messages of the topic are put off, by other slots, with the deliver times
-that they have; so a crash finds them as they were, and the search begins anew. Other topics go on.
+The first overdue message of a topic with this policy begins a search: the timer log tells which messages of the topic
+are overdue, their records tell the keys, and of each key the message with the latest deliver time is kept, or the one
+stored last if two have the same. In the meantime the messages of the topic are put off: they get other slots, with
+their present deliver times. So a crash leaves them as they were, and the search begins again. Other topics go on.
 
-All of them are put off to one slot, which moves on if the search takes longer. What it found holds when that slot has
-its turn: then the messages are in the order of their deliver times, and whenever a crash comes, none is delivered
-before the older ones of its key are cancelled.
+All messages are put off to the same slot, or to a later one if the search takes longer. The result is applied when that
+slot has its turn: then the messages are in the order of their deliver times, and whenever a crash comes, no message is
+delivered before the older ones of its key are cancelled.
 
-The search is done in slices. It remembers each key, by a hash of 128 bits, and where the messages lie that are not to
-be delivered: at most so many keys and messages (`MAX_KEYS`, `MAX_OLDER`), some 150 MB; what is beyond is delivered, and
-a line in the log says so.
+The search is done in slices. It remembers each key by a hash of 128 bits, and the physical offset of each message that
+is not to be delivered: at most `MAX_KEYS` keys and `MAX_OLDER` messages, some 150 MB. Messages beyond that are
+delivered, and a log line says so.
 """
 
 from __future__ import annotations
@@ -50,22 +51,22 @@ _SCAN_UNITS: Final = 4096
 _SORTED_AT_ONCE: Final = 8192
 _FIRST_HOLD: Final = 2
 _MAX_HOLD: Final = 30
-"""So many seconds messages are put off at first, and at most."""
+"""Most seconds for which messages are put off at a time; at first it is _FIRST_HOLD."""
 _PLACE_BITS: Final = 63
 
 
 class Verdict(NamedTuple):
-    """What becomes of some messages of one topic that are due; the others are delivered."""
+    """Which of some due messages of a topic are dropped or put off; the others are delivered."""
 
     dropped: Mask
     held: Mask
-    """They are put off."""
+    """The messages that are put off."""
     second: int
-    """To the slot of that second."""
+    """The second to whose slot they are put off."""
 
 
 class _Hold:
-    """To which second's slot the messages of a topic are put off, and since when that was asked for."""
+    """How the messages of a topic are put off: since when (ms), and to the slot of which second."""
 
     def __init__(self, since_ms: int) -> None:
         self.since_ms = since_ms
@@ -73,17 +74,18 @@ class _Hold:
 
 
 class _Result(NamedTuple):
-    """What a search found."""
+    """The result of a search for one topic."""
 
     horizon_ms: int
-    """It looked at what was due until then..."""
+    """The search looked at messages that were due until this time."""
     second: int
-    """...and what was due in between was put off to this second's slot, and is not overdue for that."""
+    """The second to whose slot messages were put off. A message due until then does not count as overdue for that."""
     older: Offsets
+    """The records of messages that are not the newest of their key."""
 
 
 class Offsets:
-    """A set of physical offsets, 8 bytes each: sorted arrays, each at least twice as long as the next."""
+    """A set of physical offsets, 8 bytes each: sorted arrays, each at least twice as long as the next one."""
 
     def __init__(self) -> None:
         self._sorted: list[NDArray[np.int64]] = []
@@ -93,7 +95,7 @@ class Offsets:
         return sum(map(len, self._sorted)) + len(self._fresh)
 
     def add(self, offset: int) -> None:
-        """Add one."""
+        """Add an offset."""
         self._fresh.append(offset)
         if len(self._fresh) >= _SORTED_AT_ONCE:
             self._sort()
@@ -101,12 +103,12 @@ class Offsets:
     def _sort(self) -> None:
         arrays, self._fresh = [*self._sorted, np.sort(np.array(self._fresh, np.int64))], array("q")
         while len(arrays) > 1 and len(arrays[-2]) < 2 * len(arrays[-1]):
-            # Two runs, which a stable sort merges.
+            # A stable sort merges the two sorted parts.
             arrays[-2:] = [np.sort(np.concatenate(arrays[-2:]), kind="stable")]
         self._sorted = arrays
 
     def has(self, offsets: NDArray[np.int64]) -> Mask:
-        """Which of some are there."""
+        """Whether each offset is in the set."""
         if self._fresh:
             self._sort()
         found = np.zeros(len(offsets), bool)
@@ -116,17 +118,18 @@ class Offsets:
 
 
 class CatchUp:
-    """Searches, one at a time. `read_cold` has a thread read what is not in memory; None: the search itself waits."""
+    """Makes the searches, one at a time. `read_cold`: has a thread read records that are not in memory; if it is None,
+    the search itself waits for the disk."""
 
     def __init__(self, store: MessageStore, slots: Slots, read_cold: ReadCold | None) -> None:
         self._store = store
         self._slots = slots
         self._read_cold = read_cold
         self._asked: dict[str, _Hold] = {}
-        """Topics whose overdue messages are to be looked at, or are."""
+        """Topics with a search requested or in progress."""
         self._search: _Search | None = None
         self._is_stale = False
-        """Whether it has to be done once more."""
+        """Whether the search in progress has to be repeated."""
         self._results: dict[str, _Result] = {}
         self._is_reading = False
         self._on_read: Callable[[], None] = lambda: None
@@ -134,7 +137,7 @@ class CatchUp:
     # --- what comes due
 
     def judge(self, topic: str, waits: Waits, now_ms: int) -> Verdict | None:
-        """What becomes of messages of a topic that are due; None where all of them are delivered."""
+        """Decide which due messages of a topic are dropped or put off; None if all of them are delivered."""
         result, due = self._results.get(topic), waits["due"]
         none = np.zeros(len(waits), bool)
         current = self._slots.second
@@ -151,27 +154,28 @@ class CatchUp:
             return Verdict(dropped, none, 0) if dropped.any() else None
         if current >= hold.second:
             first, last = (max(now_ms // PRECISION_MS, current) + seconds for seconds in (_FIRST_HOLD, _MAX_HOLD))
-            # As far ahead as something may have been put off before a crash, or than the search has taken so far.
+            # Behind all slots to which messages may have been put off before a crash, and as far ahead as the search
+            # has taken so far.
             wanted = max(first, self._slots.held_to + 1, first + (now_ms - hold.since_ms) // PRECISION_MS)
             hold.second = min(wanted, last)
         return Verdict(none, ~none, hold.second)
 
     def repeated(self, old: int, new: int) -> None:
-        """A message was appended once more, at another physical offset."""
+        """Note that a message was appended again: its record was at `old`, the new one is at `new`."""
         self._is_stale = True
         for older in {id(result.older): result.older for result in self._results.values()}.values():
             if older.has(np.array([old]))[0]:
                 older.add(new)
 
     def forget(self, topic: str) -> None:
-        """A topic asks for it no more."""
+        """Forget the result for a topic that no longer has this policy."""
         self._results.pop(topic, None)
 
     # --- the search
 
     def step(self, now_ms: int, on_read: Callable[[], None]) -> bool:
-        """Do a bit of the search; whether there was anything to do. `on_read` is called when a thread has read what it
-        waits for. Raises OSError: then it is where it was."""
+        """Do a part of the search. Return whether there was anything to do. `on_read`: called when a thread has read
+        the records for which the search waits. Raises OSError; then that part is not done."""
         if self._is_reading or not self._asked or not self._slots.is_replayed:
             return False
         self._on_read = on_read
@@ -192,7 +196,7 @@ class CatchUp:
         return True
 
     def _take(self, search: _Search) -> None:
-        """Go by what a search found."""
+        """Take the result of a search."""
         newest = search.newest
         for topic in search.names:
             hold = self._asked.pop(topic)
@@ -212,11 +216,11 @@ class CatchUp:
 
 
 class _Search:
-    """One search. It is where it was when something cannot be read, and tries that again."""
+    """One search. A part that cannot be read is tried again."""
 
     def __init__(self, store: MessageStore, slots: Slots, topics: list[str], horizon_ms: int) -> None:
-        """`topics`: whose messages that were due until `horizon_ms` are looked at. Those of others whose names have the
-        same hash are, too, which does no harm: keys are of one topic each."""
+        """`topics`: the topics whose messages due until `horizon_ms` are looked at. Messages of other topics with the
+        same hash are looked at too, which does no harm: a key belongs to one topic."""
         self._store = store
         self._slots = slots
         self.names = topics
@@ -224,13 +228,13 @@ class _Search:
         self.horizon_ms = horizon_ms
         self.newest = _Newest()
         self._position, self._end = slots.log.begin, slots.log.end
-        """It has looked at the units before one position of those before another."""
+        """Positions in the timer log: of the next unit to look at, and behind the last one."""
         self._passed: list[Waits] = []
-        """Messages that got other slots before it came to their units."""
+        """Messages that got other slots before the search came to their units."""
         self._part: Waits | None = None
-        """Messages whose records it is looking at, by physical offset."""
+        """Messages whose records are looked at next, in the order of their physical offsets."""
         self._is_warm = False
-        """Whether a thread has read the first of those."""
+        """Whether a thread has read the first of these records."""
 
     def passing(self, waits: Waits) -> None:
         """See `timers.slots.Pass`."""
@@ -240,7 +244,8 @@ class _Search:
             self._passed.append(waits[mine])
 
     def wants(self) -> list[Range] | None:
-        """What a thread has to read from the disk before the next step; asked for once, it is taken to be read."""
+        """The records that a thread has to read from the disk before the next step; None if there are none. Once
+        returned, they count as read."""
         if self._part is None or not len(self._part) or self._is_warm:
             return None
         ranges: list[Range] = self._first()[["physical", "size"]].tolist()
@@ -250,7 +255,7 @@ class _Search:
         return ranges
 
     def step(self) -> bool:
-        """Do a part; whether there was one. Raises OSError."""
+        """Do a part. Return whether there was one left. Raises OSError."""
         if self._part is None or not len(self._part):
             return self._next_part()
         first = self._first()
@@ -274,7 +279,7 @@ class _Search:
         return True
 
     def _first(self) -> Waits:
-        """The first messages, so many as are looked at in one piece."""
+        """The first messages of the part, as many as are looked at in one piece."""
         assert self._part is not None
         count = max(1, int(np.searchsorted(np.cumsum(self._part["size"][:_LOOK_UNITS]), _LOOK_BYTES, "right")))
         return self._part[:count]
@@ -295,17 +300,18 @@ class _Search:
 
 
 class _Newest:
-    """The newest message of each key so far, and those that are not."""
+    """The newest message of each key so far, and the older ones."""
 
     def __init__(self) -> None:
         self.older = Offsets()
         self.looked = self.keys = self.beyond = 0
         self._tables: list[dict[bytes, int]] = [{} for _ in range(256)]
-        """By the first byte of the hash, so that none gets large: the deliver time, and in the lower bits the physical
-        offset."""
+        """By hash of the key, the deliver time of the newest message with its physical offset in the lower 63 bits. One
+        table for each first byte of the hash, so that none gets large."""
 
     def take(self, text: str, due_ms: int, physical: int) -> None:
-        """Take a message; one without a key, or that has waited for a delay level, is nobody's older or newer one."""
+        """Compare a message with the newest of its key. Messages without a key are left out, and so are those that wait
+        for a delay level's time (TIMER_FROM_LEVEL)."""
         self.looked += 1
         keys = properties.get(text, properties.KEYS)
         if not keys or properties.get(text, properties.TIMER_FROM_LEVEL) is not None:

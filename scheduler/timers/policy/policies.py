@@ -1,18 +1,19 @@
-"""What a topic may ask of the times at which its timers are delivered, by attributes.
+"""The policies of topics: attributes that change when the messages with a timer are delivered.
 
-    timer.release.rate     so many a second, evenly: what is due beyond that waits for its turn
-    timer.spread.seconds   each message up to so much later than it is due: a burst becomes a stream of that length
-    timer.paused           true: none, until it is false again
-    timer.catch.up         what is done with messages that are overdue because the broker was down or stopped:
-                           all               deliver them at once, the default
-                           drop:SECONDS      cancel those that are overdue by more
-                           spread:SECONDS    deliver them over so much time
-                           newest            of each key deliver only the one that is due last
+    timer.release.rate     deliver at most this many messages per second, evenly; more due ones wait for their turn
+    timer.spread.seconds   deliver each message up to this much later than it is due: a burst becomes a stream of that
+                           length
+    timer.paused           true: deliver none, until it is false again
+    timer.catch.up         what to do with messages that are overdue because the broker was down or stopped:
+                           all               deliver them at once (the default)
+                           drop:SECONDS      cancel those that are overdue by more than this
+                           spread:SECONDS    deliver them over this time
+                           newest            of each key deliver only the message that is due last
                            (`timers.policy.catch_up`)
 
-Other topics are not touched, nor are those whose names have the same hash: where a unit's hash is that of a topic with
-a policy, the record says which topic its message is for. A message that is to be delivered later gets another unit in
-the timer log, for then; one that is held back by a pause is parked (`timers.parking`).
+Other topics are not affected, not even those whose names have the same hash: if a unit has the hash of a topic with a
+policy, the record tells the topic of its message. A message that is to be delivered later gets another unit in the
+timer log, for that time; a message of a paused topic is parked (`timers.parking`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _MIX: Final = 0x9E3779B97F4A7C15
 
 
 class TimerPolicy(NamedTuple):
-    """The attributes of one topic. Times in ms, 0 for none."""
+    """The policy of one topic. Times in ms, 0 for none; `rate` in messages per second, 0 for no limit."""
 
     rate: int = 0
     spread_ms: int = 0
@@ -57,26 +58,28 @@ class TimerPolicy(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What becomes of messages that are due."""
+    """Due messages by what is to be done with them."""
 
     now: Waits
+    """Messages to be delivered now."""
     later: Waits
-    """With their new times for deliver times."""
+    """Messages to be delivered later, with their new deliver times."""
     held: Waits
-    """They wait on as they are, until it is known which of them are the newest..."""
+    """Messages to be put off unchanged, until it is known which are the newest of their keys."""
     held_seconds: NDArray[np.int64]
-    """...in the slots of these seconds."""
+    """For each message in `held`, the second to whose slot it is put off."""
     parked: Waits
-    """They wait until their topic goes on."""
+    """Messages to be parked until their topic goes on."""
     moved: Waits
-    """As `later`, with the times that they have had, and those of `held` and `parked`."""
+    """The messages in `later`, `held` and `parked` as they are before the move, with their old deliver times."""
     dropped: Waits
+    """Messages to be cancelled."""
     turns: dict[str, float]
-    """By topic, when the next message of one with a rate has its turn, after these."""
+    """For each topic with a rate, when the message behind these has its turn, ms since the epoch."""
 
 
 def policy_of(attributes: Mapping[str, str]) -> TimerPolicy | None:
-    """The policy in a topic's attributes; None where it has none. Raises ValueError, which says what is wrong."""
+    """The policy in a topic's attributes; None if it has none. Raises ValueError with the wrong attribute."""
     if not any(name in attributes for name in ATTRIBUTES):
         return None
     paused = attributes.get(PAUSED, "false").lower()
@@ -103,28 +106,28 @@ def _number(name: str, text: str, limit: int) -> int:
 
 
 class Policies:
-    """The policies of all topics, and how far their rates are."""
+    """The policies of all topics, and the next turns by their rates."""
 
     def __init__(self, topics_of: Callable[[Waits], list[str]], judge: Judge) -> None:
-        """`topics_of` reads for which topics messages are, an empty text for those without a policy. `judge`
-        says what becomes of overdue messages of topics that want the newest only."""
+        """`topics_of`: reads the topics of messages, an empty text for a message to which no policy applies. `judge`:
+        decides about due messages of topics with the policy `newest`."""
         self._topics_of = topics_of
         self._judge = judge
         self._policies: dict[str, TimerPolicy] = {}
         self._by_hash: dict[int, list[str]] = {}
-        """The topics that have a policy."""
+        """The topics with a policy, by hash."""
         self._next_ms: dict[str, float] = {}
         self._paused: frozenset[int] = frozenset()
 
     def is_paused(self, topic_hash: int) -> bool:
-        """Whether a topic is paused that has a hash."""
+        """Whether a topic with this hash is paused."""
         return topic_hash in self._paused
 
     def __bool__(self) -> bool:
         return bool(self._policies)
 
     def set(self, topic: str, policy: TimerPolicy | None) -> None:
-        """Give a topic a policy, or none."""
+        """Set or remove the policy of a topic."""
         self._next_ms.pop(topic, None)
         self._policies.pop(topic, None)
         if policy is not None:
@@ -136,20 +139,20 @@ class Policies:
         self._paused = frozenset(map(properties.java_hash, paused))
 
     def concerns(self, waits: Waits) -> NDArray[np.bool_]:
-        """Which of some messages may be of a topic whose policy asks for something, for all that their units tell: of
-        these `split` reads the records."""
+        """Whether each message may be subject to a policy, as far as its unit tells: `split` reads the records of these
+        messages."""
         hashes, result = waits["hash"], np.zeros(len(waits), bool)
         for key in set(hashes.tolist()) & self._by_hash.keys():
             mine = hashes == key
             if key not in self._paused:
-                mine &= ~waits["held"]  # those have had it
+                mine &= ~waits["held"]  # the policy was applied to those before
             result |= mine
         return result
 
     def split(self, waits: Waits, now_ms: int, queued: Sequence[int] = ()) -> Split | None:
-        """What becomes of messages that are due; None where their topics ask for nothing, or had it already. It counts
-        when it is given to `took`: until then it may be asked for again. Where messages of a topic are parked that go
-        before, which the hashes in `queued` tell, the others are parked behind those. Raises OSError."""
+        """Decide what to do with due messages; None if all are to be delivered unchanged. Changes nothing before `took`
+        is called with the result, so it may be called again. `queued`: hashes of topics with parked messages that come
+        first; other messages of these are parked behind them. Raises OSError."""
         is_parked = np.isin(waits["hash"], queued) & ~waits["held"] if queued else np.zeros(len(waits), bool)
         asked = np.flatnonzero(self.concerns(waits) & ~is_parked)
         if not len(asked) and not is_parked.any():
@@ -188,12 +191,12 @@ class Policies:
         later = waits[is_later]
         later["due"], later["held"] = release[is_later], is_held[is_later]
         parked = waits[is_parked]
-        parked["held"] = False  # it is asked for anew when the topic goes on
+        parked["held"] = False  # the policy is applied again when the topic goes on
         held, moved = waits[is_put_off], waits[is_later | is_put_off | is_parked]
         return Split(waits[is_here], later, held, seconds[is_put_off], parked, moved, waits[is_dropped], turns)
 
     def took(self, split: Split) -> None:
-        """What a split says was done."""
+        """Note that a split was carried out."""
         self._next_ms.update(split.turns)
 
     def _release(
@@ -205,7 +208,7 @@ class Policies:
         now_ms: int,
         turns: dict[str, float],
     ) -> NDArray[np.int64]:
-        """When messages of a topic are to be delivered; `turns` gets the topic's next turn."""
+        """When messages of a topic are to be delivered, ms since the epoch. Puts the topic's next turn into `turns`."""
         release: NDArray[np.int64] = waits["due"].copy()
         if policy.spread_ms:
             release += _scattered(waits, policy.spread_ms)
@@ -221,7 +224,7 @@ class Policies:
 
 
 def _scattered(waits: Waits, range_ms: int) -> NDArray[np.int64]:
-    """A number below `range_ms` for each message, always the same for the same one."""
+    """A number below `range_ms` for each message, always the same for the same record."""
     mixed = waits["physical"].astype(np.uint64) * np.uint64(_MIX)
     numbers: NDArray[np.int64] = ((mixed >> np.uint64(32)) * np.uint64(range_ms) >> np.uint64(32)).astype(np.int64)
     return numbers
