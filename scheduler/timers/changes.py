@@ -1,9 +1,8 @@
-"""Messages that wait and are to wait no longer, or otherwise: cancelled, given another time, replaced by the next one
-of their key, appended once more because their file goes.
+"""Changes of waiting messages: they are cancelled, get another time, are replaced by the next message of their key, or
+are appended again because their commitlog file expires.
 
-Each such change is one record in the timer topic that names the message it takes the place of (`timers.records`), and a
-mark at the message's unit in the timer log, so that it is not delivered. The record decides: where a crash took the
-mark, recovery sets it again.
+Each change is one record in the timer topic, which names the record that it replaces (`timers.records`), and a mark at
+the message's unit, so that it is not delivered. The record decides: if a crash loses the mark, recovery sets it again.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 
 class _Place(NamedTuple):
-    """Where a message waits in the wheel: what its unit says, and the second whose slot that is in."""
+    """A message that waits in the wheel: its record, deliver time, unit, and the second of the unit's slot."""
 
     message: StoredMessage
     due_ms: int
@@ -54,8 +53,8 @@ class _Place(NamedTuple):
 
 
 class TimerChanges:
-    """Changes what waits in the wheel, and in the levels where there are any. The caller holds his answer until what
-    was appended is durable enough, as for a send.
+    """Changes messages that wait in the wheel or, if there are levels, in a level. As for a send, the caller holds its
+    answer until the appended records are as durable as the flush mode asks.
 
     A message is named by the physical offset of its first record, whose id its sender was given, or by that of the
     record by which it waits now."""
@@ -72,42 +71,44 @@ class TimerChanges:
         expect: Callable[[int], None],
         levels: LevelQueues | None,
     ) -> None:
-        """`expect` is called with the deliver time of each message that is appended, before it is."""
+        """`expect`: called with the deliver time, ms, of each message just before it is appended."""
         self._store = store
         self._enqueuer = enqueuer
         self._slots = slots
         self._topics = topics
         self._records = records
         self.ids = ids
-        """Leads from a message's first record to the one by which it waits."""
+        """The index from a message's first record to the one by which it waits."""
         self._catch_up = catch_up
         self._expect = expect
         self.levels = levels
-        """Where messages with a level wait, which can be changed as well."""
+        """The queues of messages with a delay level, which can be changed as well; None without levels."""
         self.moves = Moves()
         self._keeping: Iterator[bool | ColdRead] | None = None
+        """The search of `keep_some` in progress."""
         self._now_ms = 0
-        """When the last bit of that was done."""
+        """The time of the last call of `keep_some`, ms since the epoch."""
 
     # --- one message, by its place
 
     def cancel(self, physical_offset: int, now_ms: int) -> Cancelled | None:
-        """Cancel a message that waits, with a timer or a level; None where `ids` have to be complete to tell what
-        became of it: nothing was done then. Raises StoreError, OSError."""
+        """Cancel a message that waits with a timer or a level. Return None, and do nothing, if `ids` must be complete
+        to tell what became of it. Raises StoreError, OSError."""
         return self._take_out(
             physical_offset, now_ms, lambda message, due_ms, _: self._records.delete(message, due_ms, now_ms)
         )
 
     def reschedule(self, physical_offset: int, deliver_ms: int, now_ms: int) -> Cancelled | None:
-        """Give a message that waits, with a timer or a level, another time, one that is past for "at once": CANCELLED
-        says that it was done. None as of `cancel`. Raises StoreError, OSError."""
+        """Give a message that waits with a timer or a level another time; a past one means "at once". Return CANCELLED
+        if that was done, None as `cancel`. Raises StoreError, OSError."""
         due_ms = max(deliver_ms, now_ms)
         return self._take_out(
             physical_offset, now_ms, lambda message, _, position: self._again(message, position, due_ms, now_ms)
         )
 
     def record_of(self, physical_offset: int) -> StoredMessage | None:
-        """The newest record of a message that is there still, as far as `ids` know it; None without one."""
+        """The record at a physical offset, or if it is gone the message's newest one, as far as `ids` know it; None
+        without any. Raises OSError."""
         message = self._store.message_at(physical_offset)
         newest = self.ids.newest(physical_offset) if message is None else None
         return self._store.message_at(newest) if newest is not None else message
@@ -115,8 +116,9 @@ class TimerChanges:
     def _take_out(
         self, physical_offset: int, now_ms: int, append: Callable[[StoredMessage, int, int | None], object]
     ) -> Cancelled | None:
-        """Withdraw a message that waits, after `append` has put down what becomes of it, given its deliver time and the
-        position of its unit in the timer log, None without one."""
+        """Withdraw a waiting message after `append` has written the record that replaces it. `append` is called with
+        the message, its deliver time (for a message of a level: the present time), and the position of its unit in the
+        timer log, None without one. Raises StoreError, OSError."""
         while True:
             message = self._store.message_at(physical_offset)
             place = self._place_of(message, physical_offset, now_ms)
@@ -143,9 +145,9 @@ class TimerChanges:
     def _place_of(
         self, message: StoredMessage | None, physical_offset: int, now_ms: int
     ) -> _Place | StoredMessage | Cancelled:
-        """Where a message waits by the record at a physical offset, in the wheel, or (the message itself) in a level;
-        else what became of it, unless it was appended again: then CANCELLED_BEFORE, or NO_LONGER_WAITS where there is
-        nothing left to tell. Raises OSError."""
+        """Return the place in the wheel at which a message waits by the record at a physical offset, or the message
+        itself if it waits in a level; otherwise what became of it. If it was appended again: CANCELLED_BEFORE, or
+        NO_LONGER_WAITS if nothing is left to tell that. Raises OSError."""
         if message is None:
             return Cancelled.NO_LONGER_WAITS if physical_offset < self._store.log.begin else Cancelled.UNKNOWN
         if message.topic == SCHEDULE_TOPIC:
@@ -163,16 +165,16 @@ class TimerChanges:
         return Cancelled.CANCELLED_BEFORE if self._has_units_since(message) else Cancelled.NO_LONGER_WAITS
 
     def _has_units_since(self, message: StoredMessage) -> bool:
-        """Whether the timer log surely has the units of all records that were appended behind a message, so that one
-        by which it waited on would be found there. Raises OSError."""
+        """Whether the timer log certainly has the units of all records behind a message, so that a later record by
+        which it waits would be found there. Raises OSError."""
         if self._slots.log.begin == 0:
             return True
         first = self._slots.log.first()
         if first is None:
             return False
-        # Records come into the log in their order, and units know the second in which they were written. The first
-        # unit may be an old message's second one, which its place does not tell, or be written by a clock that was
-        # set back, which its time does not tell.
+        # Units are written in the order of records, and know the second in which they were written. Both are compared:
+        # the first unit may be a later unit of an old message, which only its time tells, or be written by a clock that
+        # was set back, which only its record tells.
         is_before = int(first["write_ms"]) < message.store_timestamp // PRECISION_MS * PRECISION_MS
         return is_before and int(first["physical_offset"]) < message.physical_offset
 
@@ -200,10 +202,10 @@ class TimerChanges:
         return _Place(message, due_ms, waits, second)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> Iterator[int | ColdRead | None]:
-        """Look for the message of a topic with this UNIQ_KEY that waits for a time whose slot is that of `deliver_ms`:
-        gives its physical offset, once, if there is one. It looks at the record of each message of the topic in the
-        slot, at a bounded number of them in each step, and gives None in between; or a read for a thread to do before
-        the next step (`patiently`). Raises OSError."""
+        """Look for the message of a topic with this UNIQ_KEY that waits in a slot for `deliver_ms`, and yield its
+        physical offset if it is found. Reads the record of each message of the topic in the slot, a bounded number in
+        each step; in between yields None, or a read for a thread to do before the next step (`patiently`). Raises
+        OSError."""
         second, window = slot_second(deliver_ms), self._slots.window
         if second > self._slots.second:
             second -= (second - self._slots.second - 1) // window * window
@@ -231,19 +233,19 @@ class TimerChanges:
     # --- all messages of a key
 
     def replaced_by(self, topic: str, key: str, now_ms: int) -> list[Range]:
-        """Where the records of messages lie that the next one of a topic and key may replace: of all that it will, and
-        of some with other keys. What waits is counted (`Timers.is_counted`). Raises OSError."""
+        """Offset and size of the records of messages that the next one of a topic and key may replace: all that it will
+        replace, and perhaps some with other keys. The census must be complete (`Timers.is_counted`). Raises OSError."""
         units = [self._slots.log.read(position, 1) for position in self._with_key(topic, key, now_ms)]
         return [unit[["physical_offset", "record_size"]][0].item() for unit in units]
 
     def _with_key(self, topic: str, key: str, now_ms: int) -> list[int]:
-        """The positions of their units."""
+        """The positions of the units with the tag of a topic and key, the newest first. Raises OSError."""
         self._enqueuer.enqueue_all(now_ms)
         return self._slots.census.keys.find(tag_of(self._topics.hash_of(topic), key_hash(key)))
 
     def to_replace(self, topic: str, key: str, now_ms: int) -> list[_Place]:
-        """The messages that the next one of a topic and key replaces, for `replace` to be given before anything else
-        happens. All that has to be read for it is read here. Raises StoreError, OSError."""
+        """The messages that the next one of a topic and key replaces. To be passed to `replace` before anything else
+        happens: everything that needs to be read is read here. Raises StoreError, OSError."""
         assert self._slots.census.is_complete
         places = []
         for position in self._with_key(topic, key, now_ms):
@@ -256,14 +258,14 @@ class TimerChanges:
     def replace(
         self, places: list[_Place], unique_key: str | None, due_ms: int, now_ms: int, stage: Callable[[int], None]
     ) -> int:
-        """Have a message written in the place of those that wait to be replaced by it (`to_replace`); gives how many
-        those were. `stage` stages it, with the origin that it is given for prepared-transaction offset, and
-        TIMER_ROLL_TIMES, so that the one record says both: 0 where nothing waits. Nothing else is staged before. It
-        reads nothing. Raises what `stage` does, StoreError; then nothing was replaced."""
+        """Write a message in place of those that it replaces (`to_replace`). Return the number of replaced messages.
+        `stage` is called to stage the message, with the origin that it must store as prepared-transaction offset
+        together with TIMER_ROLL_TIMES, so that the one record also withdraws; 0 if no message is replaced. Nothing else
+        may be staged before. Reads nothing. Raises the errors of `stage`, StoreError; then nothing was replaced."""
         stage((places[0].message.physical_offset or ORIGIN_ZERO) if places else 0)
         for place in places:
-            # For Apache's broker, and where more than one is replaced. It would take one with the same UNIQ_KEY, a
-            # client's second try, for both.
+            # For Apache's broker, and for the second and further replaced messages. Not for one with the same UNIQ_KEY,
+            # as after a client's retry: the deletion would make Apache's broker delete the new message as well.
             if place.message.get_property(properties.UNIQ_KEY) != unique_key:
                 self._records.stage_deletion(place.message, place.due_ms, now_ms)
         self._expect(due_ms)
@@ -273,7 +275,7 @@ class TimerChanges:
         return len(places)
 
     def _place_at(self, position: int) -> _Place | None:
-        """The message whose unit is at a position, if it waits."""
+        """The place of the message whose unit is at a position; None if it does not wait. Raises OSError."""
         units = self._slots.log.read(position, 1)
         physical_offset, size = units[["physical_offset", "record_size"]][0].item()
         second = int(seconds_of(units)[0])
@@ -287,15 +289,15 @@ class TimerChanges:
     # --- messages whose commitlog files expire
 
     def keep_some(self, limit: int, now_ms: int) -> bool | None:
-        """See `storage.durability.owner.Part`: append messages once more that still wait when their file is about to
-        go, those of delay levels too, which wait on in the wheel."""
+        """Append messages again that still wait in commitlog files about to be removed, including those of delay
+        levels, which then wait in the wheel. See `storage.durability.owner.Part`."""
         self._now_ms = now_ms
         if self._keeping is None:
             self._keeping = self._keep_before(limit)
         try:
             was_needed = next(self._keeping, None)
         except BaseException:
-            self._keeping = None  # the next search begins anew, and finds what is withdrawn already
+            self._keeping = None  # the next search begins again, and passes over messages withdrawn already
             raise
         if isinstance(was_needed, ColdRead):
             raise NotInMemory("what still waits", was_needed.place, was_needed.run)
@@ -306,7 +308,7 @@ class TimerChanges:
     def _keep_before(self, limit: int) -> Iterator[bool | ColdRead]:
         count, slots = 0, self._slots
         begin = slots.log.begin
-        # To the end there is then: what gets another slot meanwhile has its unit there.
+        # To the log's end at each step: messages that get another slot in the meantime have their units there.
         while (part := (yield from patiently(partial(slots.log.part, begin, slots.log.end)))) is not None:
             position, units = part
             begin = position + len(units) * UNIT.itemsize
@@ -355,8 +357,9 @@ class TimerChanges:
     # --- after a start
 
     def withdraw_again(self, physical_offsets: Iterable[int]) -> None:
-        """Recovery found that messages were withdrawn: the marks at their units may not have been durable."""
-        for physical_offset in dict.fromkeys(physical_offsets):  # two records may say so of one message
+        """Mark the units of messages that recovery found withdrawn, as their marks may not have been durable. Raises
+        OSError."""
+        for physical_offset in dict.fromkeys(physical_offsets):  # two records may withdraw the same message
             found = self._slots.places.find(physical_offset)
             if found is not None:
                 second = int(seconds_of(found[1])[0])

@@ -1,5 +1,5 @@
-"""What the timers write with each checkpoint of the store, so that a start knows what waits: the timer log's marks, the
-wheel, timercheck, timermetrics, and the note in the checkpoint (`timers.files.formats` has the formats).
+"""The timers' part of each checkpoint of the store, from which a start knows which messages wait: the timer log's
+marks, the wheel, timercheck, timermetrics, and the note in the checkpoint (`timers.files.formats` has the formats).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_TURN_SECONDS: Final = 30.0
 
 
 class TimerCheckpoint:
-    """The timers' part of a checkpoint, see `storage.durability.owner.Part`."""
+    """The timers' part of a checkpoint. See `storage.durability.owner.Part`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TimerCheckpoint:
         topics: TimerTopics,
         wake: Callable[[], None],
     ) -> None:
-        """`wake` is called when there may be something to deliver that had to wait for this."""
+        """`wake`: called when deliveries that had to wait for the checkpoint may go on."""
         self._store = store
         self._enqueuer = enqueuer
         self._slots = slots
@@ -48,17 +48,17 @@ class TimerCheckpoint:
         self._metrics_path = os.path.join(tables, "timermetrics")
         self._check = TimerCheck()
         self._synced = 0
-        """The timer log is durable up to here, but for marks of withdrawn units."""
+        """The position up to which the timer log is durable, apart from marks of withdrawn units."""
         self._turn_seen = (0, 0.0)
-        """Whose turn it is, and when that was first seen."""
+        """The current second, and the monotonic time, s, at which it was first seen."""
         self._numbers: dict[str, int] = {}
-        """As of the last note: what came since is counted again by a start that goes by it."""
+        """Waiting messages by topic as of the last note: a start by that note counts later messages again."""
         self._is_bound = False
         """Whether `_bound_since` is done for the checkpoint that is being made."""
 
     def load(self, recovered: Recovered) -> tuple[TimerNote | None, TimerCheck | None]:
-        """What was noted, as far as it belongs to the store, and what timercheck says. Raises StoreFormatError,
-        OSError."""
+        """Return the note, None if RocketMQ had the store last or there is none, and timercheck. Raises
+        StoreFormatError, OSError."""
         files = self._store.files
         files.make_directories(os.path.dirname(self._check_path))
         check = formats.load_check(files, self._check_path)
@@ -67,11 +67,11 @@ class TimerCheckpoint:
         return note, check
 
     def topic_names(self) -> dict[str, int]:
-        """The topics that timermetrics knows, and how many messages of each waited."""
+        """The topics in timermetrics, each with its number of waiting messages. Raises OSError."""
         return formats.load_topics(self._store.files, self._metrics_path)
 
     def begin(self) -> None:
-        """Be ready for the first checkpoint; `slots` are loaded."""
+        """Prepare for the first checkpoint. To be called when `slots` are loaded."""
         self._synced = self._slots.log.begin
 
     # --- the note
@@ -95,7 +95,7 @@ class TimerCheckpoint:
         ).encode()
 
     def _note_on_disk(self) -> TimerNote | None:
-        """The note of the checkpoint that is on the disk, which is what recovery would go by."""
+        """The note of the checkpoint on the disk, which recovery would use; None without one."""
         known = self._store.checkpoint
         return None if known.is_foreign else formats.decode_note(known.notes.get("timers", b""))
 
@@ -105,20 +105,20 @@ class TimerCheckpoint:
         note = self._note_on_disk()
         if note is None:  # the next start would read all of the commitlog
             return 0
-        # What is not in the wheel yet is not found there by whoever looks for what still waits.
+        # `TimerChanges.keep_some` finds waiting messages by the wheel, and so none that are not in it yet.
         return min(note.since, self._enqueuer.needed_from)
 
     @property
     def kept_from(self) -> tuple[int, int]:
-        """What recovery may need of the timer log: what is behind a position, and the slots of a second and later
-        ones."""
+        """The part of the timer log that recovery may need: units behind a position, and units in slots of a second or
+        later ones."""
         note = self._note_on_disk()
         return (note.log_since, note.second) if note is not None else (0, 0)
 
     def _bound_since(self, now: Moment) -> bool:
-        """Recovery reads all that came since the current second's turn began. See that this is no more than need be
-        where nothing is due, where the clock was set back and the second is long to come, or where it has so many
-        messages that they take long. A bit a step; whether there is more to do."""
+        """Do a part of the work that bounds how much recovery reads: all records since the current second's turn began.
+        They would be many while nothing is due, while the clock is set back to long before the second, or while the
+        second has so many messages that they take long. Return whether there is more to do."""
         slots = self._slots
         if not slots.is_handing_on:
             if slots.second != self._turn_seen[0]:
@@ -133,7 +133,7 @@ class TimerCheckpoint:
             newest = self._enqueuer.newest()
             if slots.hand_on(now.wall_ms):
                 return True
-            self._end_handing_on()  # before a read: where that is tried again, no other second is to be handed on
+            self._end_handing_on()  # before a read: if it fails and is tried again, no other second is handed on
             slots.mark_newest(newest, now.wall_ms)
         except OSError as error:
             log.warning("timers_not_handed_on", second=slots.second, reason=str(error))
@@ -189,7 +189,7 @@ class TimerCheckpoint:
         return sync
 
     def check(self) -> TimerCheck:
-        """What timercheck says of now."""
+        """The present contents of timercheck."""
         check = self._check
         return TimerCheck(
             self._slots.second * PRECISION_MS,

@@ -1,7 +1,7 @@
-"""Looking through the timer log for messages that wait: one by its record, all of them, or a part at a time.
+"""Searches the timer log for waiting messages: for one of them by its unit, for all, or for a part at a time.
 
-A unit of the log says where a message was put, not whether it waits there still: a slot that is past means nothing any
-more, of the second whose turn it is only what is in memory counts, and recovery knows of what was delivered.
+A unit of the log says where a message was put, not whether it still waits there: a unit in a past slot stands for no
+message, of the current second only the messages in memory count, and recovery knows messages that were delivered.
 """
 
 from __future__ import annotations
@@ -26,52 +26,53 @@ if TYPE_CHECKING:
     from duemq.scheduler.timers.slots import Slots
 
 LOOK_UNITS: Final = 32
-"""So many records are read in one piece of work, where units do not tell what their messages are."""
+"""Most records read in one piece of work, where units do not tell enough of their messages."""
 _CENSUS_UNITS: Final = 2048
 
 
 class _Pass:
-    """A search through the log."""
+    """A search through the log in progress."""
 
     def __init__(self, start: int, end: int) -> None:
         self.reached = start
-        """The units from here on..."""
+        """Position of the first unit that has not been looked at."""
         self.end = end
-        """...and before here have not been looked at."""
+        """Position behind the last unit to look at."""
         self.moved: deque[Waits] = deque()
-        """Messages that had units there, and got others, behind."""
+        """Messages whose units between `reached` and `end` were replaced by units behind `end`."""
 
 
 class TimerSearch:
-    """Searches the log of some slots. Raises OSError where it cannot be read."""
+    """Searches the timer log. Raises OSError if it cannot be read."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._log = slots.log
         self._passes: list[_Pass] = []
-        """Searches that are under way."""
+        """Searches in progress."""
 
     def is_waiting(self, waits: Waits, number: int) -> bool:
-        """Whether a message, as `wait_at` gave it, is still to be delivered from the slot of a second by its unit."""
+        """Whether a message, as `wait_at` returned it, is still to be delivered by its unit in the slot of second
+        `number`."""
         slots = self._slots
         if number < slots.second or int(waits["magic"][0]) & NO_MESSAGE:
             return False
         if number < slots.start.recovered_to and not self._left(waits, np.array([number]))[0]:
             return False
         second = slots.resident.get(number)
-        # Nothing of it is delivered before all of it is loaded.
+        # No message of a second is delivered before all of them are loaded.
         return second is None or not second.is_loaded or second.has(waits)
 
     def _left(self, waits: Waits, seconds: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which messages, by their units in slots that are not past, are still to be delivered for all that is known
-        of the time before the start."""
+        """Whether each message, by its unit in a slot that is not past, is still to be delivered as far as recovery
+        knows. `seconds`: of the slots."""
         start = self._slots.start
         return decided.left_of(
             waits["physical"], waits["position"], waits["magic"], waits["due"], seconds, start.second, start.found
         ).kept
 
     def wait_at(self, position: int, number: int) -> Waits:
-        """The message of a unit in the slot of a second. Raises OSError."""
+        """The message of the unit at a position, in the slot of second `number`: an array of one. Raises OSError."""
         slots = self._slots
         waits = waits_of(self._log.read(position, 1), np.array([position]))
         if waits["due"][0] == 0:
@@ -79,9 +80,9 @@ class TimerSearch:
         return waits
 
     def units_waiting(self, start: int = 0) -> Iterator[Waits | ColdRead]:
-        """The messages in the wheel, each once, in parts of bounded size, in the order of the timer log, from a
-        position of it on; and reads that have to be made before the next step (`patiently`). Of the messages that get
-        another slot meanwhile, those to whose units it had not come are last, by their new units."""
+        """Iterate over the messages in the wheel whose units lie from position `start` of the timer log on: each once,
+        in parts of bounded size, in the order of the log; and over reads to be made before the next step (`patiently`).
+        Messages that get another slot before the search comes to their units are last, with their new units."""
         this = _Pass(start, self._log.end)
         self._passes.append(this)
         try:
@@ -97,8 +98,9 @@ class TimerSearch:
             self._passes.remove(this)
 
     def by_record(self, after: int, end: int) -> Iterator[Waits | ColdRead]:
-        """As `units_waiting`, in the order of the messages' records, of those between two physical offsets, which are
-        not among them: whatever gets another unit meanwhile, or before one goes on, is in its place."""
+        """As `units_waiting`, but in the order of the messages' records, and only of records between two physical
+        offsets, both excluded. A message keeps its place if it gets another unit in the meantime, or before a search
+        goes on."""
         while after + 1 < end and (found := (yield from patiently(partial(self._slots.places.after, after)))):
             positions, units, after = found
             waits, seconds = self._waiting_of(positions, units)
@@ -106,20 +108,21 @@ class TimerSearch:
             yield waits[waits["physical"] < end]
 
     def moved(self, old: NDArray[np.int64], waits: Waits) -> None:
-        """Messages got other slots: `old` says where their units were."""
+        """Note that messages got other slots. `old`: the positions of their former units; `waits`: the messages with
+        their new units."""
         for each in self._passes:
             missed = (old >= each.reached) & (old < each.end)
             if missed.any():
                 each.moved.append(waits[missed])
 
     def _learn(self, waits: Waits, seconds: NDArray[np.int64]) -> None:
-        """See `Slots.learn`, for those of some messages whose units do not tell."""
+        """Call `Slots.learn` for the messages whose units do not tell their deliver times. Raises OSError."""
         for at in np.flatnonzero(waits["due"] == 0).tolist():
             self._slots.learn(waits, at, int(seconds[at]))
 
     def _waiting_of(self, positions: Positions, units: Units) -> tuple[Waits, NDArray[np.int64]]:
-        """Those messages that wait by units at some positions of the log, and the seconds of their slots. Where
-        Apache's broker wrote a unit the deliver time is 0."""
+        """The messages that wait by these units, and the seconds of their slots. The deliver time is 0 if Apache's
+        broker wrote the unit. `positions`: of the units in the log."""
         slots = self._slots
         seconds = seconds_of(units)
         at = np.flatnonzero(decided.is_live(units, seconds, slots.second))
@@ -127,14 +130,15 @@ class TimerSearch:
         kept = self._left(waits, seconds)
         current = seconds == slots.second
         if slots.current.is_loaded and current.any():
-            # Of the current second the unit does not tell.
+            # In the current second, the unit does not tell whether its message was delivered.
             positions = waits["position"]
             here = slots.current.positions_between(int(positions.min()), int(positions.max()))
             kept &= ~current | np.isin(positions, here)
         return waits[kept], seconds[kept]
 
     def take_census(self) -> bool:
-        """Look at a bit of the log for the census; whether there was anything to do."""
+        """Look at a part of the log for the census. Return whether there was anything to do. Raises OSError,
+        MemoryError."""
         census = self._slots.census
         if not census.is_begun or census.is_complete:
             return False
@@ -148,8 +152,8 @@ class TimerSearch:
         return True
 
     def look_on(self, start: int, limit: int, end: int | None = None) -> tuple[Waits, NDArray[np.int64], int] | None:
-        """As `_waiting_of`, for at most `limit` units from a position on, fewer where there are many that Apache's
-        broker wrote; and the position behind them. None at the end of the log, or at the one given."""
+        """As `_waiting_of`, for at most `limit` units from a position on, with the position behind them. Fewer units if
+        Apache's broker wrote many of them. None at `end`, by default the end of the log."""
         start, end = max(start, self._log.begin), self._log.end if end is None else end
         for position, found in self._log.scan(start, min(end, start + limit * UNIT.itemsize)):
             unknown = np.flatnonzero(found["due_ms"] == 0)
@@ -160,5 +164,5 @@ class TimerSearch:
 
 
 def _following(position: int, units: Units) -> Positions:
-    """Where units lie that follow each other from a position on."""
+    """The positions of adjacent units from a position on."""
     return position + np.arange(len(units)) * UNIT.itemsize

@@ -1,21 +1,21 @@
-"""Timers: messages for any time wait in RocketMQ 5's timer wheel, and are delivered to the millisecond.
+"""Timers: messages with any deliver time wait in RocketMQ 5's timer wheel, and are delivered to the millisecond.
 
-    topic rmq_sys_wheel_timer, queue 0    the records; their consume-queue units have the deliver time as tags code
+    topic rmq_sys_wheel_timer, queue 0    the records; the tags code of their consume-queue units is the deliver time
     timerlog/, timerwheel                 see `timers.files.log`, `timers.files.wheel`
     config/timercheck, timermetrics       see `timers.files.formats`
 
-Two stages. Enqueuing follows the queue: each message gets a unit in the timer log, which its second's slot links to the
-units before it. Dequeuing follows the clock: the slots of the next seconds are loaded ahead, the messages of the
-current one are delivered as copies that name their origin, in slices, and the next slot that is not empty has its
-turn when that is over. Nothing ticks while nothing is due: `step` gives the time of the next thing to do.
+There are two stages. Enqueuing follows the queue: each message gets a unit in the timer log, linked to the preceding
+units of its second's slot. Dequeuing follows the clock: the slots of the next seconds are loaded ahead; the messages of
+the current one are delivered in slices, as copies that name their origin; then the next slot that is not empty has its
+turn. There is no periodic work while nothing is due: `step` returns the time at which to call it again.
 
-A slot may be `roll_window` seconds ahead at most, since Apache's broker could not read one further on. What is due
-later waits in a slot a multiple of the window before its own, and gets another unit of 52 bytes when that one's turn
-comes; its record stays where it is.
+A slot may be at most `roll_window` seconds ahead, since Apache's broker could not read one beyond that. A message due
+later waits in a slot that is a multiple of the window before its own, and gets another unit of 52 bytes when that
+slot's turn comes; its record stays where it is.
 
-What is known after a crash: the checkpoint's note (`timers.files.formats`) says which second had its turn, and where
-the timer log ended; units behind that are cut off and made again. What was delivered since that second's turn began,
-the delivered records tell. So a message is delivered once, though nothing is written for it at its delivery but itself.
+After a crash, the checkpoint's note (`timers.files.formats`) tells which second was the current one, and where the
+timer log ended; units behind that are cut off and made again. The delivered records tell which messages were delivered
+since that second's turn began. So each message is delivered once, though a delivery writes nothing but the message.
 
 Behaviour after apache/rocketmq store/timer/TimerMessageStore.java (5.3.3).
 """
@@ -68,40 +68,40 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NAME: Final = "timers"
-"""Of the checkpoint's note."""
+"""The name of the checkpoint's note."""
 WARN_MS: Final = 1000
 WARN_AGAIN_SECONDS: Final = 60.0
 _DELIVER_UNITS: Final = 512
 _DROP_UNITS: Final = 128
 _BACK_UNITS: Final = 4096
-"""Parked messages are brought back while the current second has fewer left."""
+"""Parked messages are brought back while the current second has fewer messages left than this."""
 _SOON_MS: Final = 100
 _NEVER_MS: Final = 2**62
 _STALLED_MS: Final = 3000
-"""For how long nothing may have got into the wheel until no more is taken: it could not be delivered."""
+"""When enqueuing has failed for this long, messages are refused: they could not be delivered."""
 _NO_LIMIT: Final = 2**31 - 1
-"""timerCongestNumEachSlot, as RocketMQ has it by default."""
+"""RocketMQ's default of timerCongestNumEachSlot, which stands for no limit."""
 
 
 class TimerState(NamedTuple):
-    """For tools. Times in ms since the epoch."""
+    """The state of the timers, for tools."""
 
     read_ms: int
-    """commitReadTimeMs: everything before is delivered."""
+    """commitReadTimeMs: every slot before this time is done, ms since the epoch."""
     queue_offset: int
-    """Next queue offset of the timer topic to put into the wheel."""
+    """The next queue offset of the timer topic to put into the wheel."""
     behind_messages: int
-    """Messages not yet in the wheel."""
+    """Number of messages not yet in the wheel."""
     pending: int
-    """Messages in the wheel."""
+    """Number of messages waiting in the wheel."""
     enqueue_tps: float
     dequeue_tps: float
     late_ms: int
-    """For how long the first message that is not delivered has been due."""
+    """For how long the first undelivered message has been due, ms; 0 if none is due."""
 
 
 class Timers:
-    """Keeps and delivers messages with a timer. One thread, the event loop's, owns it."""
+    """Keeps and delivers messages with a timer. Owned by the event loop's thread."""
 
     def __init__(
         self,
@@ -114,9 +114,10 @@ class Timers:
         wake: Callable[[], None] = lambda: None,
         wake_later: Callable[[], None] | None = None,
     ) -> None:
-        """Open the files, or make them, and find out what waits; `recovered` is what opening the store found. `wake` is
-        called when `step` has something to do before the time it gave, `wake_later` when messages came that are not due
-        soon: some ms later will do, with more of them. Raises StoreFormatError, OSError."""
+        """Open the files, or make them, and find out which messages wait. `recovered`: the result of opening the store.
+        `wake`: called when `step` has something to do before the time that it returned. `wake_later`: called when
+        messages came that are not due soon, so that `step` may be called some ms later, with more of them. Raises
+        StoreFormatError, OSError."""
         self._store = store
         self.config = config
         """The settings in force; read where they are used."""
@@ -125,7 +126,8 @@ class Timers:
         self._read_cold = read_cold
         self._batches = Batches(store)
         self.queue = store.ensure_queue(TIMER_TOPIC, 0)
-        """Where a message is staged, with its deliver time as tags code and as prepared-transaction offset."""
+        """The queue in which messages are staged, with the deliver time as tags code and as prepared-transaction
+        offset."""
 
         real_topics = RealTopics(store)
         self._topics = topics = TimerTopics(real_topics.of)
@@ -137,21 +139,21 @@ class Timers:
         self._catch_up = catch_up = CatchUp(store, slots, read_cold)
         self.policies = Policies(real_topics.with_policies, catch_up.judge)
         self.changes = TimerChanges(store, enqueuer, slots, topics, records, ids, catch_up, self._expect, levels)
-        """Cancels, reschedules and replaces what waits."""
+        """Cancels, reschedules and replaces waiting messages."""
         self._enqueuing, self._dequeuing = Retry("timers_not_enqueued"), Retry("timer_delivery_refused")
         self._preloading, self._counting = Retry("timers_not_read_ahead"), Retry("timers_not_counted")
         self._searching = Retry("overdue_messages_not_looked_at")
         self._is_reading = False
         self._is_warm = False
         self._soonest_ms = _NEVER_MS
-        """When the first of the messages is due that came since the last step."""
+        """The earliest deliver time, ms since the epoch, of the messages that came since the last step."""
         self._is_called = self._is_called_soon = False
         self._on_counted: list[Callable[[], None]] = []
         self._trouble: str | None = None
         self._expiring: Iterator[list[str] | ColdRead] | None = None
         self._marking: Iterator[None] | None = None
         self.dequeued = self.lost = self.dropped = 0
-        """Messages delivered, found missing, and cancelled by their topic's policy, since start."""
+        """Numbers of messages delivered, found missing, and cancelled by their topics' policies, since start."""
         self._dropped_told = 0
         self._sampled = (0, 0, now.monotonic)
         self._rates = (0.0, 0.0)
@@ -160,7 +162,7 @@ class Timers:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit to how many messages a second may have."""
+        """Whether the number of messages in the slot of a second is limited."""
         return self.config.congest_limit < _NO_LIMIT
 
     # --- start
@@ -175,7 +177,7 @@ class Timers:
         self._topics.load(self._checkpoint.topic_names(), start.waiting)
         slots.open(slots.second)
         self.changes.withdraw_again(recovered.origins.withdrawn)
-        if len(start.enqueued):  # no checkpoint's note could tell of them
+        if len(start.enqueued):  # the checkpoint's note cannot list these
             enqueuer.enqueue_through(start.enqueued_to - 1, now_ms)
         self._checkpoint.begin()
         self.queue.watch(self._arrived)
@@ -183,11 +185,11 @@ class Timers:
     # --- what comes in
 
     def refusal(self, deliver_ms: int, now_ms: int) -> Refusal | None:
-        """Why a message for a time that is not past cannot be taken now; None where it can. To be asked for each
-        message that is taken. Where seconds have a limit (`is_limited`) it may have to read; then it raises OSError,
+        """Why a message with this deliver time, which is not past, is refused now; None if it is not. To be called for
+        each message before it is stored. May read if slots are limited (`is_limited`); then raises OSError,
         NotInMemory."""
         config = self.config
-        if deliver_ms < self._soonest_ms:  # noqa: PLR1730, for each message: a call costs twice as much
+        if deliver_ms < self._soonest_ms:  # noqa: PLR1730, runs for each message: a call of min costs twice as much
             self._soonest_ms = deliver_ms
         if not config.is_enabled:
             return Refusal.DISABLED
@@ -201,11 +203,12 @@ class Timers:
 
     @property
     def enqueue_failure(self) -> str | None:
-        """Why messages could not be put into the wheel at the last try; None where they could."""
+        """Why the last try to put messages into the wheel failed; None if it did not."""
         return self._enqueuing.reason
 
     def _is_congested(self, deliver_ms: int, now_ms: int) -> bool:
-        """Whether a second has as many messages as it may have, with those that came just now."""
+        """Whether the slot for a deliver time is full, counting messages that came just now. Raises OSError,
+        NotInMemory."""
         limit, second = self.config.congest_limit, self._slots.slot_for(slot_second(deliver_ms), now_ms)
         if self._slots.wheel.count(second) + self._enqueuer.behind < limit:
             return False
@@ -213,19 +216,21 @@ class Timers:
         return self._slots.wheel.count(second) + self._enqueuer.behind_for(second) >= limit
 
     def gather(self, now_ms: int) -> None:
-        """Put into the wheel what came just now, rather than with the next step, which says so where that fails, and
-        reads what is not in memory: whoever asks finds what is left in `queue`, from `queue_offset` on."""
+        """Put messages that came just now into the wheel, before the next step does. If this fails or needs a read from
+        the disk, it stops: the next step tries again and logs the failure. The caller finds the messages left in
+        `queue`, from `queue_offset` on."""
         if not self.config.stop_enqueue:
             with contextlib.suppress(OSError, NotInMemory):
                 self._enqueuer.enqueue_some(now_ms)
 
     def staged(self, queue_offset: int, topic: str, key: int = 0) -> None:
-        """A message for a topic was staged at a queue offset of `queue`. To be called right after the staging; `key` is
-        the hash (`timers.index.keys.key_hash`) of the key by which it is to be replaced."""
+        """Note that a message for a topic was staged at a queue offset of `queue`. To be called right after the
+        staging. `key`: the hash (`timers.index.keys.key_hash`) of the key by which it is to be replaced, 0 without
+        one."""
         self._topics.staged(queue_offset, topic, key)
 
     def _expect(self, due_ms: int) -> None:
-        """A message comes that is due at a time, other than by `refusal`."""
+        """Note the deliver time of a message that is appended without a call of `refusal`."""
         self._soonest_ms = min(self._soonest_ms, due_ms)
 
     def _arrived(self, _: ConsumeQueue) -> None:
@@ -238,7 +243,7 @@ class Timers:
             self._wake()
 
     def set_policy(self, topic: str, policy: TimerPolicy | None) -> None:
-        """Let a topic have a policy, or none, from now on."""
+        """Set or remove the policy of a topic."""
         self.policies.set(topic, policy)
         if policy is None or not policy.newest:
             self._catch_up.forget(topic)
@@ -249,8 +254,8 @@ class Timers:
     # --- time
 
     def step(self, now: Moment, budget: Budget) -> int | None:
-        """Do what is due, as much as the budget has; gives when to call again, ms since the epoch, or None for "when a
-        message comes"."""
+        """Do the work that is due, until the budget is spent. Return when to call again, ms since the epoch; None for
+        "when a message comes"."""
         self._is_called = self._is_called_soon = False
         self._soonest_ms = _NEVER_MS
         now_ms = now.wall_ms
@@ -275,7 +280,7 @@ class Timers:
         return self._next_ms(now_ms)
 
     def _dequeue(self, now_ms: int) -> bool:
-        """A bit of what is to be done by the clock; whether there was anything."""
+        """Do a part of the dequeuing. Return whether there was anything to do."""
         if self._is_reading or self._slots.is_handing_on:
             return False
         return (
@@ -285,13 +290,13 @@ class Timers:
         )
 
     def _search_overdue(self, now_ms: int) -> bool:
-        """A bit of the search for the newest of what is overdue; whether there was anything to do."""
+        """Do a part of the search for the newest overdue messages. Return whether there was anything to do."""
         catch_up = self._catch_up
         return catch_up.is_busy and self._searching.run(now_ms, lambda: catch_up.step(now_ms, self._wake))
 
     def _go_on(self, now_ms: int) -> bool:
-        """A bit of the current second, or the next one's turn; whether there was anything to do. Raises StoreError,
-        OSError: then that is to be done still."""
+        """Do a part of the current second, or give the next one its turn. Return whether there was anything to do.
+        Raises StoreError, OSError; then the part is still to be done."""
         if self._slots.advance(now_ms):
             return True
         second = self._slots.current
@@ -301,19 +306,19 @@ class Timers:
             self._slots.delete_by_key(second)
             return True
         if second.again:
-            newest = self._enqueuer.newest()  # before anything moves: what cannot be read would not be tried again
+            newest = self._enqueuer.newest()  # before anything moves, as a failed read behind it would not be repeated
             if self._slots.put_again(second, now_ms):
                 self._slots.mark_newest(newest, now_ms)
             return True
         return self._bring_back(second, now_ms) or self._deliver(second, now_ms)
 
     def _deliver(self, second: Second, now_ms: int) -> bool:
-        """Deliver a batch of a second; whether there was one. Raises StoreError."""
+        """Deliver a batch of a second. Return whether there was one. Raises StoreError, OSError."""
         waits = second.due(now_ms, _DELIVER_UNITS)
         if not len(waits):
             return False
         if self._store.health.verdict is not Verdict.HEALTHY:
-            # Nothing can be appended: the records that tell topics would be read in vain, at each try.
+            # Nothing can be appended, and the records that tell the topics would be read in vain at each try.
             raise self._store.health.error()
         queued = self._slots.parking.going_on(self.policies.is_paused)
         if self.policies or queued:
@@ -342,7 +347,7 @@ class Timers:
             log.error(
                 "timer_messages_missing", messages=outcome.units, physical_offset=int(units["physical_offset"][0])
             )
-        with self._store.health.noting():  # what fails behind the append must not bring about another one
+        with self._store.health.noting():  # a failure behind the append must not lead to a second append
             self._trouble = None
             second.is_touched = True
             second.drop(outcome.units)
@@ -351,8 +356,8 @@ class Timers:
         return True
 
     def _bring_back(self, second: Second, now_ms: int) -> bool:
-        """Bring some parked messages back whose topics go on, by what their policies say now, unless the current second
-        has enough to do; whether there was anything to do. Raises StoreError, OSError."""
+        """Bring back some parked messages whose topics go on, by their present policies, unless the current second has
+        enough messages left. Return whether there was anything to do. Raises StoreError, OSError."""
         parking = self._slots.parking
         waits = parking.next_messages(_DELIVER_UNITS, self.policies.is_paused) if len(second) < _BACK_UNITS else None
         if waits is None or not len(waits):
@@ -368,15 +373,16 @@ class Timers:
             none, no_seconds = waits[:0], np.empty(0, np.int64)
             split = Split(waits.copy(), none, none, no_seconds, none, none, none, {})
         slots, now, later, held = self._slots, split.now, split.later, split.held
-        now["held"] = True  # their turn has come
+        now["held"] = True  # the policy does not apply to them again
         back = np.concatenate((now, later, held))
         not_before = np.zeros(len(back), np.int64)
         not_before[len(now) + len(later) :] = split.held_seconds
-        # In one piece: what has another unit must not be tried again. So all that has to be read is read first.
+        # Messages with new units must not be tried again, so from here on nothing may fail half way: all reads come
+        # first.
         slots.prepare(back, now_ms, not_before)
         self._cancel(split.dropped, now_ms)
         slots.moving(held)
-        # Those stay whose topic is paused while another one with its hash goes on.
+        # Messages whose topic is paused, while another one with the same hash goes on, stay parked.
         others = np.concatenate((split.dropped, split.parked))
         moved = waits[~np.isin(waits["position"], others["position"])]
         if len(moved):
@@ -389,15 +395,14 @@ class Timers:
         return True
 
     def _note_held(self, waits: Waits, not_before: NDArray[np.int64]) -> None:
-        """Messages get slots of the times that policies chose."""
+        """Note that messages get slots for times that policies chose: `Slots.held_to` covers them."""
         if len(waits):
             latest = np.maximum(slot_second_of(waits["due"]), not_before)
             self._slots.note_held(int(latest.max()))
 
     def _cancel(self, waits: Waits, now_ms: int) -> None:
-        """Append records that delete messages that policies drop; `_drop` follows. Raises StoreError."""
-        # Where something raises all of it is tried again: a second record that deletes a message does no harm, a second
-        # unit would.
+        """Append records that delete messages dropped by policies; `_drop` follows. Raises StoreError, OSError."""
+        # If anything fails, all of it is tried again: a second deleting record does no harm, while a second unit would.
         try:
             for physical, size in waits[["physical", "size"]].tolist():
                 message = self._store.message_at(physical, size)
@@ -409,18 +414,18 @@ class Timers:
             raise
 
     def _drop(self, split: Split) -> None:
-        """What a split says is done, but that what it drops is to be withdrawn."""
+        """Withdraw the messages that a split drops, and note that the split was carried out."""
         if len(split.dropped):
             self.dropped += len(split.dropped)
             self._slots.delete(split.dropped)
         self.policies.took(split)
 
     def _apply(self, second: Second, split: Split, count: int, now_ms: int) -> None:
-        """Do with the first messages of a second what their topics' policies say; those that are delivered now are the
-        first again. Raises StoreError, OSError."""
+        """Carry out a split of the first `count` messages of a second. Those to be delivered now are put back as the
+        first ones. Raises StoreError, OSError."""
         slots, later, held, parked = self._slots, split.later, split.held, split.parked
         moved = np.concatenate((later, held, parked))
-        # In one piece: what has another unit must not be tried again. So all that has to be read is read first.
+        # As in `_bring_back`: all reads come first.
         park_in = slots.parking.second_for(now_ms) if len(parked) else 0
         not_before = np.zeros(len(moved), np.int64)
         not_before[len(later) : len(later) + len(held)] = split.held_seconds
@@ -438,11 +443,11 @@ class Timers:
                 slots.census.removed(split.moved)
             self._drop(split)
             second.drop(count)
-            split.now["held"] = True  # their turn has come
+            split.now["held"] = True  # the policy does not apply to them again
             second.put_back(split.now)
 
     def _is_cold(self, waits: Waits) -> bool:
-        """Whether a thread has to read the records of some messages first, which it does then."""
+        """Whether the records of messages are not in memory; then have a thread read them."""
         if self._read_cold is None or self._is_warm or not len(waits):
             return False
         if self._store.is_cached(waits[["physical", "size"]].tolist()):
@@ -453,13 +458,13 @@ class Timers:
         return True
 
     def _read_ahead(self, waits: Waits) -> None:
-        """Have the records of a second in memory when its turn comes. What waited for long is on the disk alone, each
-        message in another place."""
+        """Have a thread read records of a second into memory before its turn. Messages that waited long are only on the
+        disk, each in another place."""
         if self._read_cold is not None:
             self._read_cold(ReadAhead(self._store.log, waits["physical"], waits["size"]), lambda: None)
 
     def _warm(self, units: NDArray[Any]) -> None:
-        """Have a thread read from the disk what comes next."""
+        """Have a thread read the records of these units from the disk; dequeuing waits for it."""
         assert self._read_cold is not None
         self._is_reading = True
         self._trouble = "the disk: old messages are being read"
@@ -472,7 +477,7 @@ class Timers:
         self._read_cold(self._batches.warm(units), done)
 
     def _next_ms(self, now_ms: int) -> int | None:
-        """When there will be something to do."""
+        """When there will be something to do, ms since the epoch; None if only a message or a read can change that."""
         config, times = self.config, []
         if self._slots.census.is_begun and not self._slots.census.is_complete:
             times.append(self._counting.at_ms)
@@ -496,16 +501,16 @@ class Timers:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is known what waits for which keys: `replace` may be called."""
+        """Whether the census is complete, so that `TimerChanges.to_replace` may be called."""
         return self._slots.census.is_complete
 
     @property
     def counts(self) -> DueCounts:
-        """How many messages in the wheel are due in each second, as far as `is_counted`."""
+        """The number of messages in the wheel due in each second; complete if `is_counted`."""
         return self._slots.census.counts
 
     def count(self, then: Callable[[], None] | None = None) -> None:
-        """Begin to count what waits, if that is not done; `then` is called when it is."""
+        """Begin the census, unless it was begun before. `then`: called by the next `step` behind its end."""
         census = self._slots.census
         if not census.is_begun:
             census.begin(self._slots.log.begin)
@@ -521,7 +526,7 @@ class Timers:
         return self._enqueuer.next_offset
 
     def state(self, now_ms: int) -> TimerState:
-        """What tools want to know, as of now."""
+        """The state of the timers as of now."""
         head = self._slots.current.head_ms
         first = min((due for due in (head, self._enqueuer.refused_ms) if due is not None), default=now_ms)
         late_ms = max(0, now_ms - first)
@@ -530,7 +535,7 @@ class Timers:
         return TimerState(read_ms, enqueuer.next_offset, enqueuer.behind, pending, *self._rates, late_ms)
 
     def checkpoint_body(self) -> bytes:
-        """The 56 bytes of timercheck, as GET_TIMER_CHECK_POINT answers with."""
+        """The 56 bytes of timercheck, the body of the answer to GET_TIMER_CHECK_POINT."""
         return self._checkpoint.check().encode()
 
     def is_alone(self, topic: str) -> bool:
@@ -538,11 +543,11 @@ class Timers:
         return self._topics.is_alone(topic)
 
     def metrics(self) -> dict[str, int]:
-        """Waiting messages by topic."""
+        """Number of waiting messages by topic. See `TimerTopics.metrics`."""
         return self._topics.metrics()
 
     def report(self, now: Moment) -> None:
-        """Once a second or so: take rates, log when late."""
+        """Compute rates, and log lateness. To be called about once a second."""
         monotonic = now.monotonic
         seconds = max(monotonic - self._sampled[2], 0.001)
         enqueued, dequeued = self._enqueuer.messages, self.dequeued
@@ -564,12 +569,12 @@ class Timers:
             )
 
     def _reason(self) -> str | None:
-        """Why messages are late, if something fails or takes long."""
+        """Why messages are late, if some work fails or waits for the disk; else None."""
         reasons = (each.reason for each in (self._dequeuing, self._enqueuing, self._preloading))
         return next((reason for reason in reasons if reason is not None), self._trouble)
 
     def _tell_dropped(self) -> None:
-        """Log what was cancelled by policies since the last time."""
+        """Log the number of messages cancelled by policies since the last call."""
         if self.dropped > self._dropped_told:
             log.warning("overdue_messages_dropped", messages=self.dropped - self._dropped_told)
             self._dropped_told = self.dropped
@@ -577,14 +582,15 @@ class Timers:
     # --- the files
 
     def hand_over_some(self, now_ms: int) -> bool:
-        """Before the store is closed for good: do a bit of what leaves the files so that Apache's broker can go on with
-        them; whether there is more. It reads a slot as a whole: what is left of one that is partly delivered goes into
-        the next. Raises OSError: then the next start of ours knows all the same."""
+        """Do a part of the work at a clean stop that lets Apache's broker go on with the files. Return whether there is
+        more. Apache's broker reads a slot as a whole, so the rest of a partly delivered one goes into the next. Raises
+        OSError; then duemq's next start is still exact."""
         slots = self._slots
-        # Of what was delivered or withdrawn before a crash it would not know either, and put it into the wheel itself.
+        # Apache's broker would put these messages into the wheel itself, including those delivered or withdrawn before
+        # a crash.
         if not slots.is_replayed and self._enqueuer.enqueue_some(now_ms):
             return True
-        # What is not due yet, where the clock was set back, would come late there.
+        # No further than the present second: where the clock was set back, messages not due yet would come late.
         beyond = min(slots.start.recovered_to, slot_second(now_ms) + 1)
         if slots.has_to_hand_on(beyond):
             slots.hand_on(now_ms, beyond)
@@ -601,7 +607,7 @@ class Timers:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """The timers' checkpoints can wait."""
+        """False: the timers never need a checkpoint at once."""
         return False
 
     def note(self) -> bytes:
@@ -633,13 +639,14 @@ class Timers:
         return self.changes.keep_some(limit, now.wall_ms)
 
     def expire_some(self) -> list[str] | None:
-        """Forget files of the timer log that nobody needs."""
+        """Forget files of the timer log that recovery does not need. Return their paths for the caller to remove, None
+        when there are no more. Raises OSError, NotInMemory."""
         if self._expiring is None:
             self._expiring = self._slots.expire(*self._checkpoint.kept_from)
         try:
             paths = next(self._expiring, None)
         except BaseException:
-            self._expiring = None  # the next search begins anew
+            self._expiring = None  # the next search begins again
             raise
         if isinstance(paths, ColdRead):
             raise NotInMemory("the timer log", paths.place, paths.run)
@@ -649,11 +656,11 @@ class Timers:
 
     @property
     def found(self) -> Found:
-        """What recovery found of messages, as far as it matters."""
+        """The messages that recovery found delivered, withdrawn or moved, as far as it still matters."""
         return self._slots.start.found
 
     def units_behind(self, start: int, end: int) -> NDArray[Any]:
-        """Units of `queue` from a queue offset to another. Raises OSError."""
+        """The units of `queue` between two queue offsets. Raises OSError."""
         return self._batches.read(self.queue, start, end - start)
 
     @property
@@ -670,6 +677,6 @@ class Timers:
         return self._slots.search.by_record(after, end)
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Close the files."""
         self._slots.log.close()
         self._slots.wheel.close()

@@ -1,5 +1,5 @@
-"""The topics of messages with a timer, by Java's hashes of their names, which is what units have: who waits for which,
-and of what topic the messages are that are staged but not in the wheel yet."""
+"""The topics of messages with a timer, by Java's hashes of their names, as units have them: the number of waiting
+messages of each topic, and the topics of messages that are staged but not in the wheel yet."""
 
 from __future__ import annotations
 
@@ -22,39 +22,42 @@ if TYPE_CHECKING:
 
 
 class TimerTopics:
-    """Names, hashes, and numbers of messages."""
+    """Names and hashes of topics, and numbers of waiting messages."""
 
     def __init__(self, topics_of: Callable[[Waits], list[str]]) -> None:
-        """`topics_of` reads for which topics messages are."""
+        """`topics_of`: reads the real topics of messages from their records."""
         self._topics_of = topics_of
         self._names: dict[int, list[str]] = {}
-        """Mostly one."""
+        """The names of topics by hash, nearly always one for each."""
         self._shared: dict[int, Counter[str]] = {}
-        """Of hashes that several names have: how many messages wait, by topic."""
+        """For hashes of several names: the number of waiting messages by topic."""
         self._hashes: dict[str, int] = {}
         self._staged = array("i")
+        """Topic hashes of messages that are staged and not in the wheel yet, one for each queue offset from
+        `_staged_from` on."""
         self._staged_from = 0
-        """Topic hashes of messages that are staged, or not in the wheel yet, from this queue offset on."""
+        """The queue offset of the first message in `_staged`."""
         self._staged_keys: dict[int, int] = {}
-        """The hashes of their keys, of those that are to be replaced by key, by queue offset."""
+        """For messages in `_staged` that are replaced by key: the hash of the key, by queue offset. May hold 0."""
         self._staged_again: set[int] = set()
-        """Queue offsets of those of them that were appended again."""
+        """Queue offsets of messages in `_staged` that were appended again."""
         self._waiting: Counter[int] = Counter()
+        """Number of waiting messages by hash."""
 
     def load(self, names: Mapping[str, int], waiting: Mapping[int, int]) -> None:
-        """What a checkpoint knows: names, with the number of messages of each, and how many wait by hash."""
+        """Take the state of a checkpoint: the number of messages by topic name, and the number waiting by hash."""
         self._waiting = Counter(waiting)
         for name in names:
             self.hash_of(name)
         for key, counts in self._shared.items():
             counts.clear()
             counts.update({name: names[name] for name in self._names[key]})
-            # A crash may have left names of another checkpoint than the numbers.
+            # After a crash, the names may be of another checkpoint than the numbers by hash.
             most = max(counts, key=lambda name: counts[name])
             counts[most] += self._waiting[key] - counts.total()
 
     def hash_of(self, topic: str) -> int:
-        """The hash of a topic, whose name is known from now on."""
+        """The hash of a topic. Its name is known from now on."""
         found = self._hashes.get(topic)
         if found is None:
             found = self._hashes[topic] = properties.java_hash(topic)
@@ -65,25 +68,25 @@ class TimerTopics:
         return found
 
     def is_alone(self, topic: str) -> bool:
-        """Whether no other topic that is known has the hash of this one."""
+        """Whether this topic is known, and no other known topic has the same hash."""
         return self._names.get(properties.java_hash(topic), []) == [topic]
 
     def is_shared(self, topic_hash: int) -> bool:
-        """Whether messages with a hash may be of more than one topic."""
+        """Whether messages with this hash may be of more than one topic. True for an unknown hash."""
         return len(self._names.get(topic_hash, ())) != 1
 
     # --- what is staged
 
     def staged(self, queue_offset: int, topic: str, key: int = 0, *, is_again: bool = False) -> None:
-        """A message for a topic was staged at a queue offset; `key` as units have it (`timers.second.WAIT`),
-        `is_again`: it was appended again."""
+        """Note that a message for a topic was staged at a queue offset. `key`: the hash of its key
+        (`timers.second.WAIT`), 0 without one; `is_again`: whether it was appended again."""
         topic_hash = self._hashes.get(topic)
         if topic_hash is None:
             topic_hash = self.hash_of(topic)
         at = queue_offset - self._staged_from
         if at == len(self._staged):
             self._staged.append(topic_hash)
-        elif 0 <= at < len(self._staged):  # what was staged there was not written
+        elif 0 <= at < len(self._staged):  # messages that were staged from here on before were not written
             del self._staged[at:]
             self._staged.append(topic_hash)
         else:
@@ -96,26 +99,26 @@ class TimerTopics:
             self._staged_again.discard(queue_offset)
 
     def hashes(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
-        """The topic hashes of messages from a queue offset on; None where they were not staged since the start."""
+        """The topic hashes of messages from a queue offset on; None if some were not staged since the start."""
         at = queue_offset - self._staged_from
         if at < 0 or at + count > len(self._staged):
             return None
         return np.array(self._staged[at : at + count], np.int32)
 
     def keys(self, queue_offset: int, count: int) -> NDArray[np.int32] | None:
-        """As `hashes`, of their keys; None where none of them has one."""
+        """As `hashes`, for the hashes of keys, 0 for a message without one; None if no staged message has a key."""
         if not self._staged_keys:
             return None
         return np.fromiter((self._staged_keys.get(queue_offset + at, 0) for at in range(count)), np.int32, count)
 
     def again(self, queue_offset: int, count: int) -> NDArray[np.bool_] | bool:
-        """As `hashes`, of each whether it was appended again; False where none of them was."""
+        """As `hashes`, whether each message was appended again; False if none of the staged ones was."""
         if not self._staged_again:
             return False
         return np.fromiter((queue_offset + at in self._staged_again for at in range(count)), bool, count)
 
     def drop_staged(self, queue_offset: int) -> None:
-        """What is before a queue offset is in the wheel."""
+        """Forget staged messages before a queue offset, which are in the wheel."""
         done = queue_offset - self._staged_from
         if done > 0:
             del self._staged[:done]
@@ -128,8 +131,8 @@ class TimerTopics:
     # --- what waits
 
     def count(self, waits: Waits, sign: int) -> None:
-        """Messages came to wait (1), or wait no more (-1). Never fails: it is called after their units or records were
-        written, and whoever wrote them would write them again."""
+        """Add (`sign` 1) or subtract (-1) waiting messages. Never fails: it is called after units or records were
+        written, and an error would make the caller write them again."""
         if not len(waits):
             return
         hashes = waits["hash"]
@@ -143,7 +146,7 @@ class TimerTopics:
             ours = waits[hashes == key]
             if not len(ours):
                 continue
-            # They are for operators only: of records that are not in memory, or cannot be read, they know nothing.
+            # These numbers are only for operators: records that are not in memory, or cannot be read, are left out.
             with contextlib.suppress(OSError, StoreError):
                 for topic in self._topics_of(ours):
                     counts[topic] += sign
@@ -152,21 +155,21 @@ class TimerTopics:
 
     @property
     def total(self) -> int:
-        """All messages that wait."""
+        """Number of all waiting messages."""
         return sum(self._waiting.values())
 
     def waiting(self) -> dict[int, int]:
-        """How many wait, by topic hash."""
+        """Number of waiting messages by topic hash."""
         return {key: count for key, count in self._waiting.items() if count}
 
     def metrics(self) -> dict[str, int]:
-        """How many wait, by topic, of topics for which any wait. Of topics whose hash others have too the numbers are
-        estimates where records could not be read at once."""
+        """Number of waiting messages by topic, without topics that have none. For topics that share a hash, the numbers
+        are estimates if some records could not be read at once."""
         return {topic: count for topic, count in self.numbers().items() if count}
 
     def numbers(self) -> dict[str, int]:
-        """As `metrics`, with all topics that have the hash of waiting messages: the next start has to know their
-        names."""
+        """As `metrics`, but with all topics that have the hash of waiting messages, even those with 0: the next start
+        needs their names."""
         counts: dict[str, int] = {}
         for key, count in self._waiting.items():
             if count <= 0:
