@@ -1,8 +1,7 @@
-"""Both paths by which the due messages of a level are delivered, and what becomes of each put.
+"""The two paths by which the due messages of a level are delivered, and the results of their puts.
 
-Sync: a batch is put, and nothing more of its level before the result is there. Async: puts whose results are awaited
-follow one another, up to a limit; they are settled in order. Where nothing is awaited (ASYNC_FLUSH) a result is there
-at once.
+Sync: after a put, the level waits for its result. Async: further puts follow while results are awaited, up to a limit;
+they are settled in order. If results are not awaited (ASYNC_FLUSH), each is known at once.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 REFUSED_RETRY_MS: Final = 100
-"""When the store takes nothing, the sync path tries again after this."""
+"""The sync path tries again this long after the store has refused a put."""
 _WARM_UNITS: Final = 8192
 _COUNT_UNITS: Final = 65_536
 
 
 @dataclass
 class DeliveryConfig:
-    """How messages are delivered; may be changed while running."""
+    """Settings of the delivery, with RocketMQ's names where it has them. May be changed while running."""
 
     is_async: bool = False
     """enableScheduleAsyncDeliver."""
     pending_limit: int = 2000
-    """scheduleAsyncDeliverMaxPendingLimit: messages of a level whose result is awaited."""
+    """scheduleAsyncDeliverMaxPendingLimit: most messages of a level whose results are awaited."""
     max_resends: int = 3
-    """scheduleAsyncDeliverMaxResendNum2Blocked: a level with a put that failed more often goes no further."""
+    """scheduleAsyncDeliverMaxResendNum2Blocked: a put whose records are gone blocks its level after more resends."""
     batch_size: int = 512
     """scheduleDeliverBatchSize: most messages in one put."""
     warn_ms: int = 1000
-    """scheduleLatenessWarnMillis: a level that is later than this is logged."""
+    """scheduleLatenessWarnMillis: a level at least this late is logged."""
     save_interval: float = 10.0
-    """flushDelayOffsetInterval, in seconds: delayOffset.json is written with the first checkpoint after this."""
+    """flushDelayOffsetInterval, in seconds here: delayOffset.json is written with the first checkpoint after this."""
 
 
 class LevelDelivery:
-    """Puts what is due of one level after the other."""
+    """Puts the due messages of a level, a batch at each call."""
 
     def __init__(
         self,
@@ -65,8 +64,9 @@ class LevelDelivery:
         read_cold: ReadCold | None,
         on_ready: Callable[[], None],
     ) -> None:
-        """`is_awaited`: whether a put is a success only when `note_flushed` says so. `on_ready`: called when a level
-        that waited for the disk can go on."""
+        """`is_awaited`: whether a put is a SUCCESS only after `note_flushed`. `read_cold`: has a thread read records
+        from the disk; if it is None, delivery itself waits for the disk. `on_ready`: called when a level can go on
+        because such a read is done."""
         self._store = store
         self._batches = batches
         self._times = times
@@ -76,7 +76,7 @@ class LevelDelivery:
         self._on_ready = on_ready
 
     def next_times(self, level: Level) -> Iterator[int]:
-        """When something has to be done for a level, ms since the epoch."""
+        """The times at which something is to be done for a level, ms since the epoch."""
         due_ms = level.due_ms
         if due_ms is not None and self._is_free(level):
             yield max(due_ms, level.retry_ms)
@@ -85,7 +85,7 @@ class LevelDelivery:
                 yield put.retry_ms
 
     def _is_free(self, level: Level) -> bool:
-        """Whether more of a level may be put now."""
+        """Whether further messages of a level may be put now."""
         if level.is_reading:
             return False
         if not level.puts:
@@ -98,7 +98,7 @@ class LevelDelivery:
         return not level.is_held_back(self.config.max_resends)
 
     def deliver(self, level: Level, now_ms: int) -> bool:
-        """Put one batch of a level; whether anything was tried."""
+        """Put one batch of a level, or resend a failed one. Return whether anything was tried."""
         if level.low != level.queue.min_offset:
             self._correct(level, now_ms)
         if level.failed:
@@ -126,7 +126,7 @@ class LevelDelivery:
         try:
             outcome = self._append(level, units, now_ms)
         except NotInMemory:
-            raise  # whoever gives us our turns has it read, and calls again
+            raise  # the caller has the data read and calls again
         except StoreError as error:
             self._refused(level, run, put, now_ms, error)
         else:
@@ -134,7 +134,7 @@ class LevelDelivery:
         return True
 
     def _append(self, level: Level, units: NDArray[Any], now_ms: int) -> Outcome:
-        """See `Batches.deliver`."""
+        """Deliver units by `Batches.deliver`."""
         outcome = self._batches.deliver(
             units, now_ms, may_wait=level.is_warm or self._read_cold is None, delay_level=level.number
         )
@@ -142,7 +142,7 @@ class LevelDelivery:
         return outcome
 
     def _took(self, level: Level, run: OpenRun, put: Put, units: NDArray[Any], outcome: Outcome, now_ms: int) -> None:
-        """Note what became of a put, or of its first part."""
+        """Note the outcome of a put, or of its first part."""
         put.end = put.start + outcome.units
         if outcome.kind is Kind.COLD:
             self._warm(level, put.start, level.end_of(run))
@@ -155,7 +155,7 @@ class LevelDelivery:
                 queue_offset=put.start,
                 physical_offset=int(units["physical_offset"][0]),
             )
-        with self._store.health.noting():  # what fails behind the append must not bring about another one
+        with self._store.health.noting():  # a failure behind the append must not lead to a second append
             self._note(level, put, outcome, now_ms)
             run.cursor = put.end
         run.due_ms = self._times.head(level, run, now_ms)
@@ -188,8 +188,8 @@ class LevelDelivery:
             level.skipped += outcome.units - outcome.delivered
 
     def count_withdrawn(self, level: Level) -> None:
-        """Find out how many units that were not tried yet, or failed, are of messages that do not wait. Raises
-        OSError."""
+        """Count the untried and failed units of messages that do not wait: withdrawn, or found delivered by recovery.
+        Raises OSError."""
         level.withdrawn = self._withdrawn_in(level, level.untried(level.queue.min_offset))
 
     def _withdrawn_in(self, level: Level, ranges: list[tuple[int, int]]) -> int:
@@ -208,7 +208,7 @@ class LevelDelivery:
         return found
 
     def _refused(self, level: Level, run: OpenRun, put: Put, now_ms: int, error: StoreError) -> None:
-        """The store took nothing of a put."""
+        """Note that the store refused a put."""
         if level.trouble != str(error):
             log.warning("delivery_refused", delay_level=level.number, reason=str(error))
         level.trouble = str(error)
@@ -221,8 +221,8 @@ class LevelDelivery:
         run.due_ms = self._times.head(level, run, now_ms)
 
     def _correct(self, level: Level, now_ms: int) -> None:
-        """Bring a level into the bounds of its queue, where files expired or the queue lost its end, and find its heads
-        anew. Nothing is lost by the first as a rule: what waits is appended once more before its file goes. Raises
+        """Cut a level to the bounds of its queue, after files expired or the queue lost its end, and compute when its
+        heads are due. Expired files normally lose no message, since waiting ones are appended again before. Raises
         OSError."""
         low, high = level.queue.min_offset, level.queue.next_offset
         waited = level.waiting
@@ -254,7 +254,7 @@ class LevelDelivery:
         return next((put for put in level.failed if put.retry_ms <= now_ms), None)
 
     def _resend(self, level: Level, put: Put, now_ms: int) -> None:
-        """Try a put that failed once more."""
+        """Try a failed put again."""
         units = self._batches.read(level.queue, put.start, put.end - put.start)
         try:
             outcome = self._append(level, units, now_ms)
@@ -278,7 +278,7 @@ class LevelDelivery:
         level.drop_finished()
 
     def _resent(self, level: Level, put: Put, outcome: Outcome) -> None:
-        """A put went through, or the first part of it did."""
+        """Note that a failed put, or its first part, was appended or passed over."""
         self._count(level, outcome)
         part = level.take_part(put, outcome.units)
         part.status, part.position = Status.RUNNING, self._store.log.end
@@ -289,8 +289,8 @@ class LevelDelivery:
 
     @staticmethod
     def note_flushed(level: Level, position: int) -> bool:
-        """The commitlog is durable up to a physical offset: puts before it are a success. Whether there were any puts
-        whose result was awaited."""
+        """Note that the commitlog is durable up to a physical offset: puts before it are a SUCCESS. Return whether the
+        level had any unfinished puts."""
         if not level.puts:
             return False
         for put in level.puts:
@@ -302,7 +302,7 @@ class LevelDelivery:
         return True
 
     def _warm(self, level: Level, start: int, end: int) -> None:
-        """Have a thread read from the disk what comes next."""
+        """Have a thread read the next records from the disk."""
         assert self._read_cold is not None
         job = self._batches.warm(self._batches.read(level.queue, start, min(_WARM_UNITS, end - start)))
         level.is_reading = True

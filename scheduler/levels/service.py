@@ -1,18 +1,17 @@
-"""Level queues: messages with a delay level wait in SCHEDULE_TOPIC_XXXX, one queue a level, and are delivered into
-their topic when they are due.
+"""Level queues: messages with a delay level wait in SCHEDULE_TOPIC_XXXX, in one queue for each level, and are delivered
+to their real topics when they are due.
 
     queue of level n:  n - 1 of SCHEDULE_TOPIC_XXXX; the tags code of each consume-queue unit is the deliver time,
-                       ms since the epoch, which the record has as well, in its prepared-transaction offset
+                       ms since the epoch, which is also the prepared-transaction offset of the record
     progress:          config/delayOffset.json, {"offsetTable": {"<level>": next queue offset to deliver}}, for
-                       RocketMQ and its tools, and the checkpoint's note (see `runs`), by which recovery knows exactly
+                       RocketMQ and its tools; and the checkpoint's note (see `runs`), by which recovery is exact
 
-Delivery copies a message into a record of its real topic and queue (properties REAL_TOPIC, REAL_QID) with its
-properties as they are; the prepared-transaction offset of that record, unused otherwise, names the record that
-scheduled it.
+Delivery copies a message into a record of its real topic and queue (properties REAL_TOPIC, REAL_QID). The properties
+are unchanged; the prepared-transaction offset of the copy, otherwise unused, names the record that scheduled it.
 
-Nothing polls: the head of each queue says when to wake, and an append to an empty queue says so too (`wake`).
-`step` does a bounded amount and gives the time of the next one; whoever calls it owns the timer. `levels.delivery` has
-the two paths by which a batch is delivered.
+Nothing polls: the head of each queue tells when the next step is due, and an append to an empty queue calls `wake`.
+`step` does a bounded amount of work and returns the time of the next step; its caller owns the timer. `levels.delivery`
+has the two paths by which a batch is delivered.
 
 Behaviour after apache/rocketmq store/schedule/ScheduleMessageService.java (4.9.7).
 """
@@ -56,27 +55,28 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 NAME: Final = "levels"
-"""Of the checkpoint's note."""
+"""The name of the checkpoint's note."""
 OFFSET_TABLE: Final = "offsetTable"
 WARN_AGAIN_SECONDS: Final = 60.0
 _SETTLE_UNITS: Final = 65_536
 _LIMITED_UNITS: Final = 64
-"""Of each of them the record may have to be read."""
+"""Units looked at in one part if the record of each may have to be read."""
 _UNSEEN_MS: Final = 2000
-"""The wall clock may go on by less than this before the levels look at it."""
+"""If the wall clock is this far ahead of its last reading when a message arrives, the levels read it again."""
 _MAX_UNNOTED_MS: Final = 60_000
-"""A broker that runs and stores messages notes in less than this what the clock says, and how far the log is."""
+"""A running broker that stores messages notes the clock and the end of the log more often than this."""
 _MOST_RUNS: Final = 1000
-"""Each step looks at each of them."""
+"""Limit of a level's runs found at a start, since each step looks at each run."""
 _HAND_OVER_UNITS: Final = 4096
 MAX_HANDED_OVER: Final = 200_000
-"""Each takes memory until the store is closed."""
+"""Most messages marked for Apache's broker at a clean stop: each takes memory until the store is closed."""
 _TOO_MANY: Final = "so many were delivered before others in front of them that Apache's broker would deliver some again"
 
 
 def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
-    """What delayOffset.json has, its offsets by level as numbers. Where the checkpoint knows how far the levels are it
-    is not needed, and one that cannot be read is told and passed over; it is written anew. Raises StoreFormatError."""
+    """Read delayOffset.json, with levels and offsets as numbers. `is_needed`: whether a file that cannot be read stops
+    the start (raises StoreFormatError). If the checkpoint knows the progress of the levels, it is not needed: the
+    failure is logged, the result is empty, and the file is written again later."""
     try:
         table = file.read()
         offsets = table.get(OFFSET_TABLE) or {}
@@ -92,8 +92,8 @@ def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
 
 
 def reached(checkpoint: Checkpoint, saved: Mapping[str, Any]) -> dict[int, int]:
-    """The queue offset up to which each level was read, by the checkpoint, or by what delayOffset.json had (`saved`)
-    where RocketMQ had the store last."""
+    """The queue offset up to which each level was read: by the checkpoint, or by delayOffset.json (`saved`) if RocketMQ
+    had the store last. Empty if neither tells."""
     note = runs.decode(checkpoint.notes.get(NAME, b"")) if not checkpoint.is_foreign else None
     if note is not None:
         return {level: max(run.cursor for run in found) for level, found in note.runs.items()}
@@ -119,25 +119,26 @@ class LevelQueues:
         most_handed_over: int | None = None,
         rules: Note | None = None,
     ) -> None:
-        """Find out how far each level is. `saved`: what `file`, delayOffset.json, had (`read_saved`); `recovered`: what
-        opening the store found. `is_awaited`: whether a delivery is a success only when `note_flushed` says so. `wake`
-        is called when something may be due, or have to be tried again, before the time that `step` gave.
-        `most_handed_over`: of what is delivered before others in front of it, so many messages are marked for
-        RocketMQ. `rules`: of a store that was made anew, whose deliveries `recovered` has found all: the note of
-        before tells which messages follow which table and clock, and its cursors do not count.
+        """Find out the progress of each level. `saved`: the contents of `file`, delayOffset.json (`read_saved`).
+        `recovered`: the result of opening the store. `is_awaited`: whether a delivery is a success only after
+        `note_flushed`. `wake`: called when something may be due, or is to be tried again, before the time that `step`
+        returned. `most_handed_over`: most messages marked for Apache's broker because they were delivered before others
+        in front of them. `rules`: for a rebuilt store, all of whose deliveries `recovered` has found, the former note:
+        it tells which messages follow which table and clock, and its cursors do not count.
 
-        Exactly, where only we wrote the store: by the checkpoint's note and the deliveries that recovery read behind
-        it. Otherwise by delayOffset.json, which may be some seconds behind: then messages come twice, as RocketMQ's.
+        If only duemq wrote the store, the progress is exact: by the checkpoint's note and the deliveries that recovery
+        read behind it. Otherwise it is that of delayOffset.json, which may be some seconds behind: then messages are
+        delivered twice, as by RocketMQ.
         """
         self._store = store
         self._file = file
         self._watch = ClockWatch(now)
         self._jump_ms = 0
-        """By how much the wall clock was set, as far as nothing follows it yet."""
+        """By how many ms the wall clock was set, as far as the levels do not follow it yet."""
         self._seen_end = store.log.end
-        """What lies before was stored before the wall clock was set."""
+        """The end of the commitlog when the wall clock was last known not to be set: records before it are older."""
         self._seen = now
-        """When the wall clock was looked at last."""
+        """The last reading of the clock."""
         self._is_awaited = is_awaited
         self._wake = wake
         self._batches = Batches(store)
@@ -156,24 +157,24 @@ class LevelQueues:
         self._sampled_at = now.monotonic
         self._wants_checkpoint = False
         self._handed_over: dict[int, int] | None = None
-        """By level, before which queue offset nothing is left to be handed over."""
+        """The queue offset up to which each level is handed over; None before the handing over begins."""
         self._most_handed_over = MAX_HANDED_OVER if most_handed_over is None else most_handed_over
         self._marked = 0
-        """Messages that were marked for that."""
+        """Number of delivered messages marked in handing over."""
         self._trouble = ""
-        """Why the last step could not read what it had to."""
+        """Why a read of the last step failed; empty if none did."""
         self._extra = {name: value for name, value in saved.items() if name != OFFSET_TABLE}
         self._saved_table: dict[str, Any] = {}
         self._saved_at = now.monotonic
         self._noted_table: dict[str, Any] = {}
         """The progress as of the last note, for the checkpoint that is being made."""
         self._table_crc = runs.table_crc(table.text)
-        """Of the table that messages are promised times by from now on."""
+        """Checksum of the present table, by which new messages get their deliver times."""
         self._load(saved.get(OFFSET_TABLE, {}), recovered, now, rules)
 
     @property
     def table(self) -> DelayLevels:
-        """The levels, as they are now."""
+        """The present table of levels."""
         return self._times.table
 
     # --- start
@@ -194,7 +195,7 @@ class LevelQueues:
             each.queue.next_offset for each in self.levels.values()
         )
         if note is None and not saved and has_more:
-            # Neither file tells. What we delivered our records do, and what RocketMQ did comes again.
+            # Neither file tells the progress. duemq's deliveries are known by their records; RocketMQ's are repeated.
             log.warning("delay_offsets_missing", reason=f"{self._file.path} has no offsets: the commitlog was read")
             origins = Origins()
             origins.read(self._store.log, self._store.log.begin, recovered.start)
@@ -218,9 +219,9 @@ class LevelQueues:
                 )
             level.queue.watch(self._arrived)
         for physical in recovered.origins.withdrawn:
-            # Their units' marks may not have been durable, and one that is read now may be in memory only: the process
-            # before may have ended in the middle of a checkpoint. The queue may have been made anew, too: then one that
-            # a cursor has passed has no mark either, and would count as delivered.
+            # The marks of their units may not have been durable, and a mark that is read now may be in the page cache
+            # only: the last process may have ended in the middle of a checkpoint. The queue may also have been rebuilt:
+            # then a unit that a cursor has passed has no mark either, and would count as delivered.
             message = self._store.message_at(physical)
             if message is not None and message.topic == SCHEDULE_TOPIC and not self._has_gone_out(message):
                 self.withdraw(message)
@@ -240,7 +241,7 @@ class LevelQueues:
         return result
 
     def _find_runs(self, level: Level) -> None:
-        """Where nobody noted the runs of a level, another one begins where the deliver times of its messages fall."""
+        """Find the runs of a level for which none were noted: one begins wherever the deliver times go down."""
         offset, latest = level.runs[0].cursor, 0
         while len(units := self._batches.read(level.queue, offset, _SETTLE_UNITS)):
             codes = units["tags_code"].astype(np.int64)
@@ -254,8 +255,8 @@ class LevelQueues:
             offset, latest = offset + len(units), int(times[-1])
 
     def _pass_done(self, delivered: array[int], withdrawn: array[int]) -> None:
-        """Move the cursors over the messages that recovery found delivered or withdrawn, by the physical offsets of
-        their records, up to the first that waits; those behind it are passed over later."""
+        """Move the cursors over messages that recovery found delivered or withdrawn, up to the first that waits. Those
+        behind it are passed over later. The arguments hold physical offsets of the messages' records."""
         gone = np.sort(np.frombuffer(withdrawn, np.int64))
         if not delivered and not len(gone):
             return
@@ -277,7 +278,7 @@ class LevelQueues:
             self._batches.set_delivered(self._delivered_ahead())
 
     def _delivered_ahead(self) -> NDArray[np.int64]:
-        """Of the messages that recovery found delivered, those that no cursor has passed."""
+        """The messages that recovery found delivered and no cursor has passed: physical offsets."""
         found = [np.empty(0, np.int64)]
         for level in self.levels.values():
             for run in level.runs:
@@ -291,22 +292,24 @@ class LevelQueues:
         return np.concatenate(found)
 
     def _first_waiting(self) -> int:
-        """The physical offset of the first record that waits; behind all others where none does."""
+        """The physical offset of the first waiting record, or that behind all delivered ones if none waits; 0 if
+        recovery found none delivered."""
         if not self._batches.delivered_end:
             return 0
         heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
         return min((unit[0] for unit in heads if unit is not None), default=self._batches.delivered_end)
 
     def _follow_meanwhile(self, now: Moment, seen: Seen | None) -> int:
-        """Follow a clock that was set since it was looked at last, before or after the process ended; gives by how much
-        all that there is moves besides."""
+        """Follow a clock that was set since its last noted reading, before or after the process ended. Return the shift
+        in ms that all runs get in addition."""
         jump = seen.jump_ms(now) if seen is not None else None
         if seen is None or jump is None:
             self._follow_what_was_stored(seen)
             return self._set_back_meanwhile(now.wall_ms, seen)
         if abs(jump) >= TOLERANCE_MS:
-            # What was stored since may be of before and after alike. None of it may come early: of a clock that was set
-            # forward it counts as before, of one that was set back as after, as far as both can be.
+            # Messages stored since may be from before or after the change, and none may come early: as far as both are
+            # possible, they count as stored before if the clock was set forward, and as stored after if it was set
+            # back.
             since_ms = min(now.wall_ms - jump - seen.wall_ms, _MAX_UNNOTED_MS)
             latest = seen.wall_ms + since_ms + min(jump, 0)
 
@@ -321,8 +324,8 @@ class LevelQueues:
         return 0
 
     def _follow_what_was_stored(self, seen: Seen | None) -> None:
-        """Follow a clock that was set back before the process ended, after it was looked at last: what was stored then
-        has earlier times."""
+        """Follow a clock that was set back before the process ended and after its last noted reading: the newest record
+        then has an earlier store time than that reading."""
         if seen is None or self._store.log.end <= seen.end:
             return
         stored_ms = self._store.appender.last_store_timestamp
@@ -338,7 +341,8 @@ class LevelQueues:
 
     @staticmethod
     def _shift(level: Level, boundary: int, jump: int) -> None:
-        """The clock was set before the message at a queue offset of a level came: those before keep their times."""
+        """Shift the runs of messages before queue offset `boundary`, which were stored before the clock was set by
+        `jump` ms: they keep their delays."""
         last_shift = 0
         for run in level.runs:
             if run.start < boundary:
@@ -348,9 +352,9 @@ class LevelQueues:
             level.split(boundary)
 
     def _set_back_meanwhile(self, now_ms: int, seen: Seen | None) -> int:
-        """By how much, at least, the clock was set back while the broker was down: neither a record nor what the clock
-        said before can be of the future. Records that were there when the clock was looked at do not count: the runs
-        follow what it was set to since they were stored."""
+        """The shift in ms for a clock that was set back while the broker was down, by at least that much: neither a
+        record nor a reading of the clock can be from the future. Records before the last reading do not count, as the
+        runs already include changes of the clock since they were stored."""
         newest = self._store.appender.last_store_timestamp
         if seen is not None and self._store.log.end <= seen.end:
             newest = seen.wall_ms
@@ -364,7 +368,7 @@ class LevelQueues:
 
     def _arrived(self, queue: ConsumeQueue) -> None:
         if not -TOLERANCE_MS < self._store.appender.store_timestamp - self._seen.wall_ms < _UNSEEN_MS:
-            self._wake()  # the clock may have been set, and may be set right again before somebody looks
+            self._wake()  # the clock may have been set, and may be corrected before it is read again
         level = self.levels[queue.queue_id + 1]
         run = level.runs[-1]
         if run.due_ms is None:
@@ -372,15 +376,15 @@ class LevelQueues:
             try:
                 run.due_ms = self._times.head(level, run, now_ms)
             except (OSError, NotInMemory):
-                run.due_ms = now_ms  # the step looks again, and says what is wrong
+                run.due_ms = now_ms  # the step tries again, and logs a failure
             self._wake()
-        # Into the file at once: RocketMQ, were it to go on with this store after a crash, would make the unit anew, and
-        # before it knows its levels.
-        with contextlib.suppress(OSError):  # the next checkpoint tries again, and says so
+        # Into the file at once: if RocketMQ took over this store after a crash, it would rebuild the unit before it
+        # knows its levels.
+        with contextlib.suppress(OSError):  # the next checkpoint tries again, and logs a failure
             queue.write_tail()
 
     def set_table(self, table: DelayLevels, now_ms: int) -> None:
-        """Change the levels at a time, ms since the epoch. Messages that wait keep the time they were promised."""
+        """Change the table of levels. Waiting messages keep the deliver times that they were promised."""
         old, self._times.table = self.table, table
         self._table_crc = runs.table_crc(table.text)
         for number in range(1, table.maximum + 1):
@@ -390,7 +394,7 @@ class LevelQueues:
                 level = self.levels[number] = Level(number, queue, [OpenRun(queue.min_offset, queue.min_offset)])
                 queue.watch(self._arrived)
             elif number > old.maximum or table.delay_ms(number) < old.delay_ms(number):
-                # What waits in a level that was not in the table has a delay that no table tells any more.
+                # Messages waiting in a level that was not in the table have a delay unknown to the new one.
                 level.split(level.queue.next_offset)
             self._times.forget(level, now_ms)
         log.info("delay_levels_changed", old=old.text, new=table.text)
@@ -400,14 +404,14 @@ class LevelQueues:
     # --- time
 
     def watch_clock(self, now: Moment) -> None:
-        """Follow the wall clock where it was set since it was looked at last: what was stored before keeps its delay.
-        Raises NotInMemory, OSError; then the next call begins anew."""
+        """Follow the wall clock if it was set since its last reading: messages stored before keep their delays. Raises
+        NotInMemory, OSError; then the next call begins again."""
         self._jump_ms += self._watch.jump_ms(now)
         self._seen = now
         if not self._jump_ms:
             self._seen_end = self._store.log.end
             return
-        # All that is read for it comes first: where that fails, the next step begins anew.
+        # All reads come first: if one fails, nothing has changed, and the next call begins again.
         jump = self._jump_ms
 
         def is_after(stored_ms: int) -> bool:
@@ -427,15 +431,15 @@ class LevelQueues:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When something has to be done next, ms since the epoch; None when nothing waits but for a result."""
+        """When something is to be done next, ms since the epoch; None if only a message or a result can change that."""
         times = [time_ms for level in self.levels.values() for time_ms in self.delivery.next_times(level)]
         return min(times, default=None)
 
     # --- delivery
 
     def step(self, now: Moment, budget: Budget) -> int | None:
-        """Deliver what is due, as much as the budget has; gives when to call again, ms since the epoch, or None for
-        "when a message or a result comes"."""
+        """Deliver due messages until the budget is spent. Return when to call again, ms since the epoch; None for "when
+        a message or a result comes"."""
         try:
             self.watch_clock(now)
             while self._round(now.wall_ms, budget):
@@ -450,7 +454,8 @@ class LevelQueues:
         return self.next_due_ms
 
     def _round(self, now_ms: int, budget: Budget) -> bool:
-        """A batch of each level that has one, each time beginning with another level; whether there was any."""
+        """Deliver a batch of each level that has one, each time beginning with another level. Return whether any was
+        tried."""
         levels = list(self.levels.values())
         any_tried = False
         for _ in levels:
@@ -464,7 +469,7 @@ class LevelQueues:
     # --- results
 
     def note_flushed(self, position: int) -> None:
-        """The commitlog is durable up to a physical offset: puts before it are a success."""
+        """Note that the commitlog is durable up to a physical offset: puts before it are a SUCCESS."""
         if not self._is_awaited:
             return
         settled = [self.delivery.note_flushed(level, position) for level in self.levels.values()]
@@ -474,7 +479,7 @@ class LevelQueues:
     # --- withdrawing
 
     def is_waiting(self, message: StoredMessage) -> bool | None:
-        """Whether a stored message of a level is still to be delivered; None for one that was withdrawn."""
+        """Whether a stored message of a level is still to be delivered; None if it was withdrawn."""
         size = self._size_or_mark(message)
         if size == WITHDRAWN_SIZE:
             return None
@@ -483,20 +488,20 @@ class LevelQueues:
         return not is_passed(self.levels[message.queue_id + 1].appended(), message.queue_offset)
 
     def _has_gone_out(self, message: StoredMessage) -> bool:
-        """Whether a stored message of a level has no unit, or that or recovery says of it alone that it was
-        delivered."""
+        """Whether a stored message of a level has no unit, or was delivered by its unit's mark or by what recovery
+        found; cursors are not considered."""
         size = self._size_or_mark(message)
         return size is None or size == DELIVERED_SIZE or self._batches.delivered(message.physical_offset)
 
     def _size_or_mark(self, message: StoredMessage) -> int | None:
-        """The size in the unit of a stored message, or the mark in its place; None where its level's queue has no unit
-        of it."""
+        """The size in the unit of a stored message, or the mark in its place; None if its level's queue has no unit of
+        the message."""
         level = self.levels.get(message.queue_id + 1)
         unit = level.queue.unit(message.queue_offset) if level is not None else None
         return unit[1] if unit is not None and unit[0] == message.physical_offset else None
 
     def withdraw(self, message: StoredMessage) -> None:
-        """A message that waits is not to be delivered any more. Raises OSError."""
+        """Withdraw a waiting message. Raises OSError."""
         level = self.levels[message.queue_id + 1]
         self._store.mark(level.queue, message.queue_offset, WITHDRAWN_SIZE)
         level.withdrawn += 1
@@ -504,9 +509,9 @@ class LevelQueues:
     def waiting_before(
         self, limit: int, now_ms: int, after: tuple[int, int] = (0, -1)
     ) -> Iterator[tuple[StoredMessage, int] | ColdRead | None]:
-        """The messages that wait and whose records lie before a physical offset, each with when it is due as of now
-        (ms), in the order of their levels and queue offsets: those behind a level and an offset of its queue. None now
-        and then, so that other work can be done, and reads that have to be made before the next step (`patiently`)."""
+        """Iterate over the waiting messages whose records lie before physical offset `limit`, each with its deliver
+        time as of now (ms), in the order of levels and queue offsets, from behind `after` (level, queue offset). Yields
+        None now and then, so that other work can be done, and reads to be made before the next step (`patiently`)."""
         for number, level in sorted(self.levels.items()):
             if number < after[0]:
                 continue
@@ -527,9 +532,9 @@ class LevelQueues:
                 offset += 1
 
     def due_times(self, now_ms: int) -> Iterator[tuple[int, int, NDArray[np.int64]] | ColdRead]:
-        """When the messages that wait are due as of now (ms), ms since the epoch, in parts of bounded size, each with
-        its level and the last offset in the level's queue that was looked at; and reads that have to be made before the
-        next step (`patiently`)."""
+        """Iterate over the deliver times, as of now, of waiting messages, ms since the epoch: parts of bounded size,
+        each with its level and the last queue offset that was looked at; and reads to be made before the next step
+        (`patiently`)."""
         for number, level in sorted(self.levels.items()):
             offset = 0
             while (found := level.waiting_from(offset)) is not None:
@@ -554,36 +559,37 @@ class LevelQueues:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether the table or the clock was set since the last note: a crash would go by what was before."""
+        """Whether the table or the clock was set since the last note: a start after a crash would use the former
+        ones."""
         return self._wants_checkpoint
 
     def note(self) -> bytes:
-        """See `runs`."""
-        delivered = self._batches.delivered_from(self._first_waiting())  # first of all, as it reads
+        """The note, in the format of `runs`."""
+        delivered = self._batches.delivered_from(self._first_waiting())  # first of all, as it may read
         self._wants_checkpoint = False
         offsets = {str(level.number): level.appended_offset for level in self.levels.values()}
         self._noted_table = {**self._extra, OFFSET_TABLE: offsets}
         levels = {level.number: level.appended() for level in self.levels.values()}
-        # The clock by which the runs have their times: it is the one of before, while a jump is still to be followed.
+        # The clock to which the runs' shifts refer: the former one, while a jump is still to be followed.
         wall_ms, monotonic, boot_id = self._seen
         seen = Seen(self._seen_end, wall_ms - self._jump_ms, round(monotonic * 1000), boot_id)
         return runs.encode(self._table_crc, levels, delivered, seen)
 
     def is_noted(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint has the table as it is now: then a crash does not have messages go by another one."""
+        """Whether a checkpoint has the present table: then no message follows another one after a crash."""
         note = runs.decode(checkpoint.notes.get(NAME, b""))
         return not self._wants_checkpoint and note is not None and note.table_crc == self._table_crc
 
     def begin_write(self) -> None:
-        """There is nothing to write: units are in their files already."""
+        """Do nothing: units are in their files already."""
 
     def write_some(self, now: Moment) -> bool:
-        """See `begin_write`."""
+        """Return False: there is nothing to write."""
         return False
 
     def plan_sync(self, now: Moment, *, is_last: bool) -> Callable[[], None]:
-        """What saves the progress of the last note, for RocketMQ. All that was appended by then is durable when this
-        runs."""
+        """Return a job that saves the progress of the last note for RocketMQ, if that changed and is due. It runs when
+        all that was appended before the note is durable. It raises OSError."""
         table = self._noted_table
         is_due = is_last or now.monotonic - self._saved_at >= self.delivery.config.save_interval
         if table == self._saved_table or not is_due:
@@ -601,27 +607,28 @@ class LevelQueues:
         return lambda: None
 
     def needed_from(self) -> int:
-        """Recovery reads nothing of the levels' before the checkpoint's recovery offset."""
+        """The end of the commitlog: recovery reads nothing for the levels before the checkpoint's recovery offset."""
         return self._store.log.end
 
     def keep_some(self, limit: int, now: Moment) -> None:
-        """The timers keep what waits in levels, too (`timers.changes`)."""
+        """Do nothing: `timers.changes` also keeps messages that wait in levels."""
 
     def expire_some(self) -> None:
-        """There are no files. The consume queues have just lost theirs: the next step brings the levels into bounds."""
+        """Wake the levels if consume queues have lost files, so that the next step cuts the levels to their bounds. The
+        levels have no files of their own."""
         if any(level.low != level.queue.min_offset for level in self.levels.values()):
             self._wake()
 
     def to_json(self) -> dict[str, Any]:
-        """The progress as delayOffset.json and GET_ALL_DELAY_OFFSET have it."""
+        """The present progress in the form of delayOffset.json and GET_ALL_DELAY_OFFSET."""
         return {**self._extra, OFFSET_TABLE: {str(level.number): level.offset for level in self.levels.values()}}
 
     # --- RocketMQ
 
     def hand_over_some(self, now_ms: int) -> bool:
-        """Before the store is closed for good: do a bit of what leaves the files so that Apache's broker can go on with
-        them; whether there is more. It knows one offset of each level, before which all is delivered. Raises
-        NotInMemory, OSError: then the next start of ours knows all the same."""
+        """Do a part of the work at a clean stop that lets Apache's broker go on with the files. Return whether there is
+        more. Apache's broker knows only one offset for each level, before which all messages are delivered, so those
+        delivered behind it are marked. Raises NotInMemory, OSError; then duemq's next start is still exact."""
         if self._handed_over is None:
             self._handed_over = {level.number: level.appended_offset for level in self.levels.values()}
         for number, offset in self._handed_over.items():
@@ -646,12 +653,12 @@ class LevelQueues:
     # --- what an operator sees
 
     def report(self, now: Moment) -> None:
-        """Once a second or so: take rates, and log levels that are late, with the reason."""
+        """Compute rates, and log late levels with the reason. To be called about once a second."""
         now_ms, monotonic, _ = now
         if self._jump_ms or self._watch.has_jumped(now):
             self._wake()
-            return  # by the new time all looks late, or nothing, before a step has followed it
-        self._seen_end, self._seen = self._store.log.end, now  # a step may be long to come
+            return  # until a step has followed the new time, lateness by it would be wrong
+        self._seen_end, self._seen = self._store.log.end, now  # the next step may be far ahead
         seconds = max(monotonic - self._sampled_at, 0.001)
         self._sampled_at = monotonic
         for level in self.levels.values():
@@ -672,8 +679,9 @@ class LevelQueues:
                 )
 
     def describe(self, level: Level, now_ms: int) -> str:
-        """One line for tools, as of now: what waits, when the first of it is due (ms since the epoch, - without one),
-        how late that is, how late the last delivery was, and messages delivered a second."""
+        """One line for tools, as of now: messages waiting, when the first is due (ms since the epoch, - without one),
+        its lateness, the lateness of the last delivery, messages delivered per second, and since start the numbers
+        delivered and skipped."""
         late_ms = self.lateness_ms(level, now_ms)
         return (
             f"pending={level.waiting} nextDue={level.due_ms if level.due_ms is not None else '-'} "
@@ -683,6 +691,6 @@ class LevelQueues:
 
     @staticmethod
     def lateness_ms(level: Level, now_ms: int) -> int:
-        """For how long the first message of a level that is not delivered has been due; 0 when none is."""
+        """For how many ms the first undelivered message of a level has been due; 0 if none is."""
         since_ms = level.late_since_ms
         return max(0, now_ms - since_ms) if since_ms is not None else 0
