@@ -1,5 +1,5 @@
-"""Delivering one batch: the records that due units point to are read as ranges that are as long as can be, copied for
-their real queues and appended in one write."""
+"""Delivery of one batch: the records of due units are read in ranges as long as possible, copied for their real queues,
+and appended in one write."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 BATCH_BYTES: Final = 256 * 1024
-"""About how much one batch holds at most, so that it takes no more than a few ms."""
+"""Most bytes of records in one batch, unless a single record is larger, so that it takes no more than a few ms."""
 WARM_BYTES: Final = 4 * 1024 * 1024
-"""How much a thread reads ahead where records are not in memory any more."""
+"""About how many bytes a thread reads ahead if records are not in memory any more."""
 
 
 class Kind(Enum):
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     APPENDED = auto()
     PASSED = auto()
-    """They stand for no message that waits: cancelled, delivered before, or none at all."""
+    """The units stand for no waiting message: it was cancelled or delivered before, or the unit is padding."""
     SKIPPED = auto()
-    """Their messages cannot be delivered."""
+    """The messages cannot be delivered."""
     GONE = auto()
-    """Their records are not in the commitlog."""
+    """The records are not in the commitlog."""
     COLD = auto()
-    """Their records are not in memory: the disk has to be waited for."""
+    """The records are not in memory, and must be read from the disk first."""
 
 
 class Outcome(NamedTuple):
-    """What became of the first `units` of a batch; `delivered` of them were appended."""
+    """The outcome for the first `units` of a batch; `delivered` of them were appended."""
 
     kind: Kind
     units: int
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 class Batches:
-    """Delivers units. Raises StoreError where the store takes nothing; then nothing of the batch was appended."""
+    """Delivers units. Raises StoreError if the store refuses the batch; then nothing of it was appended."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -66,22 +66,22 @@ class Batches:
         self._done_end = 0
 
     def set_delivered(self, origins: NDArray[np.int64]) -> None:
-        """Physical offsets of scheduled records that recovery found delivered: their units are passed over."""
+        """Set the scheduled records (physical offsets) that recovery found delivered: their units are passed over."""
         self._done = joined([origins])
         self._done_end = int(self._done[-1]) + 1 if len(self._done) else 0
 
     def delivered_from(self, physical_offset: int) -> list[int]:
-        """What of that lies at a physical offset or behind it, ascending."""
+        """The records found delivered from a physical offset on, ascending."""
         found: list[int] = self._done[np.searchsorted(self._done, physical_offset) :].tolist()
         return found
 
     @property
     def delivered_end(self) -> int:
-        """No unit whose record lies from here on was found delivered."""
+        """The end of the records found delivered: none lies at or behind this physical offset; 0 if there are none."""
         return self._done_end
 
     def is_delivered(self, units: Units) -> NDArray[np.bool_]:
-        """Of each unit, whether recovery found its message delivered."""
+        """Whether recovery found the message of each unit delivered."""
         physical = units["physical_offset"].astype(np.int64)
         return is_among(physical, self._done)
 
@@ -90,21 +90,21 @@ class Batches:
         return has(self._done, physical_offset)
 
     def read(self, queue: ConsumeQueue, offset: int, count: int) -> Units:
-        """Units from a queue offset on."""
+        """Read units from a queue offset on, at most `count`."""
         data = queue.read(offset, count)
         return np.frombuffer(data, UNITS, len(data) // UNIT_SIZE)
 
     def records(self, physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> Records | None:
-        """The records at some physical offsets, read as ranges that are as long as can be; None where not all are in
-        the commitlog. May wait for the disk. Raises OSError."""
+        """Read records in ranges as long as possible; None if not all of them are in the commitlog. May wait for the
+        disk. Raises OSError."""
         parts = [self._store.log.read(*each) for each in _ranges(physical, sizes)]
         data = b"".join([part for part in parts if part is not None])
         return Records(data, physical, sizes) if len(data) == int(sizes.sum()) else None
 
     def deliver(self, units: Units, now_ms: int, *, may_wait: bool, **source: object) -> Outcome:
-        """Deliver units that are due, at least one, as many as make a batch, at a time (ms). `may_wait`: read from the
-        disk, if need be, where otherwise the answer is COLD. They are appended in the order given. `source` tells in
-        log lines where they waited."""
+        """Deliver one batch of the due units, in the order given; there is at least one unit. `now_ms`: the store time.
+        `may_wait`: wait for the disk if records are not in memory, instead of returning COLD. `source`: fields for log
+        lines that tell where the messages waited."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
         skipped = (sizes == PADDING_SIZE) | ((sizes >= WITHDRAWN_SIZE) & (sizes <= DELIVERED_SIZE))
         if self._done_end and physical[0] < self._done_end:
@@ -118,7 +118,7 @@ class Batches:
         count = min(_leading(~(skipped | gone)), max(1, int(np.searchsorted(np.cumsum(sizes), BATCH_BYTES, "right"))))
         physical, sizes = physical[:count], sizes[:count]
         if self._store.health.verdict is not Verdict.HEALTHY:
-            raise self._store.health.error()  # before it is read, once a second for as long as the disk is full
+            raise self._store.health.error()  # before records are read in vain, at each try while the disk is full
         order = None
         if (physical[1:] < physical[:-1]).any():
             order = np.argsort(physical)
@@ -132,7 +132,7 @@ class Batches:
         return self._append(records.reordered(np.argsort(order)) if order is not None else records, now_ms, source)
 
     def _read_records(self, ranges: list[Range], *, may_wait: bool) -> Body | None:
-        """The bytes of records; None where the disk would have to be waited for, fewer where a file is gone."""
+        """Read records; None if that would wait for the disk, fewer bytes if a file is gone. Raises StoreError."""
         try:
             return ColdRead(self._store.log, ranges).run() if may_wait else self._store.read(ranges)
         except FileNotFoundError:
@@ -141,7 +141,8 @@ class Batches:
             raise StoreError(f"reading the commitlog failed: {error}") from error
 
     def warm(self, units: Units) -> ColdRead:
-        """A job that reads the records of units from the disk, for what comes next."""
+        """Return a job that reads the records of units from the disk, so that they are in memory for the next
+        batches."""
         physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
         usual = _leading((sizes > DELIVERED_SIZE) & (sizes != PADDING_SIZE) & (physical >= self._store.log.begin))
         count = max(1, min(usual, int(np.searchsorted(np.cumsum(sizes[:usual]), WARM_BYTES, "right"))))
@@ -181,7 +182,7 @@ class Batches:
         return Outcome(Kind.APPENDED, count, len(records))
 
     def _append_apart(self, records: Records, now_ms: int, source: dict[str, object]) -> Outcome:
-        """The first record, which is of another make (IPv6, a long topic), or is none."""
+        """Deliver the first record alone: it has an unusual form (IPv6, a long topic), or is not a record."""
         try:
             message = record.decode(records.data[int(records.starts[0]) : int(records.ends[0])])
         except RecordError:
@@ -220,12 +221,12 @@ class Batches:
 
 
 def _leading(mask: NDArray[np.bool_]) -> int:
-    """How many elements hold before the first that does not."""
+    """The number of true elements before the first false one."""
     return len(mask) if mask.all() else int(np.argmin(mask))
 
 
 def _ranges(physical: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Range]:
-    """The records as ranges that are as long as possible, each within one read's reach."""
+    """Records as ranges (position, size), as long as possible: adjacent records make one range."""
     ends = physical + sizes
     breaks = np.flatnonzero(physical[1:] != ends[:-1]) + 1
     firsts, lasts = np.concatenate(([0], breaks)), np.concatenate((breaks, [len(physical)])) - 1

@@ -1,19 +1,19 @@
-"""Which scheduled messages are done, by the commitlog alone, also where RocketMQ's broker wrote it.
+"""Finds the scheduled messages that are done by the commitlog alone, even if RocketMQ's broker wrote it.
 
-Deliveries of duemq name the record that waited (`storage.log.origins`). RocketMQ's name none. But its broker copies
-what waits as it is: a delivery has the real topic and queue, the unique key, the producer's time and the number of
-retries of the record that waited, and lies behind it. Those make the key by which the two are matched: the first record
-with a key that still waits goes with the next delivery. A delivery that finds none is a second one, or an application
-sent on what it got.
+Deliveries of duemq name the origin, the record that waited (`storage.log.origins`). RocketMQ's deliveries name none.
+But its broker copies a waiting message as it is: a delivery has the real topic and queue, the unique key, the
+producer's time and the number of retries of the record that waited, and lies behind it. These fields are the key by
+which the two are matched: the first record with a key that still waits belongs to the next delivery with that key. A
+delivery without a match is a repeated one, or a message that an application received and sent on.
 
-    record                                                          what it does
+    record                                                          effect
     of any other topic, with REAL_TOPIC of that name, and a         delivers the message that has its key
     level (DELAY) or a slot of the timer wheel (TIMER_OUT_MS)
-    of the timer topic, with TIMER_ROLL_TIMES                       takes the place of the one that has its key
+    of the timer topic, with TIMER_ROLL_TIMES                       replaces the message that has its key
     of the timer topic, with TIMER_DEL_UNIQKEY                      cancels the message of this real topic and unique
-                                                                    key in the slot that TIMER_OUT_MS says
+                                                                    key in the slot of TIMER_OUT_MS
 
-Memory: 16 bytes for each message that waits at a time, and 8 for each that is done.
+Memory: 16 bytes for each message that waits at the same time, and 8 for each that is done.
 """
 
 from __future__ import annotations
@@ -59,27 +59,27 @@ _MATTER: Final = re.compile(
 _DELETES: Final = f"{properties.TIMER_DEL_UNIQKEY}{NAME_END}".encode()
 _AGAIN: Final = f"{properties.TIMER_ROLL_TIMES}{NAME_END}".encode()
 _BATCH: Final = 1 << 16
-"""Events are matched so many at a time."""
+"""Number of events that are matched at a time."""
 
 
 class Deliveries(Origins):
-    """Looks at the records of a whole commitlog, in their order; `settle` follows the last. What is done is in
-    `delivered` and `withdrawn` then; what RocketMQ rolled or cancelled, and its records that cancel, are in
-    `delivered`: none of them is to be put into the wheel."""
+    """Reads the records of a whole commitlog in their order; `finish` follows the last. Then the messages that are done
+    are in `delivered` and `withdrawn`. Messages that RocketMQ rolled or cancelled, and its cancelling records, are in
+    `delivered`, since none of them is to be put into the wheel."""
 
     def __init__(self, log: Commitlog) -> None:
         super().__init__()
         self._log = log
         self._waits_keys = np.empty(0, np.int64)
         self._waits_at = np.empty(0, np.int64)
-        """What waits: keys, ascending, and where the records lie."""
+        """The waiting messages: hashes of keys, ascending, and physical offsets of the records."""
         self._keys, self._at = array("q"), array("q")
-        """The events since the last match: keys, and twice the physical offset, plus 1 where a message begins to
+        """The events since the last match: hashes of keys, and twice the physical offset, plus 1 if a message begins to
         wait."""
         self._named = 0, 0
-        """How many origins were taken out of what waits."""
+        """Numbers of delivered and withdrawn messages already taken out of the waiting ones."""
         self._deletes = array("q")
-        """Records that cancel, and name no origin."""
+        """Records that cancel and name no origin: physical offsets."""
 
     def look(self, record: ScannedRecord) -> None:
         """See `Origins.look`. May wait for the disk."""
@@ -117,13 +117,13 @@ class Deliveries(Origins):
             self._match()
 
     def _body(self, record: ScannedRecord) -> tuple[int, int, int]:
-        """What tells a message that has no unique key: its body's checksum and size, and the flag."""
+        """The substitute for a missing unique key: checksum and size of the body, and the flag. Reads the record."""
         layout = head_for(record.sys_flag)
         head = layout.unpack(self._log.read_raw(record.physical_offset, layout.size))
         return head[2], head[14], head[4]
 
     def finish(self) -> None:
-        """Match what is left, and apply RocketMQ's cancellations. May wait for the disk."""
+        """Match the remaining events, and apply RocketMQ's cancellations. May wait for the disk."""
         self._match()
         self._cancel()
 
@@ -135,7 +135,7 @@ class Deliveries(Origins):
         waiting_keys = np.concatenate([self._waits_keys, keys[at & 1 == 1]])
         waiting_at = np.concatenate([self._waits_at, at[at & 1 == 1] >> 1])
         ends_keys, ends_at = keys[at & 1 == 0], at[at & 1 == 0] >> 1
-        # What names its origin needs no key.
+        # Messages whose deliveries name their origins are taken out first, without a key.
         named = self._newly_named()
         if len(named):
             left = ~is_among(waiting_at, named)
@@ -158,7 +158,7 @@ class Deliveries(Origins):
     # --- RocketMQ's cancellations
 
     def _cancel(self) -> None:
-        """A record that cancels does so in its own slot, where it has to be before that slot has its turn."""
+        """Apply the records that cancel without an origin: each cancels only messages in its own slot."""
         named = dict[tuple[str, int], None]()
         for physical in self._deletes:
             record = read_record(self._log, physical, check_crc=False)
@@ -172,7 +172,7 @@ class Deliveries(Origins):
                 continue
             text = record.properties.decode("utf-8", "replace")
             unique, slot = properties.get(text, properties.UNIQ_KEY) or "", _slot(text)
-            # Older versions name the unique key alone.
+            # Older versions of RocketMQ name the unique key alone.
             topic = properties.get(text, properties.REAL_TOPIC)
             if unique and ((f"{topic}+{unique}", slot) in named or (unique, slot) in named):
                 found.append(physical)
@@ -184,12 +184,12 @@ class Deliveries(Origins):
 
 
 def _properties(record: ScannedRecord) -> dict[bytes, bytes]:
-    """Those properties of a record that matter here; of one that comes twice the last, as in RocketMQ."""
+    """The properties of a record that are needed here. If one occurs twice, the last counts, as in RocketMQ."""
     return dict(_MATTER.findall(record.properties))
 
 
 def _looks_delivered(record: ScannedRecord, found: Mapping[bytes, bytes]) -> bool:
-    """Whether a record is where its real topic says, after it waited."""
+    """Whether a record looks like a delivery: it is in its real topic, and has a level or a slot of the wheel."""
     if record.sys_flag & FLAG_TRANSACTION not in (TRANSACTION_NONE, TRANSACTION_COMMIT):
         return False
     return found.get(_REAL) == record.topic and (_DELAY in found or _OUT_MS in found)
@@ -201,8 +201,8 @@ def _slot(text: str) -> int:
 
 
 def _matched(waiting_keys: Integers, waiting_at: Integers, ends_keys: Integers, ends_at: Integers) -> NDArray[np.bool_]:
-    """Which of some messages (in the order of keys, then of places) are ended by records of their keys that lie
-    behind them: each record ends one."""
+    """Whether each waiting message, in the order of keys and then of offsets, is ended by a record with its key that
+    lies behind it. Each record ends one message."""
     order = np.lexsort((ends_at, ends_keys))
     ends_keys, ends_at = ends_keys[order], ends_at[order]
     first = np.searchsorted(ends_keys, waiting_keys, "left")
@@ -210,7 +210,7 @@ def _matched(waiting_keys: Integers, waiting_at: Integers, ends_keys: Integers, 
     is_alone = np.ones(len(waiting_keys), bool)
     is_alone[1:] &= waiting_keys[1:] != waiting_keys[:-1]
     is_alone[:-1] &= waiting_keys[1:] != waiting_keys[:-1]
-    # The last of its records is behind the message if any is; one that takes the place of another does not end itself.
+    # If any record of the key is behind the message, the last one is. A replacing record does not end itself.
     newest = ends_at[np.maximum(last, 1) - 1]
     done: NDArray[np.bool_] = (last > first) & is_alone & (newest > waiting_at)
     at = np.flatnonzero((last > first) & ~is_alone)

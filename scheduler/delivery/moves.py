@@ -1,6 +1,7 @@
-"""Messages that get another record while a search goes on: appended once more, or given another time.
+"""Messages that get another record while a search goes on, because they are appended again or get another time.
 
-Such a record lies behind where the search ends, and the one before waits no more: the search would tell of neither.
+The new record lies behind the end of the search, and the former one does not wait any more: the search would find
+neither.
 """
 
 from __future__ import annotations
@@ -11,29 +12,30 @@ from contextlib import contextmanager
 from duemq.protocol.records.record import StoredMessage
 
 IsAhead = Callable[[StoredMessage, int | None], bool]
-"""Whether a search is to tell of a message and has not come to it: to the record given, or to the position given in the
-timer log, None without a unit there, by which the message waited until now."""
+"""Whether a message belongs to a search that has not come to it yet: given the record by which it waited until now, and
+the position of its unit in the timer log, None without one."""
 
 
 class Missed:
-    """The messages that one search is to tell of, and would not come to any more."""
+    """The messages that one search would miss."""
 
     def __init__(self, is_ahead: IsAhead) -> None:
         self._is_ahead = is_ahead
         self._again: dict[int, int] = {}
-        """By the physical offset of a record that of the next one of its message."""
+        """The physical offset of a message's next record, by that of the record before it."""
         self._due_ms: dict[int, int] = {}
-        """By the physical offset of a message's newest record."""
+        """The deliver time of each missed message, by the physical offset of its newest record."""
 
     def told(self, physical_offset: int) -> None:
-        """The search told of a message all the same, by this record: it had come so far when the message moved."""
+        """Note that the search found a message after all, by this record: it was already reading there when the message
+        moved."""
         while (again := self._again.pop(physical_offset, None)) is not None:
             self._due_ms.pop(again, None)
             physical_offset = again
 
     def take(self) -> Iterator[tuple[int, int]]:
-        """Physical offsets of the newest records and deliver times, ms since the epoch, in the order of the records,
-        until there are none; more may come meanwhile."""
+        """Iterate over missed messages: the physical offset of the newest record, and the deliver time, ms since the
+        epoch. In the order of the records, until none is left; more may be added in the meantime."""
         while self._due_ms:
             for physical_offset in sorted(self._due_ms):
                 due_ms = self._due_ms.pop(physical_offset, None)
@@ -49,15 +51,14 @@ class Missed:
 
 
 class Moves:
-    """Tells searches that are under way of the messages they have not come to. One thread, the event loop's, owns
-    it."""
+    """Tells searches in progress which messages they would miss. Owned by the event loop's thread."""
 
     def __init__(self) -> None:
         self._searches: list[Missed] = []
 
     @contextmanager
     def followed(self, is_ahead: IsAhead) -> Iterator[Missed]:
-        """For as long as a search goes on, what it would miss."""
+        """While a search goes on, collect the messages that it would miss."""
         missed = Missed(is_ahead)
         self._searches.append(missed)
         try:
@@ -66,7 +67,7 @@ class Moves:
             self._searches.remove(missed)
 
     def add(self, message: StoredMessage, position: int | None, again: int, due_ms: int) -> None:
-        """A waiting message, whose record this was, and whose unit is at a position of the timer log if it has one,
-        waits by the record at a physical offset now, until a time."""
+        """Note that a waiting message got another record. `message`: its former record; `position`: of its unit in the
+        timer log, None without one; `again`: physical offset of the new record; `due_ms`: its deliver time."""
         for missed in self._searches:
             missed.add(message, position, again, due_ms)

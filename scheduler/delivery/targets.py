@@ -1,5 +1,4 @@
-"""Where a scheduled message goes: its properties REAL_TOPIC and REAL_QID say so, and TAGS tells what its consumers
-select by."""
+"""The real queue of a scheduled message, from its properties REAL_TOPIC and REAL_QID, and its tags code, from TAGS."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-"""A half message must never reach its topic by its delay: it is not committed."""
+"""The topic of half messages. They are not committed, and must never be delivered to it after a delay."""
 
 _REAL_TOPIC: Final = f"{properties.REAL_TOPIC}{properties.NAME_END}".encode()
 _REAL_QID: Final = f"{properties.PROPERTY_END}{properties.REAL_QID}{properties.NAME_END}".encode()
@@ -32,8 +31,8 @@ _MAX_KEY: Final = 400
 
 
 class Targets:
-    """Finds queues for property texts. Our own texts end with REAL_TOPIC and REAL_QID, so that what follows from
-    REAL_TOPIC on is the same for all messages of a queue, and known."""
+    """Finds the real queues of messages by their property texts. duemq's texts end with REAL_TOPIC and REAL_QID, so the
+    part from REAL_TOPIC on is the same for all messages of a queue, and its queue is cached."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -41,8 +40,8 @@ class Targets:
         self._removals = store.removals
 
     def find(self, records: Records) -> tuple[list[ConsumeQueue | None], list[int]]:
-        """For each record the queue that it belongs into, made if need be, None where it names none that there may be;
-        and what that queue keeps of its tags."""
+        """For each record, its real queue (made if it does not exist; None if the record names no valid one), and its
+        tags code."""
         if self._removals != self._store.removals or len(self._queues) > _MAX_KNOWN:
             self._removals = self._store.removals
             self._queues.clear()
@@ -56,22 +55,22 @@ class Targets:
         return queues, codes
 
     def queue(self, text: bytes) -> ConsumeQueue | None:
-        """As `find`, for one text."""
+        """The real queue for one property text, as `find`."""
         found = properties.parse(text.decode("utf-8", "replace"))
         topic, queue_id = found.get(properties.REAL_TOPIC), found.get(properties.REAL_QID)
         if not topic or topic == HALF_TOPIC or not is_topic_name(topic.encode()) or not _is_queue_id(queue_id):
             return None
-        # A topic may have got fewer queues meanwhile: in one that nobody reads the message would be lost.
+        # The topic may have fewer queues by now: in a queue that is not read, the message would be lost.
         limit = self._store.queue_limits.get(topic)
         return self._store.ensure_queue(topic, int(queue_id or 0) % limit if limit else int(queue_id or 0))
 
     def _queues_of_rows(self, rows: NDArray[np.uint8]) -> list[ConsumeQueue | None] | None:
-        """The queues of texts of one length that have REAL_TOPIC at one place; None where that is not so."""
+        """The queues for texts of one length with REAL_TOPIC at the same place; None if the texts are not so."""
         keys = _endings_of_rows(rows)
         if keys is None:
             return None
         for key in set(keys).difference(self._queues):
-            # Whoever has REAL_TOPIC again, or REAL_QID before it, is looked at on its own.
+            # Texts with REAL_TOPIC twice, or REAL_QID before it, need to be looked at one by one.
             if _REAL_QID not in key or key.rfind(_REAL_TOPIC) > 0:
                 return None
             self._queues[key] = self.queue(key)
@@ -79,8 +78,8 @@ class Targets:
 
     @staticmethod
     def _codes_of_rows(rows: NDArray[np.uint8]) -> list[int] | None:
-        """The tags codes of texts of one length that have tags of one length at one place, or none at all; None where
-        that is not so."""
+        """The tags codes of texts of one length, with tags of one length at the same place, or all without tags; None
+        if the texts are not so."""
         count = rows.tobytes().count(_TAGS)
         if not count:
             return [0] * len(rows)
@@ -135,8 +134,8 @@ class Targets:
 
 
 class TopicHashes:
-    """Finds for property texts what a unit of the timer log has of the topic that a message is for, and of the key by
-    which it is to be replaced. Of most texts the topic is known by what follows from REAL_TOPIC on."""
+    """Finds the hashes for units of the timer log by property texts: of the real topic, and of the key by which a
+    message is to be replaced. For most texts, the part from REAL_TOPIC on is cached."""
 
     def __init__(self, hash_of: Callable[[str], int]) -> None:
         """`hash_of`: the hash of a topic's name."""
@@ -144,12 +143,12 @@ class TopicHashes:
         self._known: dict[bytes, int] = {}
 
     def find(self, records: Records) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """For each record the hash of its topic's name, and that of its key, 0 where it is not to be replaced."""
+        """For each record, the hash of its real topic, and the hash of its key, 0 if it is not to be replaced."""
         if len(self._known) > _MAX_KNOWN:
             self._known.clear()
         rows = records.text_rows()
         endings = _endings_of_rows(rows) if rows is not None else None
-        # A text that has the name twice, or in another one's value, is looked at on its own.
+        # If a text has the name twice, or in the value of another property, texts are looked at one by one.
         if rows is not None and endings is not None and rows.tobytes().count(_REAL_TOPIC) == len(rows):
             has_keys = _REPLACE in rows.tobytes()
             texts = records.properties() if has_keys else []
@@ -176,7 +175,7 @@ class TopicHashes:
 
 
 def _endings_of_rows(rows: NDArray[np.uint8]) -> list[bytes] | None:
-    """What texts of one length have from REAL_TOPIC on, where all have that at one place; else None."""
+    """The parts from REAL_TOPIC on of texts of one length, if all have it at the same place; else None."""
     first = rows[0].tobytes()
     at = first.rfind(_REAL_TOPIC)
     if at < 1 or len(first) - at > _MAX_KEY or first[at - 1] != _END or not _same(rows, at - 1, at + len(_REAL_TOPIC)):
@@ -193,12 +192,12 @@ def _tags_code(text: bytes) -> int:
 
 
 def _same(rows: NDArray[np.uint8], start: int, end: int) -> bool:
-    """Whether all rows have the same in some columns."""
+    """Whether all rows are equal in the columns from `start` to `end`."""
     return bool((rows[:, start:end] == rows[0, start:end]).all())
 
 
 def _columns(rows: NDArray[np.uint8], start: int, end: int) -> list[bytes]:
-    """Some columns of each row. They hold no zeros, which the store refuses in properties."""
+    """The columns from `start` to `end` of each row. They hold no zeros, which the store refuses in properties."""
     part = np.ascontiguousarray(rows[:, start:end])
     found: list[bytes] = part.view(f"S{end - start}")[:, 0].tolist()
     return found
