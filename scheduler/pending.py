@@ -1,13 +1,14 @@
-"""Looking at what waits, in the timer wheel and in the delay levels, and changing it.
+"""Searches for waiting messages, in the timer wheel and in the delay levels, and changes of them.
 
-Nothing is kept in memory for this. The wheel's messages are found in the timer log, whose units tell topic and time,
-the levels' in their consume queues; records are read only of messages that are asked for. A search is a generator that
-does a bounded amount of work at each step, so that it can run beside everything else.
+Nothing is kept in memory for this. Messages in the wheel are found by the timer log, whose units tell topic and time,
+messages of levels by their consume queues; records are read only of messages that are asked for. A search is a
+generator that does a bounded amount of work at each step, so that other work can go on.
 
-Messages have an order, so that a search can go on behind one of them (`Place`): those of the levels in the order of
-their queues, then those with a timer in the order of their records. A message has one place as long as it waits by one
-record: so a list of many pages tells it once, whatever slots of the wheel it gets meanwhile. One that gets another
-record, which is always one with a timer and behind all others, may be told by both, and is never left out.
+Messages have an order, so that a search can go on behind one of them (`Place`): first those of the levels in the order
+of their queues, then those with a timer in the order of their records. A message has one place as long as it waits by
+one record: so a list of many pages has it once, whatever slots of the wheel it gets in the meantime. If it gets another
+record, which is always one with a timer and behind all others, the list may have it by both records, and never omits
+it.
 """
 
 from __future__ import annotations
@@ -36,26 +37,27 @@ if TYPE_CHECKING:
 _LEVELS: Final = 0
 _TIMERS: Final = 1
 _SLICE_UNITS: Final = 128
-"""Messages with a timer whose records are read, and turned into Python's values, at once."""
+"""Number of messages with a timer whose records are read, and whose fields become Python values, at once."""
 _MAX_PLACE: Final = 2**63
 _MAX_CURSOR: Final = 64
 
 
 class Place(NamedTuple):
-    """Where a search found a message. Places are in the order of the search."""
+    """The place of a message in a search. Places compare in the order of the search."""
 
     part: int
-    """0 the levels, 1 timers."""
+    """0 for the levels, 1 for timers."""
     level: int
+    """The delay level, 0 for timers."""
     offset: int
-    """In the level's queue; with a timer the record's physical offset."""
+    """The queue offset in the level's queue; for timers the record's physical offset."""
 
     def __str__(self) -> str:
         return ".".join(map(str, self))
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """A place from its text. Raises ValueError."""
+        """Parse the text of a place. Raises ValueError."""
         numbers = text.split(".") if len(text) <= _MAX_CURSOR and text.isascii() else []
         if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
             raise ValueError(f"{text[:_MAX_CURSOR]!r} is no place")
@@ -69,30 +71,31 @@ _FIRST: Final = Place(_LEVELS, 0, -1)
 
 
 def _place_of(message: StoredMessage) -> Place:
-    """The place of a message that waits by a record."""
+    """The place of a message that waits by this record."""
     if message.topic == SCHEDULE_TOPIC:
         return Place(_LEVELS, message.queue_id + 1, message.queue_offset)
     return Place(_TIMERS, 0, message.physical_offset)
 
 
 class Waiting(NamedTuple):
-    """A message that waits."""
+    """A waiting message."""
 
     message: StoredMessage
-    """As it is stored; its topic is that in which it waits."""
+    """The stored record; its topic is the one in which it waits."""
     due_ms: int
+    """The deliver time, ms since the epoch."""
     topic: str
-    """The topic it is for."""
+    """The real topic."""
     place: Place
 
     @property
     def delay_level(self) -> int:
-        """Its delay level; 0 with a timer."""
+        """The delay level; 0 for a message with a timer."""
         return self.message.queue_id + 1 if self.message.topic == SCHEDULE_TOPIC else 0
 
 
 class Selection(NamedTuple):
-    """Which messages; None selects by nothing. Times in ms since the epoch, `end_ms` not included."""
+    """Conditions on waiting messages; None is no condition. Times in ms since the epoch, `end_ms` excluded."""
 
     topic: str | None = None
     key: str | None = None
@@ -101,7 +104,7 @@ class Selection(NamedTuple):
     end_ms: int | None = None
 
     def has_time(self, due: Times) -> NDArray[np.bool_]:
-        """Which of some deliver times are right."""
+        """Whether each deliver time is within the selection's."""
         right = np.ones(len(due), bool)
         if self.begin_ms is not None:
             right &= due >= self.begin_ms
@@ -110,7 +113,7 @@ class Selection(NamedTuple):
         return right
 
     def has(self, text: str, due_ms: int) -> bool:
-        """Whether a message with these properties and this deliver time is one."""
+        """Whether a message with these properties and this deliver time is selected."""
         if self.begin_ms is not None and due_ms < self.begin_ms:
             return False
         if self.end_ms is not None and due_ms >= self.end_ms:
@@ -123,27 +126,27 @@ class Selection(NamedTuple):
 
 
 class _Counting:
-    """How far a count has come."""
+    """The progress of a count."""
 
     def __init__(self, end: int, wheel_end: int) -> None:
         self.end = end
-        """Messages that were sent when the commitlog ended here, or later, are not counted."""
+        """The end of the commitlog when the count began: later messages are not counted."""
         self._wheel_end = wheel_end
         self.position = 0
-        """From here to `wheel_end`, positions of the timer log, it has to look still."""
+        """The units from this position of the timer log to `_wheel_end` are still to be counted."""
         self.place = _FIRST
-        """Of the last message in a level that it has looked at."""
+        """The place of the last message of a level that was counted."""
 
     def is_ahead(self, message: StoredMessage, position: int | None) -> bool:
         """See `moves.IsAhead`."""
         if message.topic == SCHEDULE_TOPIC:
             return message.physical_offset < self.end and _place_of(message) > self.place
-        # Units behind are of what counts as not in the wheel yet, whatever becomes of it.
+        # Messages with units behind `_wheel_end` are counted as not in the wheel yet, whatever becomes of them.
         return position is not None and self.position <= position < self._wheel_end
 
 
 class Pending:
-    """What waits. One thread, the event loop's, owns it."""
+    """Searches for and changes waiting messages. Owned by the event loop's thread."""
 
     def __init__(self, store: MessageStore, timers: Timers, levels: LevelQueues) -> None:
         self._store = store
@@ -153,10 +156,10 @@ class Pending:
     def select(
         self, selection: Selection, now_ms: int, after: Place | None = None
     ) -> Iterator[Waiting | ColdRead | None]:
-        """The messages of a selection as of now, each once, in the order of their places; only those behind `after`.
-        None now and then: then other work may be done. A read that waits for the disk, where that is wanted: whoever
-        lets a thread do it before the next step has nobody else wait. What is sent, delivered or changed meanwhile may
-        be told or not."""
+        """Iterate over the selected messages as of now, each once, in the order of their places, from behind `after`.
+        Yields None now and then, so that other work can be done, and reads that would wait for the disk: if a thread
+        does them before the next step, nothing else has to wait. Messages sent, delivered or changed in the meantime
+        may or may not be included."""
         for found in self._places(selection, now_ms, after or _FIRST):
             if isinstance(found, ColdRead):
                 yield found
@@ -171,8 +174,8 @@ class Pending:
     def _places(
         self, selection: Selection, now_ms: int, after: Place
     ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
-        """Messages behind a place which may be of a selection, each with its deliver time; None for one that is not, or
-        is not there any more."""
+        """Iterate over the messages behind a place that may be selected, each with its place and deliver time; None
+        instead of the message if it is not selected or not there any more. Yields reads as `select`."""
         self._timers.gather(now_ms)
         end, come_to = self._store.log.end, after
 
@@ -185,7 +188,7 @@ class Pending:
                     come_to = found[0]
                     missed.told(found[1].physical_offset)
                 yield found
-            # Behind all others, as their records are.
+            # Last, since their new records lie behind all others.
             for physical, due_ms in missed.take():
                 message = yield from patiently(partial(self._store.message_at, physical))
                 yield Place(_TIMERS, 0, physical), message, due_ms
@@ -193,7 +196,7 @@ class Pending:
     def _places_before(
         self, selection: Selection, now_ms: int, after: Place, end: int
     ) -> Iterator[tuple[Place, StoredMessage | None, int] | ColdRead]:
-        """As `_places`, of the messages that wait by a record before a physical offset."""
+        """As `_places`, only for messages that wait by a record before physical offset `end`."""
         if after.part == _LEVELS:
             for one in self._levels.waiting_before(end, now_ms, (after.level, after.offset)):
                 if isinstance(one, ColdRead):
@@ -215,7 +218,7 @@ class Pending:
                     message = yield from patiently(partial(self._store.message_at, physical, size))
                     yield Place(_TIMERS, 0, physical), message, due_ms
             yield after, None, 0
-        # Not in the wheel yet, and so behind all records that are.
+        # Messages not in the wheel yet lie behind all records of messages that are.
         for waiting in self._behind(reached):
             if isinstance(waiting, ColdRead):
                 yield waiting
@@ -228,22 +231,22 @@ class Pending:
             yield Place(_TIMERS, 0, physical), message, due_ms
 
     def _cold(self, ranges: list[Range]) -> Iterator[ColdRead]:
-        """What has to be read from the disk so that some records are in memory."""
+        """Yield the read that brings records into memory, if they are not there."""
         if ranges and not self._store.is_cached(ranges):
             yield ColdRead(self._store.log, ranges)
 
     @staticmethod
     def _right(selection: Selection, waits: NDArray[Any]) -> NDArray[Any]:
-        """Those of some messages in the wheel that may be of a selection, for all their units tell."""
+        """The messages in the wheel that may be selected, as far as their units tell."""
         right = selection.has_time(waits["due"])
         if selection.topic is not None:
             right &= waits["hash"] == properties.java_hash(selection.topic)
         return waits[right]
 
     def _behind(self, reached: int = -1) -> Iterator[tuple[int, int, int, int] | ColdRead]:
-        """Queue offset, physical offset, size and deliver time of what is not in the wheel now and lies behind a
-        physical offset. What deletes other messages, and what Apache's broker put there, is not among them: of those
-        only the record tells."""
+        """Iterate over the messages that are not in the wheel as of this call and lie behind a physical offset: queue
+        offset, physical offset, size and deliver time. Without deleting records and messages stored by Apache's broker,
+        of which only the record tells enough. Yields reads as `select`."""
         queue = self._timers.queue
         return self._units_behind(max(self._timers.queue_offset, queue.min_offset), queue.next_offset, reached)
 
@@ -267,8 +270,9 @@ class Pending:
     # --- counting
 
     def count(self, selection: Selection, now_ms: int) -> Iterator[int | ColdRead | None]:
-        """How many messages a selection has as of now; at its end the number, before it None, as of `select`. Without a
-        key no record of the wheel is read, unless another topic has the same hash."""
+        """Count the selected messages as of now: yields the number at the end, and before it None and reads, as
+        `select`. Without a key, no records of messages in the wheel are read, unless another topic has the same
+        hash."""
         if selection.key is not None:
             number = 0
             for found in self.select(selection, now_ms):
@@ -288,9 +292,10 @@ class Pending:
     def curve(
         self, begin_ms: int, step_ms: int, steps: int, now_ms: int, topic: str | None = None
     ) -> Iterator[list[int] | ColdRead | None]:
-        """How many messages are due in each of so many spans of `step_ms` from a time on; at its end the list, before
-        it None, as of `count`. What is overdue counts as due now. Without a topic, in whole seconds, the wheel's
-        messages are not looked at but once: then they are counted by the second (`timers.index.census`)."""
+        """Count the messages due in each of `steps` spans of `step_ms` from `begin_ms` on: yields the list of counts at
+        the end, and before it None and reads, as `count`. Overdue messages count as due now. Without a topic and with
+        times in whole seconds, the first call begins a census of the wheel (`timers.index.census`), and once that is
+        complete, calls use its counts instead of the messages."""
         counts = np.zeros(steps, np.int64)
         is_counted = topic is None and not begin_ms % 1000 and not step_ms % 1000
         if is_counted:
@@ -314,15 +319,15 @@ class Pending:
         yield counts.tolist()
 
     def _is_alone(self, topic: str | None) -> bool:
-        """Whether the units of the wheel tell which messages are of a topic: two names may have the same hash."""
+        """Whether units of the wheel are enough to tell the messages of a topic: two names may have the same hash."""
         return topic is None or self._timers.is_alone(topic)
 
     def _due_times(
         self, topic: str | None, now_ms: int, wheel: Iterator[None] | None = None
     ) -> Iterator[Times | ColdRead | None]:
-        """When the messages of a topic, or all, are due, in parts of bounded size, or None; those that are not in the
-        wheel come last. Those that get another record meanwhile count once, too. `wheel` counts those in the wheel,
-        instead."""
+        """Iterate over the deliver times of the messages of a topic, or of all, in parts of bounded size; yields None
+        and reads as `select`. Messages not in the wheel come last. A message that gets another record in the meantime
+        still counts once. `wheel`: counts the messages in the wheel instead of this, and is iterated here."""
         ours = Selection(topic)
         if not self._is_alone(topic):
             for each in self.select(ours, now_ms):
@@ -368,7 +373,8 @@ class Pending:
                 yield np.array([found[1]]) if ours.has(found[0].properties_text, found[1]) else None
 
     def _due_of(self, ours: Selection, physical: int, size: int | None, due_ms: int) -> Iterator[Times | ColdRead]:
-        """When the message of a record is due, if it is of a selection by topic."""
+        """Yield the deliver time of a record's message if it is selected. The record is read only if the selection has
+        a topic. Yields reads as `select`."""
         if ours.topic is not None:
             message = yield from patiently(partial(self._store.message_at, physical, size))
             if message is None or not ours.has(message.properties_text, due_ms):
