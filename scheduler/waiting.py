@@ -18,7 +18,7 @@ message may be delivered twice:
 
     delay levels    config/delayOffset.json, a run for each level                           `runs_of_table`
     timer wheel     config/timercheck: slots from its read time on                          `second_of`
-    timer topic     what lies behind the message of the timer log's last unit               `enqueued_to`
+    timer topic     units behind the message of the timer log's last unit                   `enqueued_to`
     deletions       units that delete other messages, each only in its own slot             `is_deletion`
 
 Offsets are physical or queue offsets, as named; positions are those of the timer log; seconds count from the epoch.
@@ -171,7 +171,7 @@ def is_told_by_record(units: NDArray[Any]) -> Mask:
     return is_message(units["size"]) & (units["tags_code"] <= MAX_HASH)
 
 
-# --- what is found of the time behind the note
+# --- the time behind the note
 
 
 def found_since(
@@ -278,7 +278,7 @@ def _without_marks(units: Units, physical_offsets: Integers) -> Units:
     return result
 
 
-# --- RocketMQ's books
+# --- RocketMQ's files
 
 
 def runs_of_table(table: Mapping[int, int]) -> dict[int, list[Run]]:

@@ -43,7 +43,7 @@ class Missed:
                     yield physical_offset, due_ms
 
     def add(self, message: StoredMessage, position: int | None, again: int, due_ms: int) -> None:
-        """See `Moves.add`."""
+        """Note a message that got another record, if the search would miss it. For the arguments see `Moves.add`."""
         old = message.physical_offset
         if self._due_ms.pop(old, None) is not None or self._is_ahead(message, position):
             self._again[old] = again

@@ -37,7 +37,7 @@ class DeliveryConfig:
     """Settings of the delivery, with RocketMQ's names where it has them. May be changed while running."""
 
     is_async: bool = False
-    """enableScheduleAsyncDeliver."""
+    """enableScheduleAsyncDeliver: whether to use the async path."""
     pending_limit: int = 2000
     """scheduleAsyncDeliverMaxPendingLimit: most messages of a level whose results are awaited."""
     max_resends: int = 3

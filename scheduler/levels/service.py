@@ -364,7 +364,7 @@ class LevelQueues:
         log.warning("clock_set_back", ms=ahead, while_running=False)
         return -ahead
 
-    # --- what comes in
+    # --- arriving messages
 
     def _arrived(self, queue: ConsumeQueue) -> None:
         if not -TOLERANCE_MS < self._store.appender.store_timestamp - self._seen.wall_ms < _UNSEEN_MS:
@@ -650,7 +650,7 @@ class LevelQueues:
             return True
         return False
 
-    # --- what an operator sees
+    # --- for operators
 
     def report(self, now: Moment) -> None:
         """Compute rates, and log late levels with the reason. To be called about once a second."""

@@ -189,7 +189,7 @@ class TimerChanges:
             is_done = self._slots.start.is_done(physical_offset)
             return Cancelled.DELIVERED if is_done else Cancelled.NO_LONGER_WAITS
         position, unit = found
-        if is_superseded(unit)[0]:  # by a unit that a crash cut off, after it was delivered
+        if is_superseded(unit)[0]:  # by a unit that was cut off after a crash; the message was delivered
             return Cancelled.DELIVERED
         if int(unit["magic"][0]) & WITHDRAWN:
             return Cancelled.CANCELLED_BEFORE
@@ -202,10 +202,10 @@ class TimerChanges:
         return _Place(message, due_ms, waits, second)
 
     def find(self, topic: str, unique_key: str, deliver_ms: int) -> Iterator[int | ColdRead | None]:
-        """Look for the message of a topic with this UNIQ_KEY that waits in a slot for `deliver_ms`, and yield its
-        physical offset if it is found. Reads the record of each message of the topic in the slot, a bounded number in
-        each step; in between yields None, or a read for a thread to do before the next step (`patiently`). Raises
-        OSError."""
+        """Look for the message of a topic with this UNIQ_KEY in the slots in which a message for `deliver_ms` may wait,
+        and yield its physical offset if it is found. Reads the record of each message of the topic there, a bounded
+        number in each step; in between yields None, or a read for a thread to do before the next step (`patiently`).
+        Raises OSError."""
         second, window = slot_second(deliver_ms), self._slots.window
         if second > self._slots.second:
             second -= (second - self._slots.second - 1) // window * window

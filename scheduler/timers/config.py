@@ -18,9 +18,9 @@ class TimerConfig:
     """The settings, each with RocketMQ's name for it. All but the first two may be changed while running."""
 
     log_segment_size: int = DEFAULT_SEGMENT_SIZE
-    """mappedFileSizeTimerLog, bytes."""
+    """mappedFileSizeTimerLog, bytes: the size of the timer log's files."""
     is_enabled: bool = True
-    """timerWheelEnable."""
+    """timerWheelEnable: whether messages with a timer are accepted."""
     roll_window: int = 2 * DAY_SECONDS
     """timerRollWindowSlot, seconds: how far ahead a slot may be."""
     max_delay: int = 366 * DAY_SECONDS
@@ -28,9 +28,9 @@ class TimerConfig:
     congest_limit: int = 2**31 - 1
     """timerCongestNumEachSlot: most messages in the slot of a second, including those cancelled since."""
     stop_enqueue: bool = False
-    """timerStopEnqueue."""
+    """timerStopEnqueue: whether to stop putting messages into the wheel."""
     stop_dequeue: bool = False
-    """timerStopDequeue."""
+    """timerStopDequeue: whether to stop delivering messages from the wheel."""
 
 
 class Refusal(Enum):

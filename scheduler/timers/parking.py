@@ -7,8 +7,8 @@ go to the same slot, up to `SLOT_UNITS`, then to the next one: so a slot is read
 
 When the pause ends, the parked messages get units in the current second: some at a time, in the order of their deliver
 times, as soon as that second has few messages left. Messages that come due in the meantime are parked behind them, so
-that the order is kept. Their former units are superseded (`timers.files.superseded`). If two topics share a hash and
-only one goes on, the parked messages of both are read once, and those of the paused one stay.
+that the order is kept. The units by which messages were parked are then superseded (`timers.files.superseded`). If two
+topics share a hash and only one goes on, the parked messages of both are read once, and those of the paused one stay.
 
 Slots with parked messages are known by the hash of the topic. A start finds them in the timer log: units of a later
 second than that in which their messages are due.
@@ -62,7 +62,7 @@ class Parking:
         self._withdrawn: set[int] = set()
         """Positions of units that were withdrawn in the meantime."""
 
-    # --- in
+    # --- parking
 
     def found(self, places: Iterable[tuple[int, int]]) -> None:
         """Note the places (second, hash) at which a start found parked messages."""
@@ -98,7 +98,7 @@ class Parking:
         if self._of is not None:
             self._withdrawn.add(position)
 
-    # --- out
+    # --- bringing back
 
     def going_on(self, is_paused: IsPaused) -> list[int]:
         """The hashes of topics that are not paused and may have parked messages."""

@@ -69,17 +69,17 @@ class Start(NamedTuple):
 
     @property
     def done(self) -> Offsets:
-        """See `Found`."""
+        """The delivered messages in `found`: physical offsets, ascending."""
         return self.found.done
 
     @property
     def withdrawn(self) -> Offsets:
-        """See `Found`."""
+        """The withdrawn messages in `found`: physical offsets, ascending."""
         return self.found.withdrawn
 
     @property
     def recovered_to(self) -> int:
-        """See `Found`."""
+        """The second from which on no slot has a message that was found delivered."""
         return self.found.recovered_to
 
     def is_done(self, physical_offset: int) -> bool:
@@ -157,7 +157,7 @@ class TimerRecovery:
                 log.warning("others_in_timer_log", paths=others[:_MAX_NAMED], help="move them away")
         return self._log.end > self._log.begin
 
-    # --- ours
+    # --- by duemq's note
 
     def _by_note(self, note: TimerNote, *, has_wheel: bool, has_log: bool) -> Start | None:
         if has_log:
@@ -341,7 +341,7 @@ class TimerRecovery:
         hashes: NDArray[np.signedinteger] = units["topic_hash"][known & waits.is_live(units, seconds, second)]
         return hashes
 
-    # --- RocketMQ's
+    # --- by RocketMQ's timercheck
 
     def _by_check(self, check: TimerCheck | None) -> Start | None:
         if check is None:
@@ -396,7 +396,7 @@ class TimerRecovery:
         message = self._store.message_at(int(last["physical_offset"]), int(last["record_size"]))
         return message.queue_offset + 1 if message is not None and message.topic == TIMER_TOPIC else None
 
-    # --- the last resort
+    # --- by the queue, as the last resort
 
     def _by_queue(self) -> Start:
         log.warning("timers_rebuilt", reason=f"{self._reason}: the whole commitlog was read")

@@ -182,7 +182,7 @@ class Timers:
         self._checkpoint.begin()
         self.queue.watch(self._arrived)
 
-    # --- what comes in
+    # --- arriving messages
 
     def refusal(self, deliver_ms: int, now_ms: int) -> Refusal | None:
         """Why a message with this deliver time, which is not past, is refused now; None if it is not. To be called for
@@ -377,8 +377,7 @@ class Timers:
         back = np.concatenate((now, later, held))
         not_before = np.zeros(len(back), np.int64)
         not_before[len(now) + len(later) :] = split.held_seconds
-        # Messages with new units must not be tried again, so from here on nothing may fail half way: all reads come
-        # first.
+        # All reads come first: if one failed after some messages got new units, these would be moved again.
         slots.prepare(back, now_ms, not_before)
         self._cancel(split.dropped, now_ms)
         slots.moving(held)
@@ -497,7 +496,7 @@ class Timers:
                 times.append(max(due_ms, self._dequeuing.at_ms))
         return max(now_ms, min(times)) if times else None
 
-    # --- what waits for which keys
+    # --- the census
 
     @property
     def is_counted(self) -> bool:
@@ -518,7 +517,7 @@ class Timers:
         if then is not None:
             self._on_counted.append(then)
 
-    # --- what tools see
+    # --- for tools
 
     @property
     def queue_offset(self) -> int:

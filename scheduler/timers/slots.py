@@ -266,7 +266,7 @@ class Slots:
 
     @property
     def current(self) -> Second:
-        """The second whose turn it is."""
+        """The second whose turn it is, with its messages."""
         return self.resident[self.second]
 
     def open(self, number: int) -> None:

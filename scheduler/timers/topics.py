@@ -75,7 +75,7 @@ class TimerTopics:
         """Whether messages with this hash may be of more than one topic. True for an unknown hash."""
         return len(self._names.get(topic_hash, ())) != 1
 
-    # --- what is staged
+    # --- staged messages
 
     def staged(self, queue_offset: int, topic: str, key: int = 0, *, is_again: bool = False) -> None:
         """Note that a message for a topic was staged at a queue offset. `key`: the hash of its key
@@ -128,7 +128,7 @@ class TimerTopics:
             if self._staged_again:
                 self._staged_again = {at for at in self._staged_again if at >= queue_offset}
 
-    # --- what waits
+    # --- waiting messages
 
     def count(self, waits: Waits, sign: int) -> None:
         """Add (`sign` 1) or subtract (-1) waiting messages. Never fails: it is called after units or records were

@@ -79,7 +79,7 @@ class _Result(NamedTuple):
     horizon_ms: int
     """The search looked at messages that were due until this time."""
     second: int
-    """The second to whose slot messages were put off. A message due until then does not count as overdue for that."""
+    """The second to whose slot messages were put off. Messages due before it ask for no further search."""
     older: Offsets
     """The records of messages that are not the newest of their key."""
 
@@ -134,7 +134,7 @@ class CatchUp:
         self._is_reading = False
         self._on_read: Callable[[], None] = lambda: None
 
-    # --- what comes due
+    # --- due messages
 
     def judge(self, topic: str, waits: Waits, now_ms: int) -> Verdict | None:
         """Decide which due messages of a topic are dropped or put off; None if all of them are delivered."""
@@ -285,7 +285,7 @@ class _Search:
         return self._part[:count]
 
     def _texts(self, waits: Waits) -> Iterator[tuple[int, int, str]]:
-        """Deliver time, physical offset and properties of messages."""
+        """Iterate over deliver time (ms), physical offset and properties of messages. Raises OSError."""
         physical, sizes = waits["physical"], waits["size"].astype(np.int64)
         data = b"".join(self._store.log.read(*each) or b"" for each in waits[["physical", "size"]].tolist())
         records = Records(data, physical, sizes) if len(data) == int(sizes.sum()) else None
