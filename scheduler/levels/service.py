@@ -136,7 +136,8 @@ class LevelQueues:
         self._jump_ms = 0
         """By how many ms the wall clock was set, as far as the levels do not follow it yet."""
         self._seen_end = store.log.end
-        """The end of the commitlog when the wall clock was last known not to be set: records before it are older."""
+        """The end of the commitlog at the last reading of the clock that found no change: records before it were stored
+        before any change found later."""
         self._seen = now
         """The last reading of the clock."""
         self._is_awaited = is_awaited
