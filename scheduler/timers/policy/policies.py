@@ -150,9 +150,9 @@ class Policies:
         return result
 
     def split(self, waits: Waits, now_ms: int, queued: Sequence[int] = ()) -> Split | None:
-        """Decide what to do with due messages; None if all are to be delivered unchanged. Changes nothing before `took`
-        is called with the result, so it may be called again. `queued`: hashes of topics with parked messages that come
-        first; other messages of these are parked behind them. Raises OSError."""
+        """Decide what to do with due messages; None if all are to be delivered unchanged. A result counts for the rates
+        only when it is given to `took`; until then this may be called again. `queued`: hashes of topics with parked
+        messages that come first; other messages of these are parked behind them. Raises OSError."""
         is_parked = np.isin(waits["hash"], queued) & ~waits["held"] if queued else np.zeros(len(waits), bool)
         asked = np.flatnonzero(self.concerns(waits) & ~is_parked)
         if not len(asked) and not is_parked.any():
