@@ -79,7 +79,7 @@ class Comparison(msgspec.Struct, omit_defaults=True):
     first_read: list[str] = []
     """Stores of a cluster without a run before: their offenders count neither as new nor as known."""
     stores_gone: list[str] = []
-    """Stores of a cluster that are not there any more."""
+    """Stores of a cluster that were taken away since."""
 
     @property
     def is_worse(self) -> bool:
@@ -181,7 +181,7 @@ def compare_cluster(summary: Summary, stores: Sequence[Compared], before: Before
         worse=[*_worse(earlier, now), *_further_behind(lags_before, list(lags.values()))],
         new_offenders=worst_first(new),
         first_read=[store for store in summary.stores if store in read - known],
-        stores_gone=[store for store in _stores_of(before) if store not in there],
+        stores_gone=[store for store in stores_of(before) if store not in there],
     )
 
 
@@ -190,13 +190,14 @@ def worst_first(offenders: Iterable[Offender]) -> list[Offender]:
     return sorted(offenders, key=lambda one: STATUSES.index(one.what))[:MAX_LISTED]
 
 
-def _stores_of(before: Before | None) -> list[str]:
+def stores_of(before: Before | None) -> list[str]:
+    """Return the stores of a cluster in the audit before; none if it was of one store."""
     return before.cluster.stores if before is not None and before.cluster is not None else []
 
 
 def _read_of(before: Before) -> set[str]:
     missing = {one.store for one in before.cluster.missing} if before.cluster is not None else set()
-    return set(_stores_of(before)) - missing
+    return set(stores_of(before)) - missing
 
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from duemq.spark_jobs.analyse import output
-from duemq.spark_jobs.analyse.comparison import Compared, Comparison, Earlier, compare_cluster
+from duemq.spark_jobs.analyse.comparison import Compared, Comparison, Earlier, compare_cluster, stores_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import GENERATOR, render_index
 from duemq.spark_jobs.report.verdict import verdict_of
-from duemq.spark_jobs.store.local_files import is_same, local_path, real_path, reason, replace_file
+from duemq.spark_jobs.store.local_files import is_local, is_same, local_path, real_path, reason, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -229,6 +229,17 @@ def _read_night(directory: str) -> Night | None:
 
 
 # --- the run before
+
+
+def last_stores(cluster: str, *, out: str | None = None, folder: str | None = None) -> list[str]:
+    """Return the stores of a cluster in its last run, also those that could not be read; none if the last run is
+    unknown. `out`, `folder`: where it wrote, as for `Place`."""
+    earlier = None
+    if folder is not None and os.path.isdir(local_path(folder)):
+        earlier = _last_night(local_path(folder), cluster) or _last_run(local_path(folder), cluster)
+    elif out is not None and is_local(out):
+        earlier = _last_run(local_path(out), cluster)
+    return stores_of(earlier.before) if earlier is not None else []
 
 
 def _last_night(folder: str, store: str) -> Earlier | None:

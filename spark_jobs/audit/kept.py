@@ -36,7 +36,7 @@ from duemq.scheduler.levels.runs import Run
 from duemq.spark_jobs.audit.cases import HASHES, RangeFound
 from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS
 from duemq.spark_jobs.errors import NotKept
-from duemq.spark_jobs.store.local_files import real_path, replace_file
+from duemq.spark_jobs.store.local_files import real_path, replace_file, sync_directory
 from duemq.spark_jobs.store.walks import Range
 
 if TYPE_CHECKING:
@@ -240,9 +240,8 @@ class Folder:
     def write(self, manifest: Manifest) -> None:
         """Replace the manifest, and remove files that it does not name. Raises OSError."""
         text = msgspec.msgpack.encode(manifest)
-        self._sync()  # the files that it names
+        sync_directory(self.path)  # the files that it names
         replace_file(os.path.join(self.path, _MANIFEST), _MAGIC + hashlib.sha256(text).digest() + text)
-        self._sync()
         self.tidy()
 
     def tidy(self) -> None:
@@ -254,13 +253,6 @@ class Folder:
                 if name not in known and name.partition("-")[0] in _KINDS:
                     with suppress(OSError):
                         os.unlink(os.path.join(self.path, name))
-
-    def _sync(self) -> None:
-        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 class _Head(msgspec.Struct):

@@ -38,6 +38,7 @@ from duemq.spark_jobs.store.local_files import (
     each_once,
     expand,
     is_local,
+    is_same,
     local_path,
     refuse_within,
     shown,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.audit.audit import Summary
 
 P = ParamSpec("P")
+_GONE: Final = "the last run had this store, and it is not there now: if it was taken away for good, say --retired PATH"
 _LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
 KEPT: Final = ".kept"
 """Directory in a folder of nights with the results that its runs keep of the stores."""
@@ -344,6 +346,7 @@ def main() -> None:
 @click.option("--nights", metavar="DIR", help="Instead of --out: a folder of nights, with a page that lists them.")
 @click.option("--keep-nights", metavar="N", type=click.IntRange(min=1), help="Remove older nights than the last N.")
 @click.option("--previous", metavar="DIR", help="Compare with the run in DIR; by default with the last one there.")
+@click.option("--retired", metavar="PATH", multiple=True, help="A store of the last run that was taken away for good.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages a second that a broker delivers.")
 @click.option(
     "--sign-key", type=click.Path(exists=True, dir_okay=False), help="Private Ed25519 key (PEM) for the audit."
@@ -361,6 +364,7 @@ def analyse(
     nights: str | None,
     keep_nights: int | None,
     previous: str | None,
+    retired: tuple[str, ...],
     rate: float | None,
     sign_key: str | None,
     fail_worse: bool,
@@ -401,7 +405,14 @@ def analyse(
     limits = dataclasses.replace(limits, is_worse_too_much=fail_worse)
     with _told_to(hook, "analyse", store):
         stores = each_once(expand(store), _say)
-    if len(stores) > 1 and previous is not None:
+    from duemq.spark_jobs.analyse.nights import last_stores
+
+    before = last_stores(shown(store), out=out, folder=nights)
+    there = [*map(shown, stores), *map(shown, retired)]
+    gone = [one for one in before if not any(is_same(one, other) for other in there)]
+    # A cluster stays one, also where one store is left.
+    is_cluster = len(stores) > 1 or len(before) > 0
+    if is_cluster and previous is not None:
         raise click.UsageError("--previous is for one store; several are compared with their last runs there")
     key = Path(sign_key).read_bytes() if sign_key else None
     sessions: list[SparkSession] = []
@@ -454,18 +465,19 @@ def analyse(
         return _ending("analyse", analysis.audit, limits, hook, report=report, comparison=comparison)
 
     with ExitStack() as stack:
-        if len(stores) == 1:
+        if is_cluster:
+            with _told_to(hook, "analyse", store):
+                code = _analyse_cluster(store, stores, gone, run, out, nights, state, keep_nights, key, limits, hook)
+        else:
             with _told_to(hook, "analyse", stores[0]):
                 code = one(stores[0])
-        else:
-            with _told_to(hook, "analyse", store):
-                code = _analyse_cluster(store, stores, run, out, nights, state, keep_nights, key, limits, hook)
     sys.exit(code)
 
 
 def _analyse_cluster(
     pattern: str,
     stores: list[str],
+    gone: list[str],
     run: Callable[[str, Place], Analysed],
     out: str | None,
     nights: str | None,
@@ -476,7 +488,8 @@ def _analyse_cluster(
     hook: str | None,
 ) -> int:
     """Analyse the stores that a pattern names, one after the other, and then all of them together; return the exit
-    code. If one cannot be analysed, go on with the others."""
+    code. If one cannot be analysed, go on with the others. `gone`: stores of the last run that the pattern does not
+    match any more; they count as those that cannot be read."""
     from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join, missing_of, none_of
     from duemq.spark_jobs.analyse.comparison import Compared
     from duemq.spark_jobs.analyse.nights import Place
@@ -517,6 +530,10 @@ def _analyse_cluster(
                 runs.append(found)
                 click.echo(f"{shown(path)}: {_headline(found.analysed.analysis.audit)}")
                 click.echo(f"  report: {_shown_there(found.report, written, out)}")
+        for path in gone:
+            missing.append(Missing(path, _GONE))
+            names.append(path)
+            _say(f"{path}: {_GONE}")
         if not runs:
             raise none_of(pattern, missing)
         with Place(shown(pattern), out=written, folder=nights) as place:
@@ -527,7 +544,7 @@ def _analyse_cluster(
             left.update(dict.fromkeys(lines))
         report = _shown_there(report, written, out)
         reports = {each.store: _shown_there(each.report, written, out) for each in runs}
-    click.echo(f"{shown(pattern)}: {len(runs)} of {len(stores)} stores")
+    click.echo(f"{shown(pattern)}: {len(runs)} of {len(names)} stores")
     print_summary(analysis.audit)
     if comparison is not None:
         print_comparison(comparison)

@@ -131,7 +131,7 @@ def since_of(comparison: Comparison, store: str) -> Verdict:
     for one in comparison.first_read:
         notes.append(f"{name(one)} was read for the first time: nothing of what is wrong there is counted as new.")
     for one in comparison.stores_gone:
-        notes.append(f"{name(one)} is not there any more.")
+        notes.append(f"{name(one)} was taken away.")
     if comparison.known:
         known = ", ".join(_told(status, number, "") for status, number in comparison.known.items())
         notes.append(f"Known from the run before: {known}.")

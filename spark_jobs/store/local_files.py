@@ -171,12 +171,17 @@ def expand(path: str) -> list[str]:
         return [path]
     if is_local(path):
         plain = local_path(path)
-        found = [plain] if os.path.isdir(plain) else sorted(filter(os.path.isdir, glob.glob(plain)))
+        found = [plain] if os.path.isdir(plain) else sorted(filter(_may_be_directory, glob.glob(plain)))
     else:
         found = _expand_remote(path)
     if not found:
         raise JobError(f"{shown(path)}: there is no such directory")
     return found
+
+
+def _may_be_directory(path: str) -> bool:
+    """Return whether a path is a directory, or a link that leads nowhere at the moment: its disk may be missing."""
+    return os.path.isdir(path) or (os.path.islink(path) and not os.path.exists(path))
 
 
 def told_apart(pattern: str, paths: Sequence[str]) -> list[str]:
@@ -229,10 +234,20 @@ def _folders(uri: str) -> list[str]:
 
 
 def replace_file(path: str, data: bytes) -> None:
-    """Replace a file as a whole, so that it is durable before it gets its name. Raises OSError."""
+    """Replace a file as a whole, durably. Raises OSError."""
     temporary = f"{path}.tmp"
     with open(temporary, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    sync_directory(os.path.dirname(path) or ".")
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

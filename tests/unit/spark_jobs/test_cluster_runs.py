@@ -222,7 +222,7 @@ def test_the_nights_of_a_cluster(stores: Path, tmp_path: Path) -> None:
     assert links[0] == f"{directory.name}/report.html", "the cluster is told before its stores"
     # Of one store that is gone, and one night that stays: what the cluster's report links stays, too.
     shutil.rmtree(stores / "b")
-    done = run(pattern, "--nights", folder, "--keep-nights", "1")
+    done = run(pattern, "--nights", folder, "--keep-nights", "1", "--retired", f"{stores}/b/store")
     ((directory, night),) = cluster_nights(folder)
     compared = msgspec.json.decode((directory / "comparison.json").read_bytes(), type=Comparison)
     assert (compared.new, compared.known, compared.stores_gone) == ({}, {"lost": 2}, [f"{stores}/b/store"])
@@ -230,6 +230,33 @@ def test_the_nights_of_a_cluster(stores: Path, tmp_path: Path) -> None:
         path.name for path in folder.iterdir() if path.is_dir() and (path / "night.json").exists()
         and path != directory and f"{stores}/b/store" not in (path / "night.json").read_text()
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("places", ["--nights", "--out"])
+def test_a_store_that_is_not_there_any_more_is_missing_until_it_is_retired(
+    stores: Path, tmp_path: Path, places: str
+) -> None:
+    """Also where it leaves one store alone, or a link that leads nowhere; and not one that was never there."""
+    pattern, where = f"{stores}/*/store", (places, tmp_path / "there", "--state", tmp_path / "state")
+    shutil.rmtree(stores / "b")
+    assert run(pattern, *where).exit_code == 0
+    (stores / "c").rename(tmp_path / "c")
+    for _ in range(2):
+        done = run(pattern, *where)
+        assert done.exit_code == 2, done.output
+        assert f"{stores}/c/store: the last run had this store, and it is not there now" in done.stderr
+        assert "1 of 2 stores" in done.stdout
+    (stores / "c").mkdir()
+    (stores / "c" / "store").symlink_to("/nowhere")
+    done = run(pattern, *where)
+    assert (done.exit_code, "1 of 2 stores" in done.stdout) == (2, True)
+    assert f"{stores}/c/store: " in done.stderr
+    shutil.rmtree(stores / "c")
+    done = run(pattern, *where, "--retired", os.path.relpath(f"{stores}/c/store"))
+    for _ in range(2):
+        assert (done.exit_code, done.stderr) == (0, "")
+        assert "1 of 1 stores" in done.stdout
+        done = run(pattern, *where)
 
 
 def test_what_the_report_of_a_cluster_links_stays_with_it(stores: Path, tmp_path: Path) -> None:
