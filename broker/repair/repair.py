@@ -606,7 +606,7 @@ class _Indexing(Deliveries):
 
 
 class _LeftOut:
-    """The deleted topics: those that are not in topics.json and no longer have queues."""
+    """The deleted topics: those that are not in topics.json, and whose queues have no files."""
 
     def __init__(self, source: _Source, known: set[str] | None) -> None:
         self._source = source
@@ -618,10 +618,16 @@ class _LeftOut:
             return False
         if is_own_topic(topic, self._source.config) or topic.startswith(RETRY_PREFIX):
             return False
-        if os.path.isdir(os.path.join(self._source.root, "consumequeue", topic)):
+        if topic not in self.found and self._has_queue_files(topic):
             return False
         self.found.add(topic)
         return True
+
+    def _has_queue_files(self, topic: str) -> bool:
+        # Directories alone tell nothing: Apache's deleteTopic leaves that of the topic.
+        directory = os.path.join(self._source.root, "consumequeue", topic)
+        queues = (os.path.join(directory, queue) for queue in self._source.files.list(directory) if queue.isdecimal())
+        return any(name.isdecimal() for queue in queues for name in self._source.files.list(queue))
 
 
 def _waiting(timers: Timers) -> NDArray[np.int64]:

@@ -812,18 +812,22 @@ def test_queues_whose_messages_expired_go_on(tmp_path: Path) -> None:
         after.close()
 
 
-def test_deleted_topics_stay_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [(), ("consumequeue/plain",), ("consumequeue/plain/0",)])
+def test_deleted_topics_stay_deleted(tmp_path: Path, left: tuple[str, ...]) -> None:
+    """Apache's deleteTopic leaves the topic's directory, without queues."""
     broker = filled(tmp_path / "old")
     broker.close()
     root = copied(broker, "apache")
     as_of_apache(root)
     (root / "config/topics.json").write_text('{"topicConfigTable":{"orders":{"topicName":"orders"}}}')
     remove(root / "consumequeue/plain")
+    for directory in left:
+        (root / directory).mkdir(parents=True)
     remove(root / "config/delayOffset.json")
     report = repaired(root, broker.clock)
     assert report.topics_left_out == ["plain"]
     assert report.topics_added == []
-    assert not (root / "consumequeue/plain").exists()
+    assert not any(path.is_file() for path in (root / "consumequeue/plain").rglob("*"))
 
 
 def test_a_topic_that_we_removed_stays_so_whatever_becomes_of_topics_json(tmp_path: Path) -> None:
