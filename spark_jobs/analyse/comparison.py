@@ -26,7 +26,7 @@ from duemq.spark_jobs.store.local_files import local_path
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from duemq.spark_jobs.analyse.output import Lag
+    from duemq.spark_jobs.analyse.history import Lag
 
 STATUSES: Final = ("lost", "destroyed", "twice", "unclaimed")
 """Statuses of offenders, the worst first."""

@@ -27,6 +27,7 @@ import msgspec
 
 from duemq.spark_jobs.analyse import output
 from duemq.spark_jobs.analyse.comparison import Compared, Comparison, Earlier, compare_cluster, stores_of
+from duemq.spark_jobs.analyse.history import Lag, Listed, Night, Run, StoreNight, read_history, run_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import GENERATOR, render_index
 from duemq.spark_jobs.report.verdict import verdict_of
@@ -48,43 +49,6 @@ _OURS: Final = {"report.html", "analysis.json", "comparison.json", "audit.json",
 _TABLES: Final = re.compile(r"\w+\.parquet")
 _MAX_NIGHT: Final = 64 << 20
 """Most bytes of a night.json that are read."""
-
-
-class StoreNight(msgspec.Struct):
-    """A store of a cluster's night, and the name of the directory of its own night; None if it could not be read."""
-
-    store: str
-    name: str | None
-
-
-class Night(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """night.json: the figures of a night on the page of all nights. Times in ms since the epoch."""
-
-    duemq_night: int
-    """The version of this format."""
-    run: output.Run
-    mood: str
-    headline: str
-    destroyed: int
-    unclaimed: int
-    damaged: int
-    max_ms: int
-    """Lateness of the latest delivery."""
-    compared_ms: int | None
-    """The time of the run that it was compared with; None without one."""
-    new: int | None
-    """Number of offenders that the run before did not have; None without one."""
-    worse: int | None
-    """Number of figures that grew; None without a run before."""
-    stores: list[StoreNight] = []
-    """The stores of a cluster; empty for one store."""
-
-
-class Listed(msgspec.Struct):
-    """A night and the name of its directory."""
-
-    name: str
-    night: Night
 
 
 class Place:
@@ -131,7 +95,7 @@ class Place:
 
         Return the path of its report, the comparison with the run before, and a line for each night that could not be
         removed. Raises JobError."""
-        run = output.run_of(analysis)
+        run = run_of(analysis)
         comparison = None
         if analysis.stores:
             before = self.earlier.before if self.earlier is not None else None
@@ -194,7 +158,7 @@ def nights(folder: str) -> list[Listed]:
     return sorted(found, key=lambda one: (one.night.run.made_ms, one.name), reverse=True)
 
 
-def _night_of(analysis: Analysis, run: output.Run, comparison: Comparison | None) -> Night:
+def _night_of(analysis: Analysis, run: Run, comparison: Comparison | None) -> Night:
     summary = analysis.audit
     verdict = verdict_of(summary)
     return Night(
@@ -259,10 +223,10 @@ def _last_run(out: str, store: str) -> Earlier | None:
     return None
 
 
-def _lags_in(directory: str) -> list[output.Lag]:
+def _lags_in(directory: str) -> list[Lag]:
     """Return the lags of consumer groups in the last run into a directory; none if unknown."""
     night = _read_night(directory)
-    runs = [night.run] if night is not None else output.read_history(os.path.join(directory, _HISTORY))
+    runs = [night.run] if night is not None else read_history(os.path.join(directory, _HISTORY))
     return runs[-1].lags if runs else []
 
 

@@ -492,8 +492,8 @@ def _analyse_cluster(
     match any more; they count as those that cannot be read."""
     from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join, missing_of, none_of
     from duemq.spark_jobs.analyse.comparison import Compared
+    from duemq.spark_jobs.analyse.history import run_of
     from duemq.spark_jobs.analyse.nights import Place
-    from duemq.spark_jobs.analyse.output import run_of
     from duemq.spark_jobs.audit.audit import Missing
     from duemq.spark_jobs.store.published import published
 

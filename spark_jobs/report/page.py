@@ -19,8 +19,7 @@ from duemq.spark_jobs.report.verdict import BAD, GOOD, WARN, since_of, verdict_o
 if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.analysis import Analysis, Late
     from duemq.spark_jobs.analyse.comparison import Comparison
-    from duemq.spark_jobs.analyse.nights import Listed
-    from duemq.spark_jobs.analyse.output import Run
+    from duemq.spark_jobs.analyse.history import Listed, Run
 
 T = TypeVar("T")
 OPEN: Final = 10

@@ -20,7 +20,7 @@ from duemq.spark_jobs.report import formats
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.analysis import Ahead, Analysis, LatePoint, Traffic
-    from duemq.spark_jobs.analyse.output import Run
+    from duemq.spark_jobs.analyse.history import Run
 
 T = TypeVar("T")
 Plot = dict[str, Any]

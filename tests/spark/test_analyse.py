@@ -15,6 +15,7 @@ from duemq.spark_jobs.analyse.analyse import analyse, analyse_for_cluster, forec
 from duemq.spark_jobs.analyse.analysis import TABLES, Analysis, figures
 from duemq.spark_jobs.analyse.cluster import StoreRun, finish, join
 from duemq.spark_jobs.analyse.comparison import Comparison
+from duemq.spark_jobs.analyse.history import read_history
 from duemq.spark_jobs.analyse.nights import Place
 from duemq.spark_jobs.analyse.usage import KEYS_KEPT
 from tests.spark import audit, faults, oracle
@@ -214,7 +215,7 @@ def test_its_tables_and_files(spark: SparkSession, duemq_store: WrittenStore, tm
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"report.html", "analysis.json", "audit.json", "offenders.parquet", "history.jsonl", "parquet"}
     assert {path.stem for path in (tmp_path / "parquet").iterdir()} == set(TABLES)
-    runs = output.read_history(str(tmp_path / "history.jsonl"))
+    runs = read_history(str(tmp_path / "history.jsonl"))
     assert [run.delivered for run in runs] == [found.audit.delivered] * 2
 
 

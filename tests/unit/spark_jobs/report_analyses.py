@@ -28,8 +28,7 @@ from duemq.spark_jobs.analyse.analysis import (
     Traffic,
 )
 from duemq.spark_jobs.analyse.forecast import Episode, Forecast, LateSecond
-from duemq.spark_jobs.analyse.nights import Listed, Night
-from duemq.spark_jobs.analyse.output import Lag, Run
+from duemq.spark_jobs.analyse.history import Lag, Listed, Night, Run
 from duemq.spark_jobs.audit.audit import Cluster, Input, Lateness, Missing, Offender, Summary
 from duemq.spark_jobs.audit.starts import Start
 

@@ -25,7 +25,8 @@ from duemq.spark_jobs.analyse.analyse import analyse_for_cluster
 from duemq.spark_jobs.analyse.analysis import Analysis
 from duemq.spark_jobs.analyse.cluster import StoreRun, analyse_cluster, finish, join
 from duemq.spark_jobs.analyse.comparison import Comparison
-from duemq.spark_jobs.analyse.nights import Night, nights
+from duemq.spark_jobs.analyse.history import Night
+from duemq.spark_jobs.analyse.nights import nights
 from duemq.spark_jobs.audit.audit import Missing, verify
 from duemq.spark_jobs.cli.commands import main
 from duemq.spark_jobs.errors import JobError

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duemq.spark_jobs.analyse.comparison import STATUSES, Before, Compared, Comparison, Earlier, compare_cluster
-from duemq.spark_jobs.analyse.output import Lag
+from duemq.spark_jobs.analyse.history import Lag
 from duemq.spark_jobs.audit.audit import Cluster, Lateness, Missing, Summary
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import is_same

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from duemq.spark_jobs.analyse import nights
 from duemq.spark_jobs.analyse.analysis import Analysis
 from duemq.spark_jobs.analyse.comparison import Comparison
-from duemq.spark_jobs.analyse.nights import Night, Place
-from duemq.spark_jobs.analyse.output import read_history, run_of
+from duemq.spark_jobs.analyse.history import Night, read_history, run_of
+from duemq.spark_jobs.analyse.nights import Place
 from duemq.spark_jobs.cli.commands import main
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import formats, render_index
