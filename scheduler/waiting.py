@@ -34,17 +34,9 @@ import numpy as np
 from duemq.protocol.records.timer_properties import MAX_HASH, PRECISION_MS, slot_second
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files.formats import Found, TimerCheck, TimerNote
-from duemq.scheduler.timers.files.log import (
-    APPLIED,
-    BLANK_SIZE,
-    DELETE,
-    MAX_DUE_MS,
-    NO_MESSAGE,
-    UNIT_SIZE,
-    WITHDRAWN,
-    seconds_of,
-)
+from duemq.scheduler.timers.files.log import BLANK_SIZE
 from duemq.scheduler.timers.files.sums import FileSum, LogSums
+from duemq.scheduler.timers.files.unit import APPLIED, DELETE, MAX_DUE_MS, NO_MESSAGE, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.index.sorted_offsets import distinct_of, is_among, joined, places_of
 from duemq.scheduler.timers.second import slot_second_of
 from duemq.storage.queues.consume_queue import DELIVERED_SIZE, PADDING_SIZE
@@ -54,7 +46,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.files.log import Positions, Units
+    from duemq.scheduler.timers.files.log import Positions
+    from duemq.scheduler.timers.files.unit import Units
 
     Integers = NDArray[np.int64]
     Mask = NDArray[np.bool_]

@@ -23,7 +23,7 @@ from duemq.protocol.records.record import (
     StoredMessage,
     decode,
 )
-from duemq.scheduler.timers.files import log as timer_log
+from duemq.scheduler.timers.files import unit as timer_unit
 from duemq.scheduler.timers.files.sums import is_superseded
 from duemq.storage.queues import consume_queue
 from duemq.storage.queues.consume_queue import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -35,10 +35,10 @@ _UNITS: Final = 16_384
 """Number of units that are read together."""
 _SEARCHED: Final = WINDOW - MAGIC_AT - 4
 _MAGIC_NAMES: Final = {
-    timer_log.NORMAL: "normal",
-    timer_log.ROLL: "roll",
-    timer_log.DELETE: "delete",
-    timer_log.WITHDRAWN: "withdrawn",
+    timer_unit.NORMAL: "normal",
+    timer_unit.ROLL: "roll",
+    timer_unit.DELETE: "delete",
+    timer_unit.WITHDRAWN: "withdrawn",
 }
 _MARKS: Final = {consume_queue.WITHDRAWN_SIZE: "withdrawn", consume_queue.DELIVERED_SIZE: "delivered"}
 
@@ -145,11 +145,11 @@ def _unit(topic: str, physical: int, size: int, code: int) -> str:
 
 def timers(source: Source, start: int, end: int) -> Iterator[str]:
     """Yield the units of a timer log file, and the marker that ends it."""
-    base, unit_size = source.base, timer_log.UNIT_SIZE
+    base, unit_size = source.base, timer_unit.UNIT_SIZE
     at = max(0, start - base) // unit_size * unit_size
     while at < source.size and base + at < end:
         data = source.read(at, _UNITS * unit_size)[: _UNITS * unit_size]
-        units = np.frombuffer(data.ljust(-(-len(data) // unit_size) * unit_size, b"\0"), timer_log.UNIT)
+        units = np.frombuffer(data.ljust(-(-len(data) // unit_size) * unit_size, b"\0"), timer_unit.UNIT)
         superseded = is_superseded(units)
         for number in range(len(units)):
             position = at + number * unit_size
@@ -172,10 +172,10 @@ def timers(source: Source, start: int, end: int) -> Iterator[str]:
 
 def _timer(unit: NDArray[Any] | np.void, *, is_superseded: bool) -> str:
     magic = int(unit["magic"])
-    names = [name for bit, name in _MAGIC_NAMES.items() if magic & bit] if 0 <= magic <= timer_log.ANY_MAGIC else []
+    names = [name for bit, name in _MAGIC_NAMES.items() if magic & bit] if 0 <= magic <= timer_unit.ANY_MAGIC else []
     second = (int(unit["write_ms"]) + int(unit["delay_ms"])) // 1000
     told_due = int(unit["due_ms"])
-    due = abs(told_due) if told_due != timer_log.APPLIED else 0
+    due = abs(told_due) if told_due != timer_unit.APPLIED else 0
     told = fields(
         second=second,
         slot=when(second * 1000),
@@ -185,10 +185,10 @@ def _timer(unit: NDArray[Any] | np.void, *, is_superseded: bool) -> str:
         offset=int(unit["physical_offset"]),
         size=int(unit["record_size"]),
         topicHash=int(unit["topic_hash"]),
-        due=when(due & timer_log.MAX_DUE_MS) if due else told_due,
+        due=when(due & timer_unit.MAX_DUE_MS) if due else told_due,
         chosenBy="policy" if due and told_due < 0 else None,
-        key=due >> timer_log.DUE_BITS or None,
+        key=due >> timer_unit.DUE_BITS or None,
     )
-    if int(unit["size"]) != timer_log.UNIT_SIZE or not 0 <= magic <= timer_log.ANY_MAGIC:
+    if int(unit["size"]) != timer_unit.UNIT_SIZE or not 0 <= magic <= timer_unit.ANY_MAGIC:
         return f"damaged: unitSize={int(unit['size'])} {told}"
     return f"{told} superseded" if is_superseded else told

@@ -24,8 +24,9 @@ import numpy as np
 
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.log import UNIT_SIZE as TIMER_UNIT_SIZE
-from duemq.scheduler.timers.files.log import TimerLog, seconds_of
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
+from duemq.scheduler.timers.files.unit import seconds_of
 from duemq.scheduler.timers.files.wheel import TimerWheel
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.storage.config_file import ConfigFile

@@ -51,7 +51,7 @@ from duemq.scheduler.levels.runs import Note
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers import service as timers_module
-from duemq.scheduler.timers.files.log import UNIT_SIZE as TIMER_UNIT_SIZE
+from duemq.scheduler.timers.files.unit import UNIT_SIZE as TIMER_UNIT_SIZE
 from duemq.scheduler.timers.index.sorted_offsets import joined
 from duemq.scheduler.timers.service import Timers
 from duemq.scheduler.waiting import is_message

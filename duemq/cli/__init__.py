@@ -7,6 +7,7 @@ Errors go to stderr as one line, with exit code 1; wrong usage has exit code 2. 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -58,6 +59,9 @@ def main() -> None:
 
     `send` and `receive` work with Apache RocketMQ's brokers too.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Messages and names have any characters; one that the output lacks is no reason to end.
+        sys.stdout.reconfigure(errors="replace")
 
 
 @main.command(short_help="Run a broker with its name server.")

@@ -22,8 +22,8 @@ from duemq.scheduler.delivery.moves import Moves
 from duemq.scheduler.levels.service import LevelQueues
 from duemq.scheduler.timers.config import Cancelled
 from duemq.scheduler.timers.enqueuer import Enqueuer
-from duemq.scheduler.timers.files.log import MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.sums import is_superseded
+from duemq.scheduler.timers.files.unit import MAX_DUE_MS, UNIT, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.index.ids import TimerIds, first_place
 from duemq.scheduler.timers.index.keys import key_hash, tag_of
 from duemq.scheduler.timers.policy.catch_up import CatchUp

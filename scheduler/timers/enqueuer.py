@@ -11,7 +11,7 @@ from duemq.protocol.records import properties
 from duemq.protocol.records.timer_properties import MAX_HASH, first_id
 from duemq.scheduler.delivery.batches import Batches
 from duemq.scheduler.delivery.targets import TopicHashes
-from duemq.scheduler.timers.files.log import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
+from duemq.scheduler.timers.files.unit import DELETE, MAX_DUE_MS, NORMAL, WITHDRAWN
 from duemq.scheduler.timers.index.keys import key_of
 from duemq.scheduler.timers.index.sorted_offsets import is_among
 from duemq.scheduler.timers.search import LOOK_UNITS

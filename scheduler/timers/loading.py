@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from duemq.protocol.records import properties
-from duemq.scheduler.timers.files.log import DELETE, NORMAL, ROLL, seconds_of
+from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, seconds_of
 from duemq.scheduler.timers.search import LOOK_UNITS
 from duemq.scheduler.timers.second import picked, waits_of
 

@@ -22,8 +22,9 @@ import structlog
 from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.timers.files.formats import NO_OFFSETS, Found, Sums, TimerCheck, TimerNote
-from duemq.scheduler.timers.files.log import NORMAL, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from duemq.scheduler.timers.files.log import TimerLog
 from duemq.scheduler.timers.files.sums import LogSums
+from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, HOURS, SLOTS, TimerWheel
 from duemq.scheduler.timers.index.places import UnitPlaces
 from duemq.scheduler.timers.index.sorted_offsets import distinct_of, has, joined
@@ -36,7 +37,7 @@ from duemq.storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.files.log import Units
+    from duemq.scheduler.timers.files.unit import Units
 
     Offsets = NDArray[np.int64]
 

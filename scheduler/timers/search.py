@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from duemq.scheduler import waiting as decided
-from duemq.scheduler.timers.files.log import NO_MESSAGE, UNIT, seconds_of
+from duemq.scheduler.timers.files.unit import NO_MESSAGE, UNIT, seconds_of
 from duemq.scheduler.timers.second import NONE, waits_of
 from duemq.storage.queues.pull import ColdRead, patiently
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.files.log import Positions, Units
+    from duemq.scheduler.timers.files.log import Positions
+    from duemq.scheduler.timers.files.unit import Units
     from duemq.scheduler.timers.second import Waits
     from duemq.scheduler.timers.slots import Slots
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 
 from duemq.protocol.records.timer_properties import PRECISION_MS
-from duemq.scheduler.timers.files.log import APPLIED, DUE_BITS, MAX_DUE_MS, NORMAL
+from duemq.scheduler.timers.files.unit import APPLIED, DUE_BITS, MAX_DUE_MS, NORMAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.files.log import Units
+    from duemq.scheduler.timers.files.unit import Units
 
     Waits = NDArray[Any]
     Magic = NDArray[np.int32]

@@ -39,7 +39,7 @@ from duemq.scheduler.timers.checkpoint import TimerCheckpoint
 from duemq.scheduler.timers.config import Refusal, TimerConfig
 from duemq.scheduler.timers.enqueuer import Enqueuer
 from duemq.scheduler.timers.files.formats import Found
-from duemq.scheduler.timers.files.log import NORMAL
+from duemq.scheduler.timers.files.unit import NORMAL
 from duemq.scheduler.timers.index.census import DueCounts
 from duemq.scheduler.timers.index.ids import TimerIds
 from duemq.scheduler.timers.index.names import RealTopics

@@ -20,7 +20,8 @@ from duemq.protocol.records.timer_properties import PRECISION_MS, slot_second
 from duemq.scheduler import waiting as decided
 from duemq.scheduler.timers.config import DAY_SECONDS, TimerConfig
 from duemq.scheduler.timers.files.formats import NO_OFFSETS, Found
-from duemq.scheduler.timers.files.log import (
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.unit import (
     APPLIED,
     DELETE,
     MAX_DUE_MS,
@@ -29,7 +30,6 @@ from duemq.scheduler.timers.files.log import (
     ROLL,
     UNIT,
     WITHDRAWN,
-    TimerLog,
     seconds_of,
     withdrawn,
 )
@@ -50,7 +50,7 @@ from duemq.storage.store import MessageStore
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.files.log import Units
+    from duemq.scheduler.timers.files.unit import Units
     from duemq.scheduler.timers.second import Waits
 
 PRELOAD_SECONDS: Final = 10

@@ -30,7 +30,7 @@ import numpy as np
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.table import queue_id_of
 from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.log import UNIT_SIZE, seconds_of
+from duemq.scheduler.timers.files.unit import UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.files.wheel import SLOT, SLOTS
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.spark_jobs.store.progress import behind_last, timer_units

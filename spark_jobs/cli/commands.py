@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 _GONE: Final = "the last run had this store, and it is not there now: if it was taken away for good, say --retired PATH"
 _LIBRARIES: Final = ("pyspark", "pyarrow", "numpy", "pandas", "rich", "cryptography", "jinja2")
+_UNDECODABLE: Final = re.compile("[\udc80-\udcff]")
+"""Characters by which Python stands for bytes of a name that are none in its encoding."""
 KEPT: Final = ".kept"
 """Directory in a folder of nights with the results that its runs keep of the stores."""
 PACKAGES: Final = ("protocol", "storage", "scheduler", "spark_jobs")
@@ -101,6 +103,11 @@ def _told(error: Exception) -> str | None:
     """Return the line for an error that a user can act on; None for any other."""
     if isinstance(error, JobError):
         return str(error)
+    if isinstance(error, UnicodeEncodeError) and _UNDECODABLE.search(error.object):
+        return (
+            f"{error.object!a}: a name on this disk is no text in {error.encoding}: rename it, or set LC_ALL to a "
+            "locale in which it is, such as C.UTF-8"
+        )
     found = summary_of(error)
     if found is None and isinstance(error, OSError) and not os.environ.get(TRACEBACK):
         return str(cannot_read(str(error.filename), error) if error.filename else error)

@@ -22,7 +22,7 @@ from duemq.protocol.records.record import MIN_SIZE
 from duemq.scheduler import waiting
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files import formats
-from duemq.scheduler.timers.files.log import UNIT, UNIT_SIZE, seconds_of
+from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.index.sorted_offsets import joined
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store import progress

@@ -48,7 +48,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from duemq.protocol.records.record import END_MARKER, END_MARKER_SIZE, MAGIC_END
-from duemq.scheduler.timers.files.log import UNIT_SIZE
+from duemq.scheduler.timers.files.unit import UNIT_SIZE
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source import tables

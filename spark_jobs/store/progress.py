@@ -23,10 +23,12 @@ from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.levels.table import DelayLevels
 from duemq.scheduler.timers.files import formats
 from duemq.scheduler.timers.files.formats import Found, TimerCheck, TimerNote
-from duemq.scheduler.timers.files.log import (
+from duemq.scheduler.timers.files.log import BLANK_SIZE
+from duemq.scheduler.timers.files.sums import is_superseded
+from duemq.scheduler.timers.files.superseded import marked, positions_of
+from duemq.scheduler.timers.files.unit import (
     ANY_MAGIC,
     APPLIED,
-    BLANK_SIZE,
     DELETE,
     MAX_DUE_MS,
     ROLL,
@@ -34,9 +36,7 @@ from duemq.scheduler.timers.files.log import (
     WITHDRAWN,
     seconds_of,
 )
-from duemq.scheduler.timers.files.log import UNIT as TIMER_UNIT
-from duemq.scheduler.timers.files.sums import is_superseded
-from duemq.scheduler.timers.files.superseded import marked, positions_of
+from duemq.scheduler.timers.files.unit import UNIT as TIMER_UNIT
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.spark_jobs.store.ranges import at_offsets, plan
 from duemq.spark_jobs.store.roles import CANCEL, DELIVERY, LEVEL, SCHEDULE_TOPIC, TIMER, TIMER_TOPIC, Roles
@@ -624,7 +624,7 @@ def _timer_files(store: StoreFiles) -> list[tuple[int, int]]:
 
 def timer_units(store: StoreFiles, start: int = 0, end: int = EVERYTHING) -> Iterator[tuple[int, Any]]:
     """Yield the units of the timer log between two positions, in order, a part at a time, as
-    `scheduler.timers.files.log.UNIT`, with the position of the first; of each file, the units before the first invalid
+    `scheduler.timers.files.unit.UNIT`, with the position of the first; of each file, the units before the first invalid
     one. Units of messages that got newer ones are marked as the checkpoint's note says, even if the files are not
     yet."""
     known = checkpoint.load(cast(Files, store), "checkpoint")

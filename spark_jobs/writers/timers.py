@@ -11,7 +11,8 @@ import numpy as np
 
 from duemq.scheduler.timers.files import formats
 from duemq.scheduler.timers.files.formats import Found
-from duemq.scheduler.timers.files.log import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, TimerLog, seconds_of
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.unit import APPLIED, DELETE, NORMAL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of
 from duemq.scheduler.timers.files.wheel import HOUR, TimerWheel
 from duemq.scheduler.timers.index.sorted_offsets import is_among, joined
 from duemq.storage.files import OsFiles

@@ -29,13 +29,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import structlog
 
 from duemq.scheduler.timers.files.sums import LogSums
 from duemq.scheduler.timers.files.superseded import Superseded
+from duemq.scheduler.timers.files.unit import ANY_MAGIC, UNIT, UNIT_SIZE, withdrawn
 from duemq.storage.files import File, Files
 from duemq.storage.log.marks import Marks
 from duemq.storage.log.segments import Segments
@@ -43,66 +44,24 @@ from duemq.storage.log.segments import Segments
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Units = NDArray[Any]
+    from duemq.scheduler.timers.files.unit import Units
+
     Positions = NDArray[np.int64]
 
 log = structlog.get_logger(__name__)
 
-M = TypeVar("M", int, "NDArray[np.int32]")
-
-UNIT: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("previous", ">i8"),
-        ("magic", ">i4"),
-        ("write_ms", ">i8"),
-        ("delay_ms", ">i4"),
-        ("physical_offset", ">i8"),
-        ("record_size", ">i4"),
-        ("topic_hash", ">i4"),
-        ("due_ms", ">i8"),
-    ]
-)
-UNIT_SIZE: Final = 52
-assert UNIT.itemsize == UNIT_SIZE
 DEFAULT_SEGMENT_SIZE: Final = 100 * 1024 * 1024
-NORMAL: Final = 1
-"""Set in a unit whose record is the first record of its message."""
-ROLL: Final = 2
-DELETE: Final = 4
-WITHDRAWN: Final = 8
-NO_MESSAGE: Final = DELETE | WITHDRAWN
-"""A unit with any of these bits stands for no waiting message."""
-APPLIED: Final = -1
-"""The deliver time of units that stand for no message: duemq's deleting units, which have already taken effect and
-which RocketMQ knows by their magic, and units appended only so that RocketMQ finds them last in the log."""
-DUE_BITS: Final = 43
-MAX_DUE_MS: Final = (1 << DUE_BITS) - 1
-ANY_MAGIC: Final = NORMAL | ROLL | DELETE | WITHDRAWN
 _MAGIC_AT: Final = 12
 _BLANK: Final = struct.Struct(">iqI")
 BLANK_SIZE: Final = _BLANK.size
 """Size in bytes of the blank unit that ends a file."""
 _BLANK_MAGIC: Final = 0xCBD43194
-_SLOT_MS: Final = 1000
 _SCAN_UNITS: Final = 16_384
 _CRC_UNITS: Final = 64
 _FIRST_LOOK: Final = 64
 _MAX_LOOK: Final = 8192
 _DENSE: Final = 32
 """Blocks get longer while at least one in this many of their units belongs to the second that is read."""
-
-
-def withdrawn(magic: M) -> M:
-    """The magic numbers of units whose messages are withdrawn: RocketMQ takes such units for deleting ones, and finds
-    nothing to delete in their records."""
-    return (magic & ~ROLL) | WITHDRAWN | DELETE
-
-
-def seconds_of(units: Units) -> NDArray[np.int64]:
-    """The seconds, since the epoch, in whose slots the units lie."""
-    seconds: NDArray[np.int64] = (units["write_ms"].astype(np.int64) + units["delay_ms"]) // _SLOT_MS
-    return seconds
 
 
 class TimerLog:

@@ -21,7 +21,7 @@ from duemq.protocol.records.record import crc32
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.files.log import Units
+    from duemq.scheduler.timers.files.unit import Units
 
 _UNIT_SIZE: Final = 52
 _SLOT_MS: Final = 1000

@@ -22,7 +22,8 @@ from duemq.protocol.records.message_id import parse_offset_message_id
 from duemq.protocol.records.record import StoredMessage
 from duemq.protocol.records.timer_properties import first_id
 from duemq.scheduler.timers.enqueuer import Enqueuer
-from duemq.scheduler.timers.files.log import NORMAL, UNIT_SIZE, TimerLog
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.unit import NORMAL, UNIT_SIZE
 from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
 from duemq.scheduler.timers.search import LOOK_UNITS
 from duemq.storage.log.copies import origin_of

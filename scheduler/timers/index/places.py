@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from duemq.scheduler.timers.files.log import APPLIED, UNIT, UNIT_SIZE, TimerLog
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.unit import APPLIED, UNIT, UNIT_SIZE
 from duemq.scheduler.timers.index.sorted_pairs import SortedPairs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from duemq.scheduler.timers.files.log import Positions, Units
+    from duemq.scheduler.timers.files.log import Positions
+    from duemq.scheduler.timers.files.unit import Units
 
 BLOCK_UNITS: Final = 512
 """Most units that are read to find one."""

@@ -25,7 +25,7 @@ from duemq.scheduler.timers.policy.policies import TimerPolicy
 from tests.unit.scheduler.timer_world import START_MS, TimerWorld
 
 if TYPE_CHECKING:
-    from duemq.scheduler.timers.files.log import Units
+    from duemq.scheduler.timers.files.unit import Units
 
 Damage = Callable[[TimerWorld], None]
 

@@ -16,7 +16,7 @@ from duemq.protocol.records.message_id import offset_message_id
 from duemq.protocol.records.timer_properties import AGAIN_ROOM
 from duemq.scheduler.pending import Selection, Waiting
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.files.log import NORMAL
+from duemq.scheduler.timers.files.unit import NORMAL
 from duemq.scheduler.timers.index.ids import given_id
 from duemq.scheduler.timers.policy.policies import policy_of
 from duemq.storage.durability.retention import RetentionConfig

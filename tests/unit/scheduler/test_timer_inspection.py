@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duemq.scheduler.timers.files.log import UNIT, TimerLog
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.unit import UNIT
 from duemq.scheduler.timers.inspection import inspect
 from duemq.storage import files as files_module
 from duemq.storage.files import OsFile, OsFiles

@@ -12,8 +12,8 @@ from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.pending import Selection
 from duemq.scheduler.timers import parking, service
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.files.log import DELETE, UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.files.superseded import Superseded
+from duemq.scheduler.timers.files.unit import DELETE, UNIT_SIZE, seconds_of
 from duemq.scheduler.timers.files.wheel import SLOTS
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.storage.budget import SPENT

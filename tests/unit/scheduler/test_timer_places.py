@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.files.log import APPLIED, UNIT, UNIT_SIZE, TimerLog
+from duemq.scheduler.timers.files.log import TimerLog
+from duemq.scheduler.timers.files.unit import APPLIED, UNIT, UNIT_SIZE
 from duemq.scheduler.timers.index import places as timer_places
 from duemq.scheduler.timers.index.places import UnitPlaces
 from duemq.scheduler.timers.loading import Loading

@@ -8,7 +8,7 @@ import pytest
 
 from duemq.protocol.records import properties
 from duemq.scheduler.timers.config import Cancelled, TimerConfig
-from duemq.scheduler.timers.files.log import WITHDRAWN
+from duemq.scheduler.timers.files.unit import WITHDRAWN
 from duemq.scheduler.timers.index.keys import KEY_BITS, KeyIndex, key_hash, tag_of
 from duemq.storage.errors import StoreFull
 from duemq.storage.queues.consume_queue import TIMER_TOPIC

@@ -22,9 +22,9 @@ from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.timers.config import Cancelled, Refusal, TimerConfig
 from duemq.scheduler.timers.files import formats
 from duemq.scheduler.timers.files.formats import Found, Sums, TimerNote
-from duemq.scheduler.timers.files.log import UNIT, UNIT_SIZE
 from duemq.scheduler.timers.files.sums import FileSum
 from duemq.scheduler.timers.files.superseded import RUN
+from duemq.scheduler.timers.files.unit import UNIT, UNIT_SIZE
 from duemq.scheduler.timers.files.wheel import TimerWheel
 from duemq.scheduler.timers.policy.policies import TimerPolicy
 from duemq.scheduler.timers.search import LOOK_UNITS

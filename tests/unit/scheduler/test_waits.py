@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from duemq.scheduler import waiting as waits
 from duemq.scheduler.levels.runs import Run
 from duemq.scheduler.timers.files.formats import Found, TimerCheck, TimerNote
-from duemq.scheduler.timers.files.log import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
+from duemq.scheduler.timers.files.unit import DELETE, NORMAL, ROLL, UNIT, UNIT_SIZE, WITHDRAWN, seconds_of, withdrawn
 from duemq.scheduler.timers.index.sorted_offsets import has, is_among, joined, places_of
 from duemq.storage.log.copies import UNITS
 from duemq.storage.queues.consume_queue import PADDING_SIZE, WITHDRAWN_SIZE

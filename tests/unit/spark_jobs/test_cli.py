@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -318,3 +319,34 @@ def test_results_are_printed_whatever_they_are(capsysbinary: pytest.CaptureFixtu
     assert capsysbinary.readouterr().out.decode().splitlines()[0] == '"properties","body","body_2"'
     print_table(table, "table")
     assert "properties" in capsysbinary.readouterr().out.decode()
+
+
+def by_itself(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line in a process of its own, with other settings of the environment."""
+    command = [sys.executable, "-m", "duemq", "spark", *arguments]
+    return subprocess.run(command, capture_output=True, env={**os.environ, **environment}, timeout=120, check=False)
+
+
+def test_a_name_that_is_no_text_is_told_in_one_line(tmp_path: Path) -> None:
+    new_broker(tmp_path / "plain").close()
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")
+    os.symlink(tmp_path / "plain", odd)
+    kept = ("--state", str(tmp_path / "kept"))
+    for arguments in (("audit", odd, *kept), ("audit", str(tmp_path / "plain"), *kept, "--out", odd + "out")):
+        done = by_itself(*arguments)
+        assert done.returncode in (0, 2), done.stderr
+        assert b"Traceback" not in done.stderr
+        if done.returncode:
+            assert b"bad\\udcff" in done.stderr
+            assert b"is no text in utf-8: rename it" in done.stderr
+            assert done.stderr.count(b"\n") == 1
+
+
+def test_what_the_output_has_no_letter_for_is_replaced(tmp_path: Path) -> None:
+    broker = new_broker(tmp_path / "store")
+    broker.send("plain", b"x")
+    broker.close()
+    arguments = ("--out", str(tmp_path / "\u03a9"), "--state", str(tmp_path / "kept"))
+    done = by_itself("analyse", str(tmp_path / "store"), *arguments, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert f"report: {tmp_path}/?/report.html".encode() in done.stdout

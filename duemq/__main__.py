@@ -1,0 +1,5 @@
+"""The command line as `python -m duemq`."""
+
+from duemq.cli import main
+
+main()
