@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
-PYTEST := $(BIN)/python -m pytest -m "not soak"
+PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
 # Two runs that take about as long as each other; what is in none of these runs with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))

@@ -347,6 +347,6 @@ def test_what_the_output_has_no_letter_for_is_replaced(tmp_path: Path) -> None:
     broker.send("plain", b"x")
     broker.close()
     arguments = ("--out", str(tmp_path / "\u03a9"), "--state", str(tmp_path / "kept"))
-    done = by_itself("analyse", str(tmp_path / "store"), *arguments, PYTHONIOENCODING="ascii")
+    done = by_itself("analyse", str(tmp_path / "store"), *arguments, PYTHONIOENCODING="latin-1")
     assert (done.returncode, done.stderr) == (0, b"")
     assert f"report: {tmp_path}/?/report.html".encode() in done.stdout
