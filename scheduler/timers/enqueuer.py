@@ -84,10 +84,11 @@ class Enqueuer:
         unit = self._queue.unit(first)
         return unit[0] if unit is not None else self._store.log.begin
 
-    def behind_for(self, second: int) -> int:
-        """Number of messages not yet in the wheel that are due in a second. Raises OSError."""
+    def behind_for(self, second: int, now_ms: int) -> int:
+        """Number of messages not yet in the wheel that, as of now, will get the slot of a second. Raises OSError."""
         units = self._batches.read(self._queue, self.next_offset, self.behind)
-        return int((slot_second_of(units["tags_code"].astype(np.int64)) == second).sum())
+        due = slot_second_of(units["tags_code"].astype(np.int64))
+        return int((self._slots.slots_for(due, now_ms) == second).sum())
 
     def enqueue_through(self, queue_offset: int, now_ms: int) -> None:
         """Put all messages up to and including a queue offset into the wheel. Raises OSError."""

@@ -213,7 +213,7 @@ class Timers:
         if self._slots.wheel.count(second) + self._enqueuer.behind < limit:
             return False
         self.gather(now_ms)
-        return self._slots.wheel.count(second) + self._enqueuer.behind_for(second) >= limit
+        return self._slots.wheel.count(second) + self._enqueuer.behind_for(second, now_ms) >= limit
 
     def gather(self, now_ms: int) -> None:
         """Put messages that came just now into the wheel, before the next step does. If this fails or needs a read from

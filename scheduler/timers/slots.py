@@ -152,6 +152,13 @@ class Slots:
         excess = second - self.base(now_ms) - self.window
         return second if excess <= 0 else second + -(-excess // self.window) * -self.window
 
+    def slots_for(self, seconds: NDArray[np.int64], now_ms: int) -> NDArray[np.int64]:
+        """As `slot_for`, for the due seconds of many messages."""
+        window = self.window
+        excess = np.maximum(seconds - (self.base(now_ms) + window), 0)
+        slots: NDArray[np.int64] = seconds - -(-excess // window) * window
+        return slots
+
     def base(self, now_ms: int) -> int:
         """The second from which the window reaches ahead: that of `now_ms` or the current one, whichever is later, but
         no more than half a turn of the wheel ahead of the current one, which may be far behind after a long stop."""

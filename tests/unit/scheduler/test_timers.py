@@ -174,6 +174,19 @@ def test_refusals(world: TimerWorld) -> None:
     assert world.timers.refusal(now + 6000, now) is Refusal.DISABLED
 
 
+def test_the_limit_of_a_second_counts_what_waits_for_its_slot_beyond_the_window() -> None:
+    """Messages that are not in the wheel yet count in the slots that they will get, not in those of their times."""
+    config = TimerConfig(log_segment_size=5200, roll_window=7, congest_limit=3, stop_enqueue=True)
+    world = TimerWorld(config)
+    far = START_MS + 30_000
+    for _ in range(3):
+        world.send(far)
+    assert world.timers.refusal(far, START_MS) is Refusal.CONGESTED
+    same_slot, another = far - 7000, far - 1000
+    assert world.timers.refusal(same_slot, START_MS) is Refusal.CONGESTED
+    assert world.timers.refusal(another, START_MS) is None
+
+
 def test_stop_and_go_on(world: TimerWorld) -> None:
     world.config.stop_dequeue = True
     world.send(START_MS + 100)
