@@ -253,7 +253,7 @@ class LogCheck:
         there = self._as_noted.by_file
         for base in sorted(there.keys() | self._noted.keys()):
             if self._noted.get(base) != there.get(base):
-                what = "is not as it was written: its checksum is another" if base in there else "is missing"
+                what = "is not as it was written: its checksum differs" if base in there else "is missing"
                 return f"timerlog/{base:020} {what}"
         return None
 

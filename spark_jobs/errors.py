@@ -31,13 +31,13 @@ class NotKept(JobError):
 
 
 _HINTS: Final = {
-    errno.EACCES: "this user may not read it; run the job as one who may",
-    errno.EPERM: "this user may not read it; run the job as one who may",
+    errno.EACCES: "this user may not read it; run the job as a user who may",
+    errno.EPERM: "this user may not read it; run the job as a user who may",
     errno.EISDIR: "is a directory, and a file belongs there; move it away, or put the file back",
     errno.ENOTDIR: "is a file, and a directory belongs there; move it away, or put the directory back",
     errno.ELOOP: "is a link that leads back to itself; put back what it should lead to, or remove it",
     errno.EIO: "the disk does not give it (Input/output error); put it back from a copy, or move it away: a job then "
-    "tells what was in it",
+    "tells what it held",
 }
 
 

@@ -216,7 +216,7 @@ class Batches:
             **source,
             messages=len(which),
             physical_offset=int(records.heads["physical_offset"][which[0]]),
-            reason="no topic and queue in REAL_TOPIC and REAL_QID that a message may go to",
+            reason="REAL_TOPIC and REAL_QID name no queue that takes messages",
         )
 
 

@@ -175,7 +175,7 @@ class LevelDelivery:
         if outcome.delivered and self._is_awaited:
             put.position = self._store.log.end
             level.add(put)
-            level.trouble = "the disk: its flush is awaited"
+            level.trouble = "waits for the disk to be flushed"
         elif not level.puts:
             level.trouble = None
 

@@ -70,7 +70,7 @@ _MOST_RUNS: Final = 1000
 _HAND_OVER_UNITS: Final = 4096
 MAX_HANDED_OVER: Final = 200_000
 """Most messages marked for Apache's broker at a clean stop: each takes memory until the store is closed."""
-_TOO_MANY: Final = "so many were delivered before others in front of them that Apache's broker would deliver some again"
+_TOO_MANY: Final = "too many messages were delivered before earlier ones; Apache's broker would deliver some again"
 
 
 def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def read_saved(file: ConfigFile, *, is_needed: bool) -> dict[str, Any]:
         try:
             return {**table, OFFSET_TABLE: {int(level): int(offset) for level, offset in offsets.items()}}
         except (AttributeError, TypeError, ValueError):
-            raise StoreFormatError(file.path, "offsetTable: levels and offsets are numbers") from None
+            raise StoreFormatError(file.path, "offsetTable: levels and offsets must be numbers") from None
     except StoreFormatError as error:
         if is_needed:
             raise

@@ -300,7 +300,7 @@ class TimerChanges:
             self._keeping = None  # the next search begins again, and passes over messages withdrawn already
             raise
         if isinstance(was_needed, ColdRead):
-            raise NotInMemory("what still waits", was_needed.place, was_needed.run)
+            raise NotInMemory("records of waiting messages", was_needed.place, was_needed.run)
         if was_needed is None:
             self._keeping = None
         return was_needed

@@ -48,5 +48,5 @@ class Cancelled(Enum):
     CANCELLED = "cancelled"
     DELIVERED = "already delivered"
     CANCELLED_BEFORE = "already cancelled"
-    NO_LONGER_WAITS = "delivered or cancelled, nobody knows which any more"
+    NO_LONGER_WAITS = "delivered or cancelled; which of the two is no longer known"
     UNKNOWN = "never existed"

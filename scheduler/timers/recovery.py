@@ -112,7 +112,7 @@ class TimerRecovery:
         """Slots that may have parked messages, as in `Start.parked`."""
         self._parked_done: dict[int, int] = {}
         """Number of parked messages that were delivered since the note, by the hash of the topic."""
-        self._reason = "no timer log to go by"
+        self._reason = "there is no usable timer log"
         """Why the log cannot be used."""
 
     def run(self, note: TimerNote | None, check: TimerCheck | None) -> Start:
@@ -241,10 +241,10 @@ class TimerRecovery:
         if has_wheel:
             damaged = np.flatnonzero(hours & (sums.wheel != 0) & ~changed)
             if len(damaged):
-                log.warning("timer_wheel_rebuilt", file="timerwheel", hours=len(damaged), reason="other checksums")
+                log.warning("timer_wheel_rebuilt", file="timerwheel", hours=len(damaged), reason="checksums differ")
         else:
             self._wheel.establish()
-            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="it was not there")
+            log.warning("timer_wheel_rebuilt", file="timerwheel", hours=HOURS, reason="the file was missing")
         self._log.sums = check.sums
         return True
 
@@ -282,7 +282,7 @@ class TimerRecovery:
     def _check_earlier(self, note: TimerNote, *, has_wheel: bool) -> bool:
         """As `_check_files`, by the note of an earlier version, which has no checksums of files."""
         if self._log.crc(note.log_end) != note.log_crc:
-            self._reason = "the end of the timer log is not as it was written: its checksum is another"
+            self._reason = "the end of the timer log is not as it was written: its checksum differs"
             return False
         if has_wheel:
             self._take_back(note.log_end)
@@ -346,7 +346,7 @@ class TimerRecovery:
 
     def _by_check(self, check: TimerCheck | None) -> Start | None:
         if check is None:
-            self._reason = "RocketMQ had the store, and config/timercheck, which tells how far it was, cannot be read"
+            self._reason = "RocketMQ had the store, and config/timercheck, which tells its progress, cannot be read"
             return None
         size = self._log.segment_size
         self._log.recover(max(self._log.begin, min(check.log_position, self._log.end) // size * size - size))
@@ -354,7 +354,7 @@ class TimerRecovery:
         begin, end = self._log.begin, self._log.end
         links = (waits.first_link(units, seconds_of(units), second) for _, units in self._log.scan(begin, end))
         if not waits.is_covering(check, begin, end, size, links):
-            self._reason = f"the timer log has positions {begin} to {end}, and not all that config/timercheck tells of"
+            self._reason = f"the timer log, from {begin} to {end}, lacks units that config/timercheck refers to"
             return None
         waiting = self._rebuild_wheel(second)
         self._sum_up()

@@ -101,7 +101,7 @@ class Earlier:
             name = os.path.basename(error.filename or "offenders.parquet")
             raise JobError(f"{directory}: has no {name}, so there is nothing to compare with") from None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, pa.ArrowException, KeyError) as error:
-            raise JobError(f"{directory}: what it has of an audit cannot be read: {error}") from None
+            raise JobError(f"{directory}: its audit cannot be read: {error}") from None
         self.lags = {(lag.consumer_group, lag.topic): lag.behind_ms for lag in lags}
 
     def compare(self, summary: Summary, out: str, lags: Sequence[Lag] = ()) -> Comparison:

@@ -85,7 +85,7 @@ class IcebergTable:
                 raise JobError(f"{self._path}: {reason(error)}") from error
         missing = [name for name in COLUMNS.names if name not in table.schema().column_names]
         if missing:
-            raise JobError(f"{self._path}: the table has no column {missing[0]}, so it is none of these; give another")
+            raise JobError(f"{self._path}: the table has no column {missing[0]}, so it is not an archive; give another")
         self._table = table
         self.directory = Directory(f"{table.location()}/data")
         return self._mark(name)

@@ -343,11 +343,11 @@ class Kept:
         found = kept.trusted(self._store, before, self._segments)
         there = sum(part.place[0] >= begin for part in before.ranges)
         if len(found) < there:
-            self._tell(f"{there - len(found)} ranges of the commitlog are not as they were; these are read anew")
+            self._tell(f"{there - len(found)} ranges of the commitlog have changed; they are read anew")
         delays = self._progress.delays_ms
         known = [part for part in found if kept.is_same_table(part, before.delays_ms, delays)]
         if len(known) < len(found):
-            self._tell("the table of delay levels is another one; what was read by the last one is read anew")
+            self._tell("the table of delay levels has changed; what was read with the old one is read anew")
         return known
 
     def find(self, step_ms: int, shuffle: Callable[[], Shuffle]) -> Found:

@@ -338,7 +338,7 @@ def main() -> None:
     \b
     duemq spark analyse STORE --nights DIR  audit, figures and a report, as every night
     duemq spark audit STORE                 was every scheduled message delivered once?
-    duemq spark compact STORE NEW           a smaller store, without what nobody reads again
+    duemq spark compact STORE NEW           a smaller store, without what no broker or consumer needs
     duemq spark archive STORE DIR           to Parquet by day and topic; restore is the way back
     duemq spark sql STORE QUERY             any question, in SQL
 
@@ -592,8 +592,8 @@ def audit(
     memory: str | None,
     conf: tuple[str, ...],
 ) -> None:
-    """Tell of every scheduled message in STORE what became of it: delivered, cancelled, pending, lost or delivered
-    twice. Exit code 1 when one was lost or destroyed."""
+    """Tell what became of every scheduled message in STORE: delivered, cancelled, pending, lost or delivered twice.
+    Exit code 1 when one was lost or destroyed, or will not be found by the broker, or when records have wrong bytes."""
     _check_state(state, full=full)
     _settings(conf)
     with _told_to(hook, "audit", store):

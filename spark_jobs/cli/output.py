@@ -57,15 +57,20 @@ def print_summary(summary: Summary) -> None:
     if summary.damaged:
         click.echo(f"{summary.damaged:,} damaged stretches; see the table damaged")
     if summary.corrupt:
-        click.echo(f"corrupt   {summary.corrupt:>14,}  (records whose checksums are wrong)")
+        click.echo(f"corrupt   {summary.corrupt:>14,}  (records with wrong bytes)")
         for offset, size, why in summary.corruptions[:10]:
-            click.echo(f"corrupt: {size:,} bytes at {offset}: {why}")
+            click.echo(f"corrupt: {size:,} bytes at {offset}: {_printable(why)}")
     for offender in summary.offenders[:10]:
         place = f"{offender.physical_offset}{f' of {offender.store}' if offender.store else ''}"
+        topic, key = _printable(offender.topic or "?"), _printable(offender.unique_key or "")
         click.echo(
-            f"{offender.what}: {offender.topic or '?'} {offender.unique_key or ''} at {place}, "
-            f"due {time_text(offender.due_ms) if offender.due_ms else '?'}"
+            f"{offender.what}: {topic} {key} at {place}, due {time_text(offender.due_ms) if offender.due_ms else '?'}"
         )
+
+
+def _printable(text: str) -> str:
+    """Return a text from a record so that it stays on its line and leaves the terminal alone."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def print_comparison(found: Comparison) -> None:
@@ -136,7 +141,7 @@ def print_appended(result: AppendResult) -> None:
         f"offsets {result.begin} to {result.end}"
     )
     if result.expired:
-        click.echo(f"  {size_text(result.expired)} before that have expired before they were appended")
+        click.echo(f"  {size_text(result.expired)} before those offsets expired before a run could append them")
     if result.damages:
         click.echo(f"  {result.damages:,} damaged stretches among them are not in the table")
 
@@ -158,8 +163,8 @@ def print_table(table: Any, form: str) -> None:
 
         shown = Table(*table.column_names)
         for row in _plain(table).to_pylist():
-            shown.add_row(*("" if value is None else str(value) for value in row.values()))
-        Console().print(shown)
+            shown.add_row(*("" if value is None else _printable(str(value)) for value in row.values()))
+        Console(markup=False, emoji=False).print(shown)
 
 
 def _plain(table: Any) -> Any:

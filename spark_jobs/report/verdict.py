@@ -127,9 +127,11 @@ def since_of(comparison: Comparison, store: str) -> Verdict:
     new = [_told(status, number, "new") for status, number in comparison.new.items()]
     notes = []
     if not is_same(comparison.store, store):
-        notes.append(f"The run before calls its store {name(comparison.store)}: of another store all of this is wrong.")
+        notes.append(
+            f"The run before calls its store {name(comparison.store)}: if it was another one, this comparison is wrong."
+        )
     for one in comparison.first_read:
-        notes.append(f"{name(one)} was read for the first time: nothing of what is wrong there is counted as new.")
+        notes.append(f"{name(one)} was read for the first time: none of its offenders count as new.")
     for one in comparison.stores_gone:
         notes.append(f"{name(one)} was taken away.")
     if comparison.known:
@@ -142,7 +144,7 @@ def since_of(comparison: Comparison, store: str) -> Verdict:
         is_bad = bool(comparison.new.get("lost") or comparison.new.get("destroyed"))
         return Verdict(BAD if is_bad else WARN, f"{', '.join(new)}.", notes, [])
     if comparison.worse:
-        return Verdict(WARN, "No message more has been lost or delivered twice, but some figures grew.", notes, [])
+        return Verdict(WARN, "No further message was lost or delivered twice, but some figures grew.", notes, [])
     return Verdict(GOOD, "Nothing new is wrong.", notes, [])
 
 
@@ -212,7 +214,7 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     if summary.twice:
         found.append(
             Step(
-                "Ask who consumes these topics whether they take a message twice without harm; the consumers have had "
+                "Find out whether the consumers of these topics can take a message twice without harm: they have had "
                 "both deliveries.",
                 _query_of(offenders, "twice", store),
             )
@@ -220,7 +222,7 @@ def _steps(summary: Summary, new: Sequence[Offender]) -> list[Step]:
     if summary.overdue:
         found.append(
             Step(
-                "See whether the broker has caught up: these have to be fewer now.",
+                "See whether the broker has caught up: there must be fewer of these by now.",
                 f'duemq spark sql {store} "select real_topic, count(*) from pending '
                 f'where due_ms < {summary.made_ms} group by real_topic"',
             )
@@ -264,7 +266,7 @@ def _troubles(summary: Summary) -> list[str]:
         total = sum(damage[1] for damage in summary.damages)
         found.append(
             f"{count(summary.damaged)} damaged or missing parts of the commitlog ({size(total)}) could not be read: "
-            "what they held, the audit cannot tell, but for messages that the queues list as waiting."
+            "the audit cannot tell what they held, except for messages that the queues list as waiting."
         )
     if summary.destroyed and summary.lost:
         gone = _number(summary.destroyed, "message", "messages")
@@ -292,7 +294,7 @@ def _facts(summary: Summary) -> list[str]:
             f"the latest was {duration(worst)} late."
         )
     if late.early:
-        found.append(f"{_number(late.early)} came before the time ({share(late.early, late.count)}).")
+        found.append(f"{_number(late.early)} came before their time ({share(late.early, late.count)}).")
     if summary.expired:
         number = _deliveries(summary.expired)
         found.append(f"{number} belong to messages whose commitlog file has expired, as files do.")

@@ -91,7 +91,7 @@ def stream(
 def _paths(stores: tuple[str | os.PathLike[str], ...]) -> str | list[str]:
     paths = [os.fspath(store) for store in stores]
     if not all([paths, *paths]):
-        raise JobError("which store? give its path")
+        raise JobError("no store is given: pass its path")
     return paths[0] if len(paths) == 1 else paths
 
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,6 +49,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from duemq.protocol.records.record import END_MARKER, END_MARKER_SIZE, MAGIC_END
 from duemq.scheduler.timers.files.unit import UNIT_SIZE
+from duemq.spark_jobs.columns.records import Damage, joined_damages
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source import tables
@@ -159,7 +160,7 @@ class Options:
                 raise JobError(f"there is no option {name}; there are {', '.join(_OPTIONS)}")
         self.paths = json.loads(options["paths"]) if "paths" in options else [options.get("path") or ""]
         if not all(self.paths):
-            raise JobError("which store? give load() its path")
+            raise JobError("no store is given: call load() with its path")
         self.table = options.get("table", "messages")
         self.columns = options.get("columns")
         self.check_crc = _flag(options, "checkCrc", default=False)
@@ -239,7 +240,7 @@ def _names(options: Mapping[str, str], name: str) -> frozenset[str] | None:
         return None
     found = frozenset(part.strip() for part in text.split(",")) - {""}
     if not found:
-        raise JobError(f"the option {name} names nothing: leave it out for all")
+        raise JobError(f"the option {name} is empty: leave it out to read all")
     return found
 
 
@@ -395,8 +396,22 @@ class _Reading:
         return pa.RecordBatch.from_arrays(arrays, schema=self.whole)
 
     def _read_range(self, part: Range) -> Iterator[pa.RecordBatch]:
+        damages: list[Damage] = []
         for found in walks(self.store, part, check_crc=self.options.check_crc):
+            damages += found.damages
             yield from self._batches(found.records)
+        self._tell_of_missing(joined_damages(damages))
+
+    def _tell_of_missing(self, damages: Sequence[tuple[int, int, str]]) -> None:
+        """Write one line to standard error for stretches of the commitlog (offset, bytes, reason) without rows."""
+        if damages:
+            offset, size, why = damages[0]
+            more = f"; and {len(damages) - 1} more" if len(damages) > 1 else ""
+            sys.stderr.write(
+                f"duemq: {self.store.path}: {size:,} bytes of the commitlog from physical offset {offset} on could not "
+                f"be read, and have no rows ({why}){more}: see the table damaged\n"
+            )
+            sys.stderr.flush()
 
     def _batches(self, records: Records) -> Iterator[pa.RecordBatch]:
         filters = self.filters
@@ -563,6 +578,7 @@ class _TableReading(_Reading):
         """Return the partitions for tasks."""
         table, store = self.options.table, self.store
         if table in ("messages", "schedules"):
+            self._tell_of_missing(store.gaps_between())
             found: list[InputPartition] = [RangePart(part) for part in _ranges(self.store, self.options, self.filters)]
         elif table == "pending":
             assert self.progress is not None

@@ -133,7 +133,9 @@ def _check(store: StoreFiles, records: Records) -> None:
     wrong = np.flatnonzero(records.stored_physical_offset != records.physical_offset)
     if len(wrong):
         at = int(records.physical_offset[wrong[0]])
-        raise JobError(f"{store.path}: the record at {at} has changed since the job began; stop who writes there")
+        raise JobError(
+            f"{store.path}: the record at {at} has changed since the job began; stop the process that writes there"
+        )
 
 
 def patch(records: Records, new: Integers, kinds: NDArray[np.uint8], offsets: OffsetMap) -> None:

@@ -122,7 +122,10 @@ def held(store_path: str) -> Iterator[None]:
         yield  # No broker ever had it open, and a starting broker makes this file before it writes anything else.
         return
     except PermissionError:
-        raise JobError(f"{path}: cannot be opened, so nobody knows whether a broker has the store open") from None
+        raise JobError(
+            f"{path}: cannot be opened, so the job cannot tell whether a broker has the store open; run it as a user "
+            "who may"
+        ) from None
     try:
         try:
             # Java's FileChannel.tryLock is an fcntl lock on the first byte, and so is duemq's. This one belongs to the

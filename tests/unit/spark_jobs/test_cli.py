@@ -22,9 +22,10 @@ from duemq import spark_jobs
 from duemq.spark_jobs import session
 from duemq.spark_jobs.audit.audit import Lateness, Summary, sign
 from duemq.spark_jobs.cli.commands import PACKAGES, main
-from duemq.spark_jobs.cli.output import print_table
+from duemq.spark_jobs.cli.output import print_summary, print_table
 from duemq.spark_jobs.errors import JobError
 from tests.unit.spark_jobs.compact_world import new_broker
+from tests.unit.spark_jobs.report_analyses import offender
 
 ROOT = Path(__file__).parents[3]
 
@@ -350,3 +351,19 @@ def test_what_the_output_has_no_letter_for_is_replaced(tmp_path: Path) -> None:
     done = by_itself("analyse", str(tmp_path / "store"), *arguments, PYTHONIOENCODING="latin-1")
     assert (done.returncode, done.stderr) == (0, b"")
     assert f"report: {tmp_path}/?/report.html".encode() in done.stdout
+
+
+def test_texts_of_producers_are_no_markup_and_stay_on_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["[/x]", "[red]y[/red]", ":smile:", "a\nlost  0\x07\x1b]0;title\u202e"]
+    print_table(pa.table({"[key]": texts}), "table")
+    shown = capsys.readouterr().out
+    for text in ("[key]", "[/x]", "[red]y[/red]", ":smile:", "a\\nlost  0\\x07\\x1b]0;title\\u202e"):
+        assert text in shown
+    assert shown.count("\n") == 4 + len(texts)
+    found = summary()
+    found.offenders.append(
+        msgspec.structs.replace(offender(1, "lost"), topic="to\npic", unique_key="k\x1b]0;title\x07")
+    )
+    print_summary(found)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("lost:")]
+    assert line.startswith("lost: to\\npic k\\x1b]0;title\\x07 at ")

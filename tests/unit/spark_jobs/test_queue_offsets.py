@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -540,3 +541,31 @@ def test_a_batch_that_may_be_the_last_one_before_the_end_is_told_once(
     assert capsys.readouterr().err == ""
     assert reader.partitions(start, end)
     assert "start it again until nothing comes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reading", [read, stream])
+def test_rows_that_are_missing_are_told_on_standard_error(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reading: Any
+) -> None:
+    """Of damage and of a file that is missing; where nothing is, nothing is told."""
+    whole = reading(store)
+    assert capsys.readouterr().err == ""
+    damaged = tmp_path / "damaged"
+    shutil.copytree(store, damaged)
+    files = sorted((damaged / "commitlog").iterdir())
+    data = bytearray(files[1].read_bytes())
+    data[10_000:20_000] = bytes(10_000)
+    files[1].write_bytes(data)
+    found = reading(damaged)
+    assert len(found) < len(whole)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"duemq: {damaged}: [\d,]+ bytes of the commitlog from physical offset \d+ on could not be read, "
+        r"and have no rows \(.+\): see the table damaged",
+        line,
+    )
+    files[1].unlink()
+    options = {"failOnDataLoss": False} if reading is stream else {}
+    assert len(reading(damaged, **options)) < len(found)
+    if reading is read:
+        assert "have no rows (a file is missing): see the table damaged" in capsys.readouterr().err
