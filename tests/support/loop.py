@@ -9,6 +9,7 @@ import asyncio
 
 from duemq.broker.net.request_turns import RequestBudget, RequestTurns
 from duemq.broker.turns import Turns
+from duemq.storage.budget import UNLIMITED
 from duemq.storage.clock import ManualClock
 
 
@@ -59,7 +60,7 @@ class CountBudget:
 
 def request_turns(loop: asyncio.AbstractEventLoop, budget: RequestBudget | None = None) -> RequestTurns:
     """Turns for requests only, begun; of an endless budget unless given."""
-    everything = Turns(loop, ManualClock())
+    everything = Turns(loop, ManualClock(), lambda _: UNLIMITED)
     made = RequestTurns(everything, budget or CountBudget())
     everything.start()
     return made
