@@ -298,6 +298,8 @@ class LevelQueues:
         if not self._batches.delivered_end:
             return 0
         heads = [level.queue.unit(run.cursor) for level in self.levels.values() for run in level.runs]
+        # A refused put may have taken a cursor past messages that are found delivered.
+        heads += [level.queue.unit(put.start) for level in self.levels.values() for put in level.puts]
         return min((unit[0] for unit in heads if unit is not None), default=self._batches.delivered_end)
 
     def _follow_meanwhile(self, now: Moment, seen: Seen | None) -> int:

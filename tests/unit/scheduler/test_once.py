@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,3 +172,22 @@ def test_a_note_is_read_as_it_was_written_and_rubbish_is_none(
     earlier = runs.encode(crc, levels)[:-4]
     assert runs.decode(earlier) == runs.Note(crc, levels, array("q")), "as versions wrote it that did not know of these"
     runs.decode(rubbish)
+
+
+def test_what_was_found_delivered_behind_a_refused_message_stays_known() -> None:
+    """Apache's broker may deliver a message before others in front of it. After the take-over the disk is full when
+    those are due, a checkpoint is made meanwhile, and the broker is killed before it can try again."""
+    world = World(delivery=DeliveryConfig(is_async=True), sync_flush=True)
+    for body in (b"A", b"B"):
+        world.schedule(1, body)
+    unit = world.levels.levels[1].queue.unit(1)
+    assert unit is not None
+    world.levels._batches.set_delivered(np.array([unit[0]]))
+    world.clock.advance(1000)
+    world.store.health.fill("full")
+    world.step()
+    assert world.bodies() == []
+    world.checkpoint()
+    world.open()
+    world.pass_time(1000)
+    assert world.bodies() == [b"A"]
