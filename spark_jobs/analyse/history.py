@@ -11,6 +11,7 @@ from duemq.spark_jobs.store.local_files import real_path
 if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.analysis import Analysis
 
+HISTORY: Final = "history.jsonl"
 MAX_RUNS: Final = 400
 """Lines of history.jsonl that are kept for each store: more than a year of nights."""
 

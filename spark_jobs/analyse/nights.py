@@ -27,7 +27,7 @@ import msgspec
 
 from duemq.spark_jobs.analyse import output
 from duemq.spark_jobs.analyse.comparison import Compared, Comparison, Earlier, compare_cluster, stores_of
-from duemq.spark_jobs.analyse.history import Lag, Listed, Night, Run, StoreNight, read_history, run_of
+from duemq.spark_jobs.analyse.history import HISTORY, Lag, Listed, Night, Run, StoreNight, read_history, run_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import GENERATOR, render_index
 from duemq.spark_jobs.report.verdict import verdict_of
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.analysis import Analysis
 
 INDEX: Final = "index.html"
-_HISTORY: Final = "history.jsonl"
 _LOCK: Final = ".nights.lock"
 _NIGHT: Final = "night.json"
 _NAME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d{6}Z(-\d+)?")
@@ -105,13 +104,14 @@ class Place:
         if self._folder is None:
             paths = output.write(analysis, self.out, comparison=comparison)
             return next(path for path in paths if path.endswith(".html")), comparison, []
-        history = os.path.join(self._folder, _HISTORY)
+        history = os.path.join(self._folder, HISTORY)
         try:
             with _locked(self._folder):
                 output.write(analysis, self.out, comparison=comparison, history=history, index=f"../{INDEX}")
                 night = msgspec.json.encode(_night_of(analysis, run, comparison))
                 replace_file(os.path.join(self.out, _NIGHT), msgspec.json.format(night, indent=1))
                 name = self._take_name(run.made_ms)
+                output.note(run, history)
                 left = _tidy(self._folder, keep, name)
         except OSError as error:
             raise JobError(f"{self._folder}: cannot be written: {reason(error)}") from None
@@ -226,7 +226,7 @@ def _last_run(out: str, store: str) -> Earlier | None:
 def _lags_in(directory: str) -> list[Lag]:
     """Return the lags of consumer groups in the last run into a directory; none if unknown."""
     night = _read_night(directory)
-    runs = [night.run] if night is not None else read_history(os.path.join(directory, _HISTORY))
+    runs = [night.run] if night is not None else read_history(os.path.join(directory, HISTORY))
     return runs[-1].lags if runs else []
 
 

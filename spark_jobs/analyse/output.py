@@ -17,7 +17,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from duemq.spark_jobs.analyse.analysis import Analysis, figures
-from duemq.spark_jobs.analyse.history import MAX_RUNS, read_history, run_of
+from duemq.spark_jobs.analyse.history import HISTORY, MAX_RUNS, Run, read_history, run_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import render
 from duemq.spark_jobs.store.local_files import is_same, local_path, reason, replace_file
@@ -35,17 +35,13 @@ def write(
     index: str | None = None,
 ) -> list[str]:
     """Write the files into a directory, which is made if missing; return the paths of those written here that are no
-    tables. `history`: the path of history.jsonl, if it is not in the directory; `index`: the address of a page of all
-    reports. Raises JobError."""
+    tables. `history`: the path of history.jsonl, if it is not in the directory: the caller then adds the run to it, by
+    `note`, once the run is whole. `index`: the address of a page of all reports. Raises JobError."""
     out = local_path(out)
     try:
         os.makedirs(os.path.join(out, "parquet"), exist_ok=True)
-        history = history or os.path.join(out, "history.jsonl")
         run = run_of(analysis)
-        before = read_history(history)
-        # The limit holds for each store: several may share a history.
-        mine = [each for each in (*before, run) if is_same(each.store, run.store)][-MAX_RUNS:]
-        runs = [*(each for each in before if not is_same(each.store, run.store)), *mine]
+        mine, _ = _with(run, history or os.path.join(out, HISTORY))
         texts = {
             os.path.join(out, "analysis.json"): msgspec.json.format(msgspec.json.encode(analysis), indent=1),
             os.path.join(out, "report.html"): render(analysis, mine, comparison, index=index).encode(),
@@ -55,11 +51,28 @@ def write(
             texts[compared] = msgspec.json.format(msgspec.json.encode(comparison), indent=1)
         elif os.path.exists(compared):
             os.unlink(compared)
-        texts[history] = b"".join(msgspec.json.encode(run) + b"\n" for run in runs)
         for path, text in texts.items():
             replace_file(path, text)
         for name, table in figures(analysis).items():
             pq.write_table(table, os.path.join(out, "parquet", f"{name}.parquet"), compression="zstd")
+        if history is None:
+            history = os.path.join(out, HISTORY)
+            note(run, history)
+            return [*texts, history]
     except OSError as error:
         raise JobError(f"{out}: cannot be written: {reason(error)}") from None
     return list(texts)
+
+
+def note(run: Run, history: str) -> None:
+    """Add a run to the file history.jsonl. Raises OSError."""
+    mine, others = _with(run, history)
+    replace_file(history, b"".join(msgspec.json.encode(each) + b"\n" for each in (*others, *mine)))
+
+
+def _with(run: Run, history: str) -> tuple[list[Run], list[Run]]:
+    """Return the runs of the store of a run that history.jsonl is to have, the run last; and those of other stores."""
+    before = read_history(history)
+    # The limit holds for each store: several may share a history.
+    mine = [each for each in (*before, run) if is_same(each.store, run.store)][-MAX_RUNS:]
+    return mine, [each for each in before if not is_same(each.store, run.store)]

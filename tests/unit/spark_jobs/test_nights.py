@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -346,3 +347,19 @@ def test_a_night_reads_what_it_wrote(tmp_path: Path) -> None:
     assert only.night.mood == "bad"
     told = json.loads((tmp_path / NAMES[0] / "night.json").read_bytes())
     assert msgspec.convert(told, Night) == only.night
+
+
+def test_a_night_that_cannot_be_written_is_not_in_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "nights"
+    run(folder, night(0))
+
+    def full(path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duemq.spark_jobs.analyse.nights.replace_file", full)
+        with pytest.raises(JobError, match="cannot be written"):
+            run(folder, night(1))
+    run(folder, night(1, lost=2))
+    assert listed(folder) == NAMES[1::-1]
+    assert [one.lost for one in read_history(str(folder / "history.jsonl"))] == [0, 2]
