@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import tarfile
 import time
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from duemq.protocol.records.record import MAGIC_END
+from duemq.protocol.records.record import END_MARKER, MAGIC_END
 from duemq.spark_jobs.archive import rows, state
 from duemq.spark_jobs.archive.rows import Part, ReadTask, WriteTask
 from duemq.spark_jobs.compact.compact import Progress, disk_usage, refuse_unknown_queues
@@ -49,7 +48,6 @@ from duemq.spark_jobs.writers.tasks import Anywhere, Runner, runner
 VERSION: Final = 1
 RANGE_SIZE: Final = 64 << 20
 _QUEUE_FILES_A_PART: Final = 16
-_MARKER: Final = struct.Struct(">iI")
 _NOT_STATE: Final = {"commitlog", "consumequeue", "index", "abort", "abort.bak"}
 _DAMAGED: Final = pa.schema([("physical_offset", pa.int64()), ("reason", pa.string()), ("bytes", pa.binary())])
 
@@ -331,7 +329,7 @@ def _restore(
     _restore_damaged(archived, directory, size)
     for part in manifest.parts:
         if part.marker >= 0:
-            _write_at(directory, size, part.marker, _MARKER.pack(size - part.marker % size, MAGIC_END))
+            _write_at(directory, size, part.marker, END_MARKER.pack(size - part.marker % size, MAGIC_END))
     step("commitlog")
     queue_directory = place.join("consumequeue", "")
     tasks.run(

@@ -25,7 +25,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -57,7 +56,6 @@ from duemq.spark_jobs.writers.place import Place, held
 from duemq.spark_jobs.writers.queues import QueueTask
 from duemq.spark_jobs.writers.tasks import Runner, runner
 from duemq.storage.durability import checkpoint
-from duemq.storage.durability.checkpoint import SIZE as CHECKPOINT_SIZE
 from duemq.storage.durability.checkpoint import Checkpoint
 from duemq.storage.files import OsFiles
 from duemq.storage.log.copies import UNITS
@@ -72,7 +70,6 @@ Progress = Callable[[int, int], None]
 
 _HOUR_MS: Final = 3_600_000
 _QUEUE_BYTES_A_TASK: Final = 24 << 20
-_TIMESTAMPS: Final = struct.Struct(">qqq")
 _WRITTEN_ANEW: Final = {"commitlog", "consumequeue", "index", "timerlog", "timerwheel", "checkpoint", "lock"}
 _LEFT_OUT: Final = {"abort", "abort.bak", "epochFileCheckpoint", check.FILE_NAME}
 _NOT_UNDERSTOOD: Final = ("consumequeue_rocksdb", "batchconsumequeue")
@@ -515,7 +512,7 @@ class _Compaction:
         last_ms = max(stored, default=0)
         path = place.join("checkpoint")
         if books.checkpoint.is_foreign:
-            OsFiles().write_whole(path, _TIMESTAMPS.pack(last_ms, last_ms, index_ms).ljust(CHECKPOINT_SIZE, b"\0"))
+            OsFiles().write_whole(path, checkpoint.encode_theirs(Checkpoint(last_ms, last_ms, index_ms)))
         else:
             checkpoint.save(OsFiles(), path, Checkpoint(last_ms, last_ms, index_ms, laid_out.end, notes))
         said = json.dumps({"end": laid_out.end}).encode()

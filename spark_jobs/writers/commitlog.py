@@ -10,7 +10,6 @@ other bytes are copied as slices of the data read. One task for each range; the 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,7 +17,13 @@ import numpy as np
 
 from duemq.protocol.records.checksum import NAME_FIELD, checksum_field
 from duemq.protocol.records.checksum import SIZE as CHECKSUM_SIZE
-from duemq.protocol.records.record import FLAG_TRANSACTION, MAGIC_END, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from duemq.protocol.records.record import (
+    END_MARKER,
+    FLAG_TRANSACTION,
+    MAGIC_END,
+    TRANSACTION_COMMIT,
+    TRANSACTION_ROLLBACK,
+)
 from duemq.spark_jobs.columns.records import HEAD, PADDING, Records
 from duemq.spark_jobs.compact.scan import KEYED_MESSAGE, PLAIN, TIMER_AGAIN, TIMER_DELETE
 from duemq.spark_jobs.errors import JobError
@@ -36,7 +41,6 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 CHUNK_SIZE: Final = 4 << 20
-_MARKER: Final = struct.Struct(">iI")
 _OFFSET_AT: Final = 28
 _PREPARED_AT: Final = 76
 _PROPERTY_END: Final = 2
@@ -68,7 +72,7 @@ def make_files(directory: str, plan: layout.Layout, segment_size: int) -> None:
         first = offset - offset % segment_size
         with open(os.path.join(directory, f"{first:020}"), "r+b") as file:
             file.seek(offset - first)
-            file.write(_MARKER.pack(left, MAGIC_END))
+            file.write(END_MARKER.pack(left, MAGIC_END))
 
 
 def copy(task: CopyTask) -> int:

@@ -142,6 +142,12 @@ def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
     files.write_whole(path, bytes(data))
 
 
+def encode_theirs(checkpoint: Checkpoint) -> bytes:
+    """The bytes of a file as RocketMQ's broker makes it, without duemq's part."""
+    times = checkpoint.physic_timestamp, checkpoint.logic_timestamp, checkpoint.index_timestamp
+    return _THEIRS.pack(*times).ljust(SIZE, b"\0")
+
+
 def _encode_notes(notes: dict[str, bytes]) -> bytes:
     parts: list[bytes] = []
     for name, note in notes.items():
