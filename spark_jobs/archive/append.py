@@ -313,6 +313,8 @@ def _sum_up(
     """Return the mark, files and description to commit for a run. Raises JobError."""
     files = [file for found in written for file in found.files]
     damages = [damage for found in written for damage in found.damages]
+    gaps = [gap for gap in store.gaps_between() if gap[0] < result.end and gap[0] + gap[1] > result.begin]
+    damages = sorted([*damages, *gaps])
     result.records, result.size = sum(found.records for found in written), sum(found.size for found in written)
     result.files, result.damages = len(files), len(damages)
     tail = tail_of(store, result.end)

@@ -80,11 +80,13 @@ class Manifest(msgspec.Struct):
 @dataclass
 class ArchiveResult:
     """The result of archiving. Sizes in bytes: `size` of the records, `disk_before` of all files of a store on this
-    machine, `disk_after` of the archive."""
+    machine, `disk_after` of the archive. `damaged`: number of damaged stretches, which are kept as they are; `missing`:
+    of stretches for which there is no file, or a file that was cut."""
 
     records: int = 0
     size: int = 0
     damaged: int = 0
+    missing: int = 0
     files: int = 0
     disk_before: int | None = None
     disk_after: int = 0
@@ -167,7 +169,7 @@ def _archive(
     )
     result = ArchiveResult(sum(part.records for part in parts), sum(part.size for part in parts))
     result.files = sum(len(part.files) for part in parts)
-    result.damaged = _write_damaged(directory, parts)
+    result.damaged, result.missing = _write_damaged(directory, parts), len(store.gaps())
     queue_files: list[list[str]] = []
     if is_at_rest:
         queue_files = _archive_queues(store, directory, tasks)

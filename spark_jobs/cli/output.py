@@ -130,6 +130,8 @@ def print_archived(result: ArchiveResult) -> None:
     click.echo(f"{result.records:,} records, {before}, became {size_text(result.disk_after)} in {result.files:,} files")
     if result.damaged:
         click.echo(f"{result.damaged:,} damaged stretches are kept as they are")
+    if result.missing:
+        click.echo(f"{result.missing:,} stretches of the commitlog have no file any more, and are not in the archive")
     if result.why_not_restorable is not None:
         click.echo(f"{result.why_not_restorable}: the archive can be read, not restored")
 

@@ -441,6 +441,14 @@ def test_a_deltalake_that_forgets_transactions(world: World, tmp_path: Path, mon
         world.append(tmp_path / "table", "delta")
 
 
+def test_a_file_that_is_missing_is_told_once_as_damage(world: World, tmp_path: Path) -> None:
+    while len(files := sorted((world.root / "commitlog").iterdir())) < 4:
+        world.grow(20)
+    files[1].unlink()
+    assert world.append(tmp_path / "table", "parquet").damages == 1
+    assert world.append(tmp_path / "table", "parquet").damages == 0
+
+
 def test_damage_is_told_and_passed_over(world: World, tmp_path: Path) -> None:
     world.grow(20)
     path = sorted((world.root / "commitlog").iterdir())[0]

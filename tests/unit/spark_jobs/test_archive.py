@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from duemq.protocol.records.record import MAGIC_V2
 from duemq.spark_jobs.archive.archive import ArchiveResult, RestoreResult, archive, read_manifest, restore
 from duemq.spark_jobs.errors import JobError
-from tests.unit.spark_jobs.compact_world import HOST_V6, ODD_MS, Broker, new_broker, with_odd_times
+from tests.unit.spark_jobs.compact_world import HOST_V6, ODD_MS, SEGMENT, Broker, new_broker, with_odd_times
 from tests.unit.spark_jobs.test_compact import busy, query, tree
 
 
@@ -228,6 +228,18 @@ def test_damaged_stretches_come_back_too(tmp_path: Path) -> None:
     (*_, row) = pq.read_table(tmp_path / "archive/damaged.parquet").to_pylist()
     assert row["reason"]
     assert (tmp_path / "back/commitlog" / path.name).read_bytes() == data
+
+
+def test_files_that_are_missing_are_counted(tmp_path: Path) -> None:
+    root = new_broker(tmp_path / "old")
+    while root.store.log.end < 3 * SEGMENT:
+        root.send("plain", b"x" * 1000)
+    root.close()
+    whole = archive(str(tmp_path / "old"), str(tmp_path / "whole"), workers=1)
+    (tmp_path / "old/commitlog" / f"{SEGMENT:020}").unlink()
+    found = archive(str(tmp_path / "old"), str(tmp_path / "archive"), workers=1)
+    assert (whole.damaged, whole.missing, found.damaged, found.missing) == (0, 0, 0, 1)
+    assert found.records < whole.records
 
 
 def test_what_a_crash_left_has_records_and_is_not_restored(tmp_path: Path) -> None:
