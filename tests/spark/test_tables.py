@@ -335,7 +335,7 @@ def test_a_list_with_what_is_no_store_is_refused(spark: SparkSession, duemq_stor
         ({"checkCrc": "yes"}, "the option checkCrc=yes is neither true nor false"),
         ({"table": "pending", "delayLevels": "1s 2x"}, "the option delayLevels: "),
         ({"colums": "topic"}, "there is no option colums; there are path, table, columns"),
-        ({"topics": ", "}, "the option topics names nothing"),
+        ({"topics": ", "}, "the option topics is empty"),
         ({"startingTimestamp": "yesterday"}, "the option startingTimestamp=yesterday is no number"),
         ({"endingOffset": "last"}, "the option endingOffset=last is not latest and no number"),
         ({"startingOffset": "latest"}, "the option startingOffset=latest is for streams"),
@@ -368,7 +368,7 @@ def test_what_is_no_store_is_told(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(PySparkException) as caught:
         table(spark, tmp_path / "nowhere").count()
     assert "there is no such directory" in str(caught.value)
-    with pytest.raises(JobError, match="which store"):
+    with pytest.raises(JobError, match="no store is given"):
         source.Options({})
 
 

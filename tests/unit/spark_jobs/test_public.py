@@ -99,5 +99,5 @@ def test_what_is_asked_becomes_options(session: Any) -> None:
         "maxOffsetsPerTrigger": "5",
         "failOnDataLoss": "false",
     }
-    with pytest.raises(JobError, match="which store"):
+    with pytest.raises(JobError, match="no store is given"):
         reading.load(session)
