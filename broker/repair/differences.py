@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -145,7 +146,8 @@ def _written(path: str) -> int:
 
 def _queues(root: str, new: str, files: Files) -> Iterator[Difference]:
     old_directory, new_directory = os.path.join(root, "consumequeue"), os.path.join(new, "consumequeue")
-    known = {*_queue_names(files, old_directory), *_queue_names(files, new_directory)}
+    names = chain.from_iterable(queue_names(files, each) for each in (old_directory, new_directory))
+    known = {(topic, int(name)) for topic, name in names}
     for topic, queue_id in sorted(known):
         path = f"consumequeue/{topic}/{queue_id}"
         old = _Queue(os.path.join(old_directory, topic, str(queue_id)))
@@ -158,12 +160,12 @@ def _queues(root: str, new: str, files: Files) -> Iterator[Difference]:
             yield Difference(path, why)
 
 
-def _queue_names(files: Files, directory: str) -> Iterator[tuple[str, int]]:
+def queue_names(files: Files, directory: str) -> Iterator[tuple[str, str]]:
+    """Yield topic and queue id, as their directories in consumequeue/ are named, of each queue that has one."""
     for topic in files.list(directory):
-        if os.path.isdir(os.path.join(directory, topic)):
-            for name in files.list(os.path.join(directory, topic)):
-                if name.isdecimal():
-                    yield topic, int(name)
+        for name in files.list(os.path.join(directory, topic)):
+            if name.isdecimal():
+                yield topic, name
 
 
 def _compared(topic: str, old: _Queue, made: _Queue) -> str:

@@ -38,7 +38,7 @@ import numpy as np
 
 from duemq.broker.errors import RepairError
 from duemq.broker.repair import differences as store_differences
-from duemq.broker.repair.differences import Difference, written_units
+from duemq.broker.repair.differences import Difference, queue_names, written_units
 from duemq.broker.repair.index import IndexMaker
 from duemq.broker.settings import config_text
 from duemq.broker.settings.config import FIELDS, BrokerConfig, limits_of, load
@@ -564,12 +564,10 @@ class _Repair:
         """Return the next queue offsets of queues whose records have all expired, from what is left of their files."""
         source, found = self._source, dict[Key, int]()
         directory = os.path.join(source.root, "consumequeue")
-        for topic in source.files.list(directory):
-            for name in source.files.list(os.path.join(directory, topic)):
-                if name.isdecimal():
-                    offset = _end_of_expired(os.path.join(directory, topic, name), begin)
-                    if offset:
-                        found[topic, int(name)] = offset
+        for topic, name in queue_names(source.files, directory):
+            offset = _end_of_expired(os.path.join(directory, topic, name), begin)
+            if offset:
+                found[topic, int(name)] = offset
         for key in check.segments:
             found[key] = max(found.get(key, 0), check.next_offset(key))
         return found
@@ -611,6 +609,13 @@ class _LeftOut:
     def __init__(self, source: _Source, known: set[str] | None) -> None:
         self._source = source
         self._known = known
+        files, directory = source.files, os.path.join(source.root, "consumequeue")
+        # Directories alone tell nothing: Apache's deleteTopic leaves that of the topic.
+        self._with_files = {
+            topic
+            for topic, queue in queue_names(files, directory)
+            if any(name.isdecimal() for name in files.list(os.path.join(directory, topic, queue)))
+        }
         self.found: set[str] = set()
 
     def __contains__(self, topic: object) -> bool:
@@ -618,16 +623,10 @@ class _LeftOut:
             return False
         if is_own_topic(topic, self._source.config) or topic.startswith(RETRY_PREFIX):
             return False
-        if topic not in self.found and self._has_queue_files(topic):
+        if topic in self._with_files:
             return False
         self.found.add(topic)
         return True
-
-    def _has_queue_files(self, topic: str) -> bool:
-        # Directories alone tell nothing: Apache's deleteTopic leaves that of the topic.
-        directory = os.path.join(self._source.root, "consumequeue", topic)
-        queues = (os.path.join(directory, queue) for queue in self._source.files.list(directory) if queue.isdecimal())
-        return any(name.isdecimal() for queue in queues for name in self._source.files.list(queue))
 
 
 def _waiting(timers: Timers) -> NDArray[np.int64]:
