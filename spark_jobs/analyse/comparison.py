@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -24,7 +25,7 @@ from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.store.local_files import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from duemq.spark_jobs.analyse.history import Lag
 
@@ -93,15 +94,9 @@ class Earlier:
     def __init__(self, directory: str, lags: Sequence[Lag] = ()) -> None:
         """`lags`: those of consumer groups at that time. Raises JobError if the files are missing or cannot be read."""
         directory = local_path(directory)
-        try:
-            with open(os.path.join(directory, "audit.json"), "rb") as file:
-                self.before = msgspec.json.decode(file.read(), type=Before)
+        self.before = read_before(directory)
+        with _readable(directory):
             self.offenders = _identities(directory)
-        except FileNotFoundError as error:
-            name = os.path.basename(error.filename or "offenders.parquet")
-            raise JobError(f"{directory}: has no {name}, so there is nothing to compare with") from None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, pa.ArrowException, KeyError) as error:
-            raise JobError(f"{directory}: its audit cannot be read: {error}") from None
         self.lags = {(lag.consumer_group, lag.topic): lag.behind_ms for lag in lags}
 
     def compare(self, summary: Summary, out: str, lags: Sequence[Lag] = ()) -> Comparison:
@@ -128,6 +123,24 @@ class Earlier:
             worse=[*_worse(self.before, summary), *_further_behind(self.lags, lags)],
             new_offenders=_first(table.filter(is_new)),
         )
+
+
+def read_before(directory: str) -> Before:
+    """Return what the files of an audit in a directory tell of it. Raises JobError if they are missing or damaged."""
+    with _readable(directory), open(os.path.join(directory, "audit.json"), "rb") as file:
+        return msgspec.json.decode(file.read(), type=Before)
+
+
+@contextmanager
+def _readable(directory: str) -> Iterator[None]:
+    """Raise JobError for errors in reading the files of an audit in a directory."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        name = os.path.basename(error.filename or "offenders.parquet")
+        raise JobError(f"{directory}: has no {name}, so there is nothing to compare with") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, pa.ArrowException, KeyError) as error:
+        raise JobError(f"{directory}: its audit cannot be read: {error}") from None
 
 
 class Compared(NamedTuple):

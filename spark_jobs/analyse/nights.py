@@ -21,17 +21,18 @@ import stat
 from collections import Counter
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from duemq.spark_jobs.analyse import output
-from duemq.spark_jobs.analyse.comparison import Compared, Comparison, Earlier, compare_cluster, stores_of
+from duemq.spark_jobs.analyse.comparison import Compared, Comparison, Earlier, compare_cluster, read_before, stores_of
 from duemq.spark_jobs.analyse.history import HISTORY, Lag, Listed, Night, Run, StoreNight, read_history, run_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import GENERATOR, render_index
 from duemq.spark_jobs.report.verdict import verdict_of
-from duemq.spark_jobs.store.local_files import is_local, is_same, local_path, real_path, reason, replace_file
+from duemq.spark_jobs.store.local_files import is_local, is_same, local_path, real_path, reason
+from duemq.storage.files import OsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -109,7 +110,7 @@ class Place:
             with _locked(self._folder):
                 output.write(analysis, self.out, comparison=comparison, history=history, index=f"../{INDEX}")
                 night = msgspec.json.encode(_night_of(analysis, run, comparison))
-                replace_file(os.path.join(self.out, _NIGHT), msgspec.json.format(night, indent=1))
+                OsFiles().write_whole(os.path.join(self.out, _NIGHT), msgspec.json.format(night, indent=1))
                 name = self._take_name(run.made_ms)
                 output.note(run, history)
                 left = _tidy(self._folder, keep, name)
@@ -127,7 +128,7 @@ class Place:
             name = f"{first}-{number}"
         os.rename(self.out, os.path.join(self._folder, name))
         self.out = os.path.join(self._folder, name)
-        _sync(self._folder)
+        OsFiles().sync_directory(self._folder)
         return name
 
     def __enter__(self) -> Place:
@@ -198,12 +199,17 @@ def _read_night(directory: str) -> Night | None:
 def last_stores(cluster: str, *, out: str | None = None, folder: str | None = None) -> list[str]:
     """Return the stores of a cluster in its last run, also those that could not be read; none if the last run is
     unknown. `out`, `folder`: where it wrote, as for `Place`."""
-    earlier = None
-    if folder is not None and os.path.isdir(local_path(folder)):
-        earlier = _last_night(local_path(folder), cluster) or _last_run(local_path(folder), cluster)
-    elif out is not None and is_local(out):
-        earlier = _last_run(local_path(out), cluster)
-    return stores_of(earlier.before) if earlier is not None else []
+    directory = folder if folder is not None else out
+    if directory is None or not is_local(directory) or not os.path.isdir(local_path(directory)):
+        return []
+    directory = local_path(directory)
+    for listed in nights(directory) if folder is not None else ():
+        if is_same(listed.night.run.store, cluster):
+            return [one.store for one in listed.night.stores]
+    with suppress(JobError):
+        before = read_before(directory)
+        return stores_of(before) if is_same(before.store, cluster) else []
+    return []
 
 
 def _last_night(folder: str, store: str) -> Earlier | None:
@@ -249,7 +255,7 @@ def _tidy(folder: str, keep: int | None, tonight: str) -> list[str]:
     names = {listed.name for listed in stay} | linked
     stay = [listed for listed in found if listed.name in names]
     go = [listed for listed in go if listed.name not in names]
-    replace_file(os.path.join(folder, INDEX), render_index(stay).encode())
+    OsFiles().write_whole(os.path.join(folder, INDEX), render_index(stay).encode())
     left = []
     for listed in go:
         path = os.path.join(folder, listed.name)
@@ -338,11 +344,3 @@ def _check_index(folder: str) -> None:
         return
     if GENERATOR.encode() not in head:
         raise JobError(f"{folder}: has an {INDEX} that is not of nights; give a directory of their own")
-
-
-def _sync(directory: str) -> None:
-    file: Any = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

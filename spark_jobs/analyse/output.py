@@ -20,7 +20,8 @@ from duemq.spark_jobs.analyse.analysis import Analysis, figures
 from duemq.spark_jobs.analyse.history import HISTORY, MAX_RUNS, Run, read_history, run_of
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.report import render
-from duemq.spark_jobs.store.local_files import is_same, local_path, reason, replace_file
+from duemq.spark_jobs.store.local_files import is_same, local_path, reason
+from duemq.storage.files import OsFiles
 
 if TYPE_CHECKING:
     from duemq.spark_jobs.analyse.comparison import Comparison
@@ -52,7 +53,7 @@ def write(
         elif os.path.exists(compared):
             os.unlink(compared)
         for path, text in texts.items():
-            replace_file(path, text)
+            OsFiles().write_whole(path, text)
         for name, table in figures(analysis).items():
             pq.write_table(table, os.path.join(out, "parquet", f"{name}.parquet"), compression="zstd")
         if history is None:
@@ -67,7 +68,7 @@ def write(
 def note(run: Run, history: str) -> None:
     """Add a run to the file history.jsonl. Raises OSError."""
     mine, others = _with(run, history)
-    replace_file(history, b"".join(msgspec.json.encode(each) + b"\n" for each in (*others, *mine)))
+    OsFiles().write_whole(history, b"".join(msgspec.json.encode(each) + b"\n" for each in (*others, *mine)))
 
 
 def _with(run: Run, history: str) -> tuple[list[Run], list[Run]]:

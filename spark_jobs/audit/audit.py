@@ -34,11 +34,12 @@ from duemq.spark_jobs.audit.steps import POINTS, step_of
 from duemq.spark_jobs.compact.state import compacted_to
 from duemq.spark_jobs.errors import JobError
 from duemq.spark_jobs.source import tables
-from duemq.spark_jobs.store.local_files import local_path, reason, refuse_within, replace_file
+from duemq.spark_jobs.store.local_files import local_path, reason, refuse_within
 from duemq.spark_jobs.store.progress import destroyed, read_progress
 from duemq.spark_jobs.store.ranges import at_offsets, begin_ms_of, first_store_ms, plan, records_at
 from duemq.spark_jobs.store.store_files import StoreFiles
 from duemq.spark_jobs.store.walks import Range
+from duemq.storage.files import OsFiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -334,7 +335,9 @@ def write(summary: Summary, offenders: pa.Table, out: str) -> None:
     try:
         os.makedirs(out, exist_ok=True)
         pq.write_table(offenders, os.path.join(out, "offenders.parquet"), compression="zstd")
-        replace_file(os.path.join(out, "audit.json"), msgspec.json.format(msgspec.json.encode(summary), indent=1))
+        OsFiles().write_whole(
+            os.path.join(out, "audit.json"), msgspec.json.format(msgspec.json.encode(summary), indent=1)
+        )
     except OSError as error:
         raise JobError(f"{out}: cannot be written: {reason(error)}") from None
 

@@ -36,8 +36,9 @@ from duemq.scheduler.levels.runs import Run
 from duemq.spark_jobs.audit.cases import HASHES, RangeFound
 from duemq.spark_jobs.audit.events import CONTINUED, DONE, WAITS
 from duemq.spark_jobs.errors import NotKept
-from duemq.spark_jobs.store.local_files import real_path, replace_file, sync_directory
+from duemq.spark_jobs.store.local_files import real_path
 from duemq.spark_jobs.store.walks import Range
+from duemq.storage.files import OsFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -240,8 +241,9 @@ class Folder:
     def write(self, manifest: Manifest) -> None:
         """Replace the manifest, and remove files that it does not name. Raises OSError."""
         text = msgspec.msgpack.encode(manifest)
-        sync_directory(self.path)  # the files that it names
-        replace_file(os.path.join(self.path, _MANIFEST), _MAGIC + hashlib.sha256(text).digest() + text)
+        files = OsFiles()
+        files.sync_directory(self.path)  # the files that it names
+        files.write_whole(os.path.join(self.path, _MANIFEST), _MAGIC + hashlib.sha256(text).digest() + text)
         self.tidy()
 
     def tidy(self) -> None:

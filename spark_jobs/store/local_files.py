@@ -231,23 +231,3 @@ def _folders(uri: str) -> list[str]:
     except (OSError, ValueError) as error:
         raise JobError(f"{shown(uri)}: cannot be read: {error}") from None
     return [entry.base_name for entry in entries if entry.type == fs.FileType.Directory]
-
-
-def replace_file(path: str, data: bytes) -> None:
-    """Replace a file as a whole, durably. Raises OSError."""
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(os.path.dirname(path) or ".")
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable. Raises OSError."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
