@@ -13,6 +13,7 @@ import msgspec
 from duemq._net.id_brokers import broker_of
 from duemq._values.durations import format_duration
 from duemq.messages import CancelResult, ChangeResult, Changes, DueCurve, PendingMessage, ReceivedMessage, SendResult
+from duemq.protocol.printable import printable
 
 _UNKNOWN: Final = "is of the broker {broker}, which is not there now; it may wait there"
 _CANCELLED: Final = {
@@ -185,20 +186,11 @@ def local_time(time_ms: int) -> str:
         return f"{time_ms} ms since the epoch"
 
 
-def printable(text: str) -> str:
-    """Text that stays on its line and leaves the terminal alone."""
-    return "".join(each if each.isprintable() or each == "\t" else _escape(each) for each in text)
-
-
 def _from_now(milliseconds: int) -> str:
     if milliseconds <= 0:
         return "now"
     # Nobody wants to read that of a level's 5s there are 4s990ms left.
     return f"in {format_duration(round(milliseconds, -3) or milliseconds)}"
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 def _line(fields: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from duemq.protocol.printable import printable
 from duemq.spark_jobs.store.local_files import size_text
 
 if TYPE_CHECKING:
@@ -59,18 +60,13 @@ def print_summary(summary: Summary) -> None:
     if summary.corrupt:
         click.echo(f"corrupt   {summary.corrupt:>14,}  (records with wrong bytes)")
         for offset, size, why in summary.corruptions[:10]:
-            click.echo(f"corrupt: {size:,} bytes at {offset}: {_printable(why)}")
+            click.echo(f"corrupt: {size:,} bytes at {offset}: {printable(why)}")
     for offender in summary.offenders[:10]:
         place = f"{offender.physical_offset}{f' of {offender.store}' if offender.store else ''}"
-        topic, key = _printable(offender.topic or "?"), _printable(offender.unique_key or "")
+        topic, key = printable(offender.topic or "?"), printable(offender.unique_key or "")
         click.echo(
             f"{offender.what}: {topic} {key} at {place}, due {time_text(offender.due_ms) if offender.due_ms else '?'}"
         )
-
-
-def _printable(text: str) -> str:
-    """Return a text from a record so that it stays on its line and leaves the terminal alone."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def print_comparison(found: Comparison) -> None:
@@ -165,7 +161,7 @@ def print_table(table: Any, form: str) -> None:
 
         shown = Table(*table.column_names)
         for row in _plain(table).to_pylist():
-            shown.add_row(*("" if value is None else _printable(str(value)) for value in row.values()))
+            shown.add_row(*("" if value is None else printable(str(value)) for value in row.values()))
         Console(markup=False, emoji=False).print(shown)
 
 
