@@ -66,13 +66,9 @@ class Work:
         self._step = None
 
     @property
-    def is_started(self) -> bool:
-        """Whether there is a step to give turns to."""
-        return self._step is not None
-
-    def take_turn(self, now: Moment, budget: Budget) -> float | None:
-        """Do one step; the result is as for `Step`."""
-        return self._step(now, budget) if self._step is not None else None
+    def step(self) -> Step | None:
+        """The step that has the turns; None before the start and after the stop."""
+        return self._step
 
     def wake(self) -> None:
         """Ask for a turn now."""
@@ -166,7 +162,7 @@ class Turns:
 
     def ready(self, work: Work) -> None:
         """Queue a kind of work for the next turn."""
-        if not (work.is_started and self._is_running):
+        if work.step is None or not self._is_running:
             return
         self._ready[work] = None
         if not self._is_called:
@@ -190,11 +186,12 @@ class Turns:
 
     def _give_turn(self, work: Work, now: Moment, budget: Budget) -> None:
         work.cancel_timer()
-        if not (work.is_started and self._is_running):
+        step = work.step
+        if step is None or not self._is_running:
             return
         wait: float | None = FAILED_SECONDS
         try:
-            wait = work.take_turn(now, budget)
+            wait = step(now, budget)
         except Exception:  # one kind of work must not stop the others
             with contextlib.suppress(MemoryError):  # nor must this one stop because there is no memory for a log line
                 log.exception("step_failed", of=work.name)

@@ -154,6 +154,7 @@ class Slots:
 
     def slots_for(self, seconds: NDArray[np.int64], now_ms: int) -> NDArray[np.int64]:
         """As `slot_for`, for the due seconds of many messages."""
+        # A multiple of the window less, so that the slot can be computed from the deliver time.
         window = self.window
         excess = np.maximum(seconds - (self.base(now_ms) + window), 0)
         slots: NDArray[np.int64] = seconds - -(-excess // window) * window
@@ -221,15 +222,12 @@ class Slots:
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The second in whose slot each message is put: that in which it is due, but not before the current one or
         `not_before`, and an earlier one beyond the window; and whether it is beyond the window."""
-        window = self.window
         seconds = np.maximum((waits["due"] - 1) // PRECISION_MS, self.second)
         if not_before is not None:
             seconds = np.maximum(seconds, not_before)
-        excess = seconds - (self.base(now_ms) + window)
-        is_far = excess > 0
+        is_far = seconds > self.base(now_ms) + self.window
         if is_far.any():
-            # A multiple of the window less, so that the slot can be computed from the deliver time.
-            nearer = seconds - -(-excess // window) * window
+            nearer = self.slots_for(seconds, now_ms)
             seconds = np.where(is_far, np.minimum(nearer, self.second + SLOTS - HOUR), seconds)
         return seconds, is_far
 

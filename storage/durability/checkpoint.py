@@ -127,7 +127,7 @@ def being_remade(checkpoint: Checkpoint) -> list[tuple[str, int, int]]:
 def save(files: Files, path: str, checkpoint: Checkpoint) -> None:
     """Write and sync the file; what 5.x keeps in it stays. May wait for the disk."""
     data = bytearray((files.read_whole(path) or b"")[:SIZE].ljust(SIZE, b"\0"))
-    _THEIRS.pack_into(data, 0, checkpoint.physic_timestamp, checkpoint.logic_timestamp, checkpoint.index_timestamp)
+    data[: _THEIRS.size] = encode_theirs(checkpoint)[: _THEIRS.size]
     note = _encode_notes(checkpoint.notes)
     ours = _OURS.pack(
         _MAGIC,
