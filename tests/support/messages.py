@@ -55,19 +55,17 @@ class Sender:
         )
         return self._store.appender.last_physical_offset
 
-    def send(self, body: bytes, due: Due = None, text: str = "", topic: str = TOPIC, queue_id: int = QUEUE) -> int:
-        """Store a message; return its physical offset."""
-        offset = self.stage(body, due, text, topic, queue_id)
+    def timer(self, due_ms: int, body: bytes, text: str = "", topic: str = TOPIC, *, born_ms: int = 7) -> int:
+        """Store a message with a time; return its physical offset."""
+        offset = self.stage(body, ByTimer(due_ms), with_time(text, due_ms), topic, born_ms=born_ms)
         self._store.appender.commit()
         return offset
 
-    def timer(self, due_ms: int, body: bytes, text: str = "", topic: str = TOPIC, queue_id: int = QUEUE) -> int:
-        """Store a message with a time; return its physical offset."""
-        return self.send(body, ByTimer(due_ms), with_time(text, due_ms), topic, queue_id)
-
-    def level(self, level: int, body: bytes, text: str = "", topic: str = TOPIC, queue_id: int = QUEUE) -> int:
+    def level(self, level: int, body: bytes, text: str = "", topic: str = TOPIC) -> int:
         """Store a message with a delay level; return its physical offset."""
-        return self.send(body, ByLevel(level), text, topic, queue_id)
+        offset = self.stage(body, ByLevel(level), text, topic)
+        self._store.appender.commit()
+        return offset
 
     def replace(
         self, due_ms: int, key: str, unique_key: str, body: bytes, topic: str = TOPIC, queue_id: int = QUEUE

@@ -6,7 +6,7 @@ way to wait, or a new kind of restart, is a line in `WAYS` or `LIVES`."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -65,64 +65,33 @@ class Waits:
         return found
 
 
-def by_level() -> Waits:
-    waits = Waits()
-    waits.by_level()
+class Way(NamedTuple):
+    """How the message comes to wait."""
+
+    begin: Callable[[Waits], None]
+    config: TimerConfig | None = None
+    is_async: bool = True
+
+
+REPLACING: Final = "in place of another"
+WAYS: Final = {
+    "a level": Way(Waits.by_level),
+    "a level with sync delivery": Way(Waits.by_level, is_async=False),
+    "a timer": Way(Waits.by_timer),
+    "a timer beyond the roll window": Way(Waits.by_timer, ROLLED),
+    "a level that was moved": Way(lambda waits: waits.moved(waits.by_level, DUE_MS + 3_600_000)),
+    "a timer that was moved nearer": Way(lambda waits: waits.moved(waits.by_timer, DUE_MS + 3_600_000), ROLLED),
+    "a timer that was moved away": Way(lambda waits: waits.moved(waits.by_timer, DUE_MS - 29_000)),
+    REPLACING: Way(Waits.replacing),
+}
+
+
+def begun(name: str) -> Waits:
+    """A world in which a message waits by the way of a name."""
+    way = WAYS[name]
+    waits = Waits(way.config, is_async=way.is_async)
+    way.begin(waits)
     return waits
-
-
-def by_level_and_sync_delivery() -> Waits:
-    waits = Waits(is_async=False)
-    waits.by_level()
-    return waits
-
-
-def by_timer() -> Waits:
-    waits = Waits()
-    waits.by_timer()
-    return waits
-
-
-def beyond_the_roll_window() -> Waits:
-    waits = Waits(ROLLED)
-    waits.by_timer()
-    return waits
-
-
-def level_moved() -> Waits:
-    waits = Waits()
-    waits.moved(waits.by_level, DUE_MS + 3_600_000)
-    return waits
-
-
-def timer_moved_nearer() -> Waits:
-    waits = Waits(ROLLED)
-    waits.moved(waits.by_timer, DUE_MS + 3_600_000)
-    return waits
-
-
-def timer_moved_away() -> Waits:
-    waits = Waits()
-    waits.moved(waits.by_timer, DUE_MS - 29_000)
-    return waits
-
-
-def in_place_of_another() -> Waits:
-    waits = Waits()
-    waits.replacing()
-    return waits
-
-
-WAYS: Final = (
-    by_level,
-    by_level_and_sync_delivery,
-    by_timer,
-    beyond_the_roll_window,
-    level_moved,
-    timer_moved_nearer,
-    timer_moved_away,
-    in_place_of_another,
-)
 
 
 def nothing(world: TimerWorld) -> None:
@@ -162,7 +131,6 @@ def without_derived_files(world: TimerWorld) -> None:
 
 LIVES: Final = (nothing, a_stop, a_kill, a_checkpoint_and_a_kill, three_kills, without_derived_files)
 
-Way = Callable[[], Waits]
 Life = Callable[[TimerWorld], None]
 every_way = pytest.mark.parametrize("way", WAYS)
 every_life = pytest.mark.parametrize("life", LIVES)
@@ -170,8 +138,8 @@ every_life = pytest.mark.parametrize("life", LIVES)
 
 @every_way
 @every_life
-def test_it_is_delivered_once_at_its_time_and_as_it_was_sent(way: Way, life: Life) -> None:
-    waits = way()
+def test_it_is_delivered_once_at_its_time_and_as_it_was_sent(way: str, life: Life) -> None:
+    waits = begun(way)
     world = waits.world
     life(world)
     world.pass_time(DUE_MS - 1 - world.now_ms)
@@ -186,7 +154,7 @@ def test_it_is_delivered_once_at_its_time_and_as_it_was_sent(way: Way, life: Lif
     (message,) = world.delivered()
     assert (message.topic, message.queue_id, message.body) == ("orders", 3, b"body")
     assert (message.born_host, message.queue_offset) == (HOST, 0)
-    if way is not in_place_of_another:
+    if way != REPLACING:
         wanted = {"TAGS": "t", "KEYS": "k", "own": "value"}
         assert {name: properties.get(message.properties_text, name) for name in wanted} == wanted
     assert world.cancel(waits.place) in OVER
@@ -194,8 +162,8 @@ def test_it_is_delivered_once_at_its_time_and_as_it_was_sent(way: Way, life: Lif
 
 @every_way
 @every_life
-def test_it_is_told_as_waiting_until_it_is_delivered(way: Way, life: Life) -> None:
-    waits = way()
+def test_it_is_told_as_waiting_until_it_is_delivered(way: str, life: Life) -> None:
+    waits = begun(way)
     world = waits.world
     for _ in range(2):
         world.run()
@@ -213,8 +181,8 @@ def test_it_is_told_as_waiting_until_it_is_delivered(way: Way, life: Life) -> No
 
 @every_way
 @every_life
-def test_cancelled_it_never_comes(way: Way, life: Life) -> None:
-    waits = way()
+def test_cancelled_it_never_comes(way: str, life: Life) -> None:
+    waits = begun(way)
     world = waits.world
     world.run()
     life(world)
@@ -234,8 +202,8 @@ def test_cancelled_it_never_comes(way: Way, life: Life) -> None:
 @every_way
 @every_life
 @pytest.mark.parametrize("new_ms", [DUE_MS - 20_000, DUE_MS + 3_000, DUE_MS + 50_123, 0])
-def test_moved_it_comes_at_its_new_time_alone(way: Way, life: Life, new_ms: int) -> None:
-    waits = way()
+def test_moved_it_comes_at_its_new_time_alone(way: str, life: Life, new_ms: int) -> None:
+    waits = begun(way)
     world = waits.world
     world.run()
     assert world.reschedule(waits.place, new_ms)[0] is Cancelled.CANCELLED
@@ -252,8 +220,8 @@ def test_moved_it_comes_at_its_new_time_alone(way: Way, life: Life, new_ms: int)
 
 @every_way
 @every_life
-def test_where_the_store_takes_nothing_it_waits_and_comes_once_afterwards(way: Way, life: Life) -> None:
-    waits = way()
+def test_where_the_store_takes_nothing_it_waits_and_comes_once_afterwards(way: str, life: Life) -> None:
+    waits = begun(way)
     world = waits.world
     world.run()
     world.store.health.fill("full")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-from duemq.broker.produce.message import ByTimer
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
@@ -24,7 +23,7 @@ from duemq.storage.durability.retention import RetentionConfig
 from duemq.storage.queues.pull import ColdRead
 from duemq.storage.store import MessageStore, StoreConfig
 from tests.crash.simulated_files import SimulatedFiles
-from tests.support.messages import HOST, Sender, with_time
+from tests.support.messages import HOST, Sender
 from tests.support.store import NOTHING_GOES, OwnedStore
 
 T = TypeVar("T")
@@ -106,10 +105,7 @@ class TimerWorld:
         """Schedule a message as the send handler does; gives its physical offset."""
         assert self.timers.refusal(due_ms, self.now_ms) is None
         body = self._body(body)
-        text = with_time(f"{text}UNIQ_KEY\x01K{self.sent}", due_ms)
-        offset = self.sender.stage(body, ByTimer(due_ms), text, topic, born_ms=self.now_ms)
-        self.store.appender.commit()
-        return offset
+        return self.sender.timer(due_ms, body, f"{text}UNIQ_KEY\x01K{self.sent}", topic, born_ms=self.now_ms)
 
     def schedule(self, level: int, body: bytes | None = None, text: str = "", topic: str = "orders") -> int:
         """Put a message into a level as the send handler does; gives its physical offset."""

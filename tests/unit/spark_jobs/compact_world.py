@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
-from duemq.broker.produce.message import ByTimer
 from duemq.protocol.records import properties
 from duemq.protocol.records.record import StoredMessage
 from duemq.scheduler.levels import service
@@ -22,7 +21,7 @@ from duemq.storage.durability.owner import Part
 from duemq.storage.files import OsFiles
 from duemq.storage.queues.consume_queue import PADDING_SIZE, UNIT_SIZE, WITHDRAWN_SIZE
 from duemq.storage.store import MessageStore, StoreConfig
-from tests.support.messages import HOST, Sender, with_time
+from tests.support.messages import HOST, Sender
 from tests.support.store import OwnedStore
 
 HOST_V6 = bytes(15) + b"\x01\0\0\x04\xd2"
@@ -110,10 +109,7 @@ class Broker:
     def timer(self, due_ms: int, body: bytes, key: str = "k", topic: str = "orders", born_ms: int = 7) -> int:
         """Store a message with a timer."""
         assert self.timers.refusal(due_ms, self.clock.now_ms()) is None
-        text = with_time(f"UNIQ_KEY\x01{key}", due_ms)
-        offset = self.sender.stage(body, ByTimer(due_ms), text, topic, born_ms=born_ms)
-        self.store.appender.commit()
-        return offset
+        return self.sender.timer(due_ms, body, f"UNIQ_KEY\x01{key}", topic, born_ms=born_ms)
 
     def cancel(self, physical_offset: int) -> None:
         """Cancel a message that waits."""
