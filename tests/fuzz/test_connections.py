@@ -157,7 +157,8 @@ def test_unfinished_frames_of_many_clients(broker: LiveBroker, witness: Witness)
 
 def test_consumers_that_stop_reading_while_pulls_pour_in(broker: LiveBroker, witness: Witness) -> None:
     """A hundred of them ask for two gigabytes together. They are read from no more, and when they read again every
-    answer is there."""
+    answer is there: not always in the order of the pulls, since messages that have left the page cache are read in a
+    thread."""
     with RawClient(broker.port) as client:
         for number in range(4):
             assert client.ask(send("Big", bytes(200_000 + number))).code == ResponseCode.SUCCESS
@@ -174,11 +175,13 @@ def test_consumers_that_stop_reading_while_pulls_pour_in(broker: LiveBroker, wit
     assert witness.growth_bytes < 100 * 1 * MIB
     for client in clients[:10]:
         client.socket.setblocking(True)
-        for number, command in enumerate(pulls):
+        sizes = {}
+        for _ in pulls:
             answer = client.response()
-            assert (answer.code, answer.opaque) == (ResponseCode.SUCCESS, command.opaque)
+            assert answer.code == ResponseCode.SUCCESS
             (message,) = record.decode_all(bytes(answer.body))
-            assert len(message.body) == 200_000 + number % 4
+            sizes[answer.opaque] = len(message.body)
+        assert sizes == {command.opaque: 200_000 + number % 4 for number, command in enumerate(pulls)}
     close_all(clients)
 
 
