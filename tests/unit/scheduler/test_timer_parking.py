@@ -34,7 +34,7 @@ def world() -> TimerWorld:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few messages are done in one step, so that much can happen in between."""
     monkeypatch.setattr(service, "_DELIVER_UNITS", 7)
-    monkeypatch.setattr(service, "_BACK_UNITS", 3)
+    monkeypatch.setattr(service, "_BRING_BACK_UNITS", 3)
     monkeypatch.setattr(parking, "SLOT_UNITS", 20)
 
 
