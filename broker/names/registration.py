@@ -48,7 +48,8 @@ class Registration:
         self._servers = [_NameServer(address, period, connect, self._request) for address in addresses]
 
     def start(self) -> None:
-        """Begin to register, in the background."""
+        """Begin to register, in the background: a task for each server, since a task group would end the others'
+        registration when one fails."""
         for server in self._servers:
             server.start()
 

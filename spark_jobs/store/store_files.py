@@ -1,5 +1,8 @@
 """The files of a store, wherever they lie: on this machine or in any file system that pyarrow knows (hdfs://, s3://).
 
+Files of this machine are read with `os`, not with pyarrow: pyarrow tells neither inodes, by which files that were
+exchanged are found, nor the holes of sparse files, which need not be read.
+
     <store>/commitlog/00000000000000000000 ...           records, files of one size
             consumequeue/<topic>/<queue id>/0000... ...  20-byte units
             timerlog/0000... ...  timerwheel             messages waiting in the timer wheel
