@@ -1,4 +1,4 @@
-# Two commands matter: `make run` starts the broker, `make test` proves it. Both set up what is missing.
+# The main targets: `make run` starts the broker, `make test` runs all tests. Both install what is missing.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -7,14 +7,14 @@ BIN := $(VENV)/bin
 RUN_ARGS ?= --store ./data
 PYTEST := $(BIN)/python -m pytest -m "not soak" --durations 15 --durations-min 5
 SPARK := tests/spark
-# Two runs that take about as long as each other; what is in none of these runs with the interop tests.
+# Two runs of about the same length. Tests in neither of them, nor in SPARK, run with the interop tests.
 UNIT := $(filter-out %/__pycache__/ %/scheduler/,$(wildcard tests/unit/*/ tests/unit/test_*.py))
 MACHINE := tests/crash tests/fuzz tests/process tests/bench tests/simulation tests/unit/scheduler
-# Brokers of unit tests sync many a file, which costs more than the tests themselves: they have theirs in memory, where
-# there are 2 GB for them. Those that ask something of a disk say so (`on_disk`).
+# Brokers of unit tests sync many files, which costs more than the tests themselves: their files are in /dev/shm, if that
+# has 2 GB free. Tests that need a real disk take the fixture `on_disk`.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 2000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
 IN_MEMORY := $(MEMORY) $(PYTEST) -o tmp_path_retention_policy=failed
-# What Python has compiled once it keeps: the tests start hundreds of processes.
+# Python keeps its compiled files, since the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
 SEEDS ?= 100
@@ -38,13 +38,13 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[broker,spark,dev]'
 	@touch $@ $(VENV)/.broker
 
-# The tests ask the oldest Spark that pyproject.toml allows, too.
+# The tests also run with the oldest Spark that pyproject.toml allows.
 $(VENV)/.oldest-spark: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oldest-spark \
 		"pyspark==$$(sed -n 's/.*"pyspark>=\([0-9.]*\)".*/\1/p' pyproject.toml).0"
 	@touch $@
 
-# The tests start Spark some twenty times, and Java loads its classes faster from an archive.
+# The tests start Spark some twenty times, and Java loads Spark's classes faster from an archive.
 $(VENV)/spark.jsa: $(VENV)/.dev tests/spark/class_archive.py
 	$(BIN)/python -m tests.spark.class_archive $@
 
@@ -54,8 +54,8 @@ run: $(VENV)/.broker ## Start the broker with its name server on 127.0.0.1 (RUN_
 peers: $(VENV)/.dev ## Fetch Apache's brokers and clients and compile the test programs
 	$(BIN)/python -m tests.peers install
 
-test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Set up the peers and run every test but the soak
-	@# Four runs beside each other: two that use the processors, Spark's, and what mostly waits for brokers and clients.
+test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Install the peers and run all tests except the soak tests
+	@# Four runs at once: two that use the processors, Spark's, and the tests that mostly wait for brokers and clients.
 	@run() { name=$$1; shift; "$$@" > .$$name.log 2>&1; echo $$? > .$$name.status; }; \
 	trap 'kill $$(jobs -p) 2>/dev/null' INT TERM; \
 	run unit env $(IN_MEMORY) -p no:cacheprovider $(UNIT) & \
@@ -69,10 +69,10 @@ test: $(VENV)/.dev $(VENV)/.oldest-spark peers $(VENV)/spark.jsa ## Set up the p
 	done; \
 	exit $$failed
 
-unit: $(VENV)/.dev ## Run the tests that need no peer (some minutes)
+unit: $(VENV)/.dev ## Run the unit tests, which need no peer (some minutes)
 	$(IN_MEMORY) tests/unit
 
-quick: $(VENV)/.dev ## Run those that take seconds: the structure, the protocol, the client, the store
+quick: $(VENV)/.dev ## Run the unit tests that take seconds: structure, protocol, client, store
 	@$(IN_MEMORY) -q -p no:cacheprovider tests/unit/storage & storage=$$!; \
 	$(IN_MEMORY) -q tests/unit/test_structure.py tests/unit/protocol tests/unit/duemq; failed=$$?; \
 	wait $$storage || failed=1; exit $$failed
@@ -83,19 +83,19 @@ interop: peers ## Run the tests with Apache's brokers, clients and mqadmin
 crash: $(VENV)/.dev ## Run the crash images and the kill -9 tests
 	$(BIN)/python -m pytest tests/crash -m "not soak"
 
-fuzz: $(VENV)/.dev ## Feed a live broker with malformed input
+fuzz: $(VENV)/.dev ## Send malformed input to a running broker
 	$(BIN)/python -m pytest tests/fuzz
 
-simulate: $(VENV)/.dev ## Live on a simulated machine (SEEDS=100 FROM=0): faults of all kinds, promises checked
+simulate: $(VENV)/.dev ## Run brokers on a simulated machine with faults of all kinds, and check them (SEEDS=100 FROM=0)
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM) --processes $$(nproc)
 
-bench: peers ## Measure this broker beside Apache's, one table
+bench: peers ## Measure duemq and Apache's broker, and print one table
 	$(BIN)/python -m tests.bench
 
-profile: $(VENV)/.dev ## Show where the hot path spends its time (WHAT=sends, timers, levels, pulls)
+profile: $(VENV)/.dev ## Show where the hot path spends its time (WHAT=sends, timers, levels or pulls)
 	$(BIN)/python -m tests.bench.profile $(WHAT)
 
-soak: $(VENV)/.dev ## The long tests: 500 times kill -9 under load
+soak: $(VENV)/.dev ## Run the soak tests: 500 times kill -9 under load
 	$(BIN)/python -m pytest -m soak --timeout 0
 
 lint: $(VENV)/.dev ## Check the style
@@ -107,7 +107,7 @@ type: $(VENV)/.dev ## Check the types
 format: $(VENV)/.dev ## Format the code
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-check: lint type quick ## What to run before a commit: a minute; `make unit` takes some
+check: lint type quick ## Run lint, type and quick, before each commit (a minute)
 
 clean: ## Remove the virtual environment and the caches; the store stays
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,17 +4,17 @@
 #   MASTER           where Spark runs: yarn (default), spark://host:7077, k8s://https://host:6443, local[2]
 #   PYTHON           the executors' Python, 3.11 or newer (default: python3), with numpy, pandas, pyarrow, msgspec,
 #                    structlog and zlib-ng
-#   EXECUTORS        how many (default: 4), each with two tasks at a time
-#   EXECUTOR_MEMORY  of each, Java's part (default: 2g); Python has as much again
+#   EXECUTORS        the number of executors (default: 4), each with two tasks at a time
+#   EXECUTOR_MEMORY  memory of each executor's Java (default: 2g); its Python processes get the same again
 #   SPARK_SUBMIT     the program (default: spark-submit)
 #   CLASSPATH, HADOOP_HOME, ARROW_LIBHDFS_DIR, LIBHDFS_OPTS
-#                    for hdfs://, where a machine's own `java` and `hadoop` do not tell: Hadoop's jars, where
-#                    libhdfs.so is, and the options of the Java that it starts in each Python process; what is set here
-#                    is set for the executors as well
+#                    for hdfs://, if a machine's own `java` and `hadoop` do not suffice: Hadoop's jars and home, the
+#                    directory of libhdfs.so, and the options of the Java that it starts in each Python process. Those
+#                    that are set are passed on to the executors
 #
-# What the tasks import goes along as a zip. The driver runs here, in client mode, and writes --out to this machine's
-# disk; it needs duemq[spark]. The store has to be where all executors see it: hdfs://, s3://, or a shared directory.
-# Exit code: the job's, 1 when an audit found lost messages, 2 when it could not be done.
+# The code that tasks import is sent as a zip. The driver runs here, in client mode, and writes --out to this machine's
+# disk; it needs duemq[spark]. All executors must have access to the store: hdfs://, s3://, or a shared directory.
+# Exit code: the job's: 1 if an audit found lost messages, 2 if the job could not be done, 3 if a limit is exceeded.
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -28,7 +28,7 @@ duemq spark package "$work/duemq-spark.zip"
 # spark-submit takes a .py as its main file, not a zip.
 unzip -q -p "$work/duemq-spark.zip" __main__.py > "$work/duemq_spark.py"
 
-# Client mode: one copy of the driver's Python would not do for the executors, whose machines are others.
+# In client mode the driver has a Python of its own: the executors are on other machines, with other paths.
 export PYSPARK_DRIVER_PYTHON=${PYSPARK_DRIVER_PYTHON:-$(dirname "$(command -v duemq)")/python}
 export PYSPARK_PYTHON=${PYTHON:-python3}
 
