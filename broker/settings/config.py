@@ -44,8 +44,8 @@ def _setting(
     limits: tuple[int, int] | None = None,
     live: bool = False,
 ) -> Any:
-    """`live`: the setting may change while the broker runs; the component that uses it then subscribes to it, see
-    `broker.settings.changes`."""
+    """`live`: the setting may change while the broker runs; the component that uses it reads it at each use, or
+    subscribes to it, see `broker.settings.changes`."""
     metadata = {_PROPERTY: name, _HELP: text, _CHOICES: choices, _RANGE: limits, _LIVE: live}
     return dataclasses.field(default=default, metadata=metadata)
 

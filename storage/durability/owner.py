@@ -12,8 +12,8 @@ and the clean stop are all planned here, run by workers, and judged by one verdi
     stop         a last checkpoint, then the abort file is removed
 
 Syncs of the commitlog have a lane of their own, in which one job runs at a time: the kernel reports
-a failed write-back only once. Checkpoints and removals share the other lane, so that no checkpoint syncs a file that is
-being removed.
+a failed write-back only once. Checkpoints and removals share a second lane, so that no checkpoint syncs a file that is
+being removed. Files are allocated ahead in a third.
 
     invariants   released <= end; nothing is released, noted in a checkpoint or removed after the verdict is POISONED
                  a checkpoint's recovery offset <= released
