@@ -1,5 +1,5 @@
 """A whole broker in the test's process, without sockets: a `Peer` hands bytes to a connection of the broker and takes
-what the broker writes, through a transport in memory that holds back and lets go as a socket does.
+the bytes that the broker writes, through a transport in memory with the flow control of a socket.
 
 Time stands still: the store and the tables read a `ManualClock`, timers belong to the test's loop.
 """
@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 
 class MemoryTransport(asyncio.Transport):
-    """What a connection writes into, and its flow control. Bytes arrive at the peer at once unless `is_blocked`."""
+    """The transport that a connection writes to, with its flow control. Bytes arrive at the peer at once unless
+    `is_blocked`."""
 
     def __init__(self, peer: Peer, address: tuple[str, int] | None) -> None:
         super().__init__()
@@ -84,11 +85,11 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def block(self) -> None:
-        """The peer reads no more."""
+        """The peer stops reading."""
         self.is_blocked = True
 
     def unblock(self) -> None:
-        """The peer reads all that was held back, and goes on reading."""
+        """The peer reads everything that was held back, and goes on reading."""
         self.is_blocked = False
         self._deliver()
         assert self._protocol is not None
@@ -115,7 +116,7 @@ class MemoryTransport(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        """As uvloop's: what is held is sent first, what is written from now on is not."""
+        """Close as uvloop's transport does: bytes already held back are sent first, later writes are discarded."""
         if not self._is_closing:
             self._is_closing = True
             if not self._held:
@@ -133,7 +134,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 class Peer:
-    """A client of the broker. Responses are waited for by opaque; requests of the broker lie in `requests`."""
+    """A client of the broker. Responses are awaited by opaque; requests from the broker are collected in `requests`."""
 
     def __init__(self, connection: Connection, address: tuple[str, int] | None = ("127.0.0.1", 40000)) -> None:
         self.connection = connection
@@ -148,7 +149,7 @@ class Peer:
         self.transport.attach(connection)
 
     def forget(self) -> None:
-        """Drop the frames and responses that came so far."""
+        """Drop the frames and responses received so far."""
         self.frames.clear()
         self.responses.clear()
 
@@ -166,7 +167,7 @@ class Peer:
         assert self._reader.error is None, self._reader.error
 
     def feed(self, data: bytes) -> None:
-        """Give bytes to the broker as one read of its socket, if it reads."""
+        """Give bytes to the broker as one read of its socket, if it is reading."""
         assert self.transport.takes_data, "the broker does not read from this peer"
         self.connection.data_received(data)
 
@@ -175,11 +176,11 @@ class Peer:
         self.feed(b"".join(codec.encode(command, frame_codec) for command in commands))
 
     async def ask(self, command: Command, frame_codec: int = JSON) -> Command:
-        """The response to a request."""
+        """Return the response to a request."""
         return (await self.ask_all([command], frame_codec))[0]
 
     async def ask_all(self, commands: list[Command], frame_codec: int = JSON) -> list[Command]:
-        """The responses to requests that come in one read, in the order of the requests."""
+        """Return the responses to requests that arrive in one read, in the order of the requests."""
         loop = asyncio.get_running_loop()
         waiting: list[asyncio.Future[Command]] = [loop.create_future() for _ in commands]
         for command, future in zip(commands, waiting, strict=True):
@@ -190,12 +191,13 @@ class Peer:
         return await asyncio.gather(*waiting)
 
     def answer_of(self, command: Command) -> Command | None:
-        """The response to a request, if it came."""
+        """Return the response to a request, or None if it has not arrived."""
         return next((answer for answer in self.responses if answer.opaque == command.opaque), None)
 
 
 class GatedWorkers(ThreadWorkers):
-    """Threads of which a test may hold those of some lanes: what they are given waits, in `held`, until it lets go."""
+    """Threads of which a test may hold back some lanes: work given to a held lane waits in `held` until the test lets
+    it go."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -225,7 +227,7 @@ class GatedWorkers(ThreadWorkers):
 
 
 class UnboundBroker(Broker):
-    """A broker that listens nowhere. Its workers are gated, `lanes`."""
+    """A broker that listens on no port. Its workers, `lanes`, are gated."""
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class UnboundBroker(Broker):
         """Take no port."""
 
     def connect(self, address: tuple[str, int] = ("127.0.0.1", 40000)) -> Peer:
-        """A new client."""
+        """Connect a new client."""
         return Peer(self._connect(), address)
 
 
@@ -267,11 +269,11 @@ async def running(
     origin: Origin | None = None,
     budget: RequestBudget | None = None,
 ) -> AsyncIterator[UnboundBroker]:
-    """A started broker with RocketMQ's defaults and these settings over them. It handles whatever one read brings at
-    once, unless a budget says otherwise."""
+    """Run a broker with RocketMQ's defaults and these settings over them. Everything from one read is handled at once,
+    unless a budget limits it."""
     thresholds = gc.get_threshold()
     broker = UnboundBroker(config(root, *settings), clock, files, origin, budget)
-    with patch("gc.freeze"):  # the broker is to be collected when its test is over
+    with patch("gc.freeze"):  # the broker must be collectable when its test is over
         await broker.start()
     try:
         yield broker

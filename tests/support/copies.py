@@ -1,5 +1,5 @@
-"""Copies of stores, with holes as holes. Nearly all of the 38 MB of a timer wheel is one: to write it out costs more
-than most tests do."""
+"""Copies of stores that keep holes as holes. Nearly all of the 38 MB of a timer wheel is a hole: writing it out takes
+longer than most tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def copy_tree(source: Path, target: Path) -> Path:
-    """Copy a directory, as shutil.copytree does; gives `target`."""
+    """Copy a directory, as shutil.copytree does; return `target`."""
     shutil.copytree(source, target, copy_function=copy_file)
     return target
 
@@ -25,7 +25,7 @@ def copy_file(source: str | Path, target: str | Path) -> None:
             try:
                 at = os.lseek(old.fileno(), at, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but a hole is left
+                if error.errno == errno.ENXIO:  # only a hole is left
                     break
                 raise
             end = os.lseek(old.fileno(), at, os.SEEK_HOLE)

@@ -1,6 +1,6 @@
-"""An event loop whose time a test moves, so that nothing has to be waited for.
+"""An event loop whose time a test advances, so that no test waits for real time.
 
-Its time stands still between the test's calls of `advance`; timers that are due then fire in the next turns.
+Time stands still between the test's calls of `advance`; timers that have become due then fire in the next turns.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what is due runs when the caller next waits for something."""
+        """Let time pass; callbacks that have become due run when the caller next waits."""
         self._now += seconds
 
 
 class CountBudget:
-    """A budget of so many pieces of work a turn and a share, whatever time they take. Endless by default."""
+    """A budget of a fixed number of pieces of work per turn and per share, whatever time they take. Endless by
+    default."""
 
     def __init__(self, turn: float = float("inf"), share: float = float("inf")) -> None:
         self._turn = turn
@@ -59,7 +60,7 @@ class CountBudget:
 
 
 def request_turns(loop: asyncio.AbstractEventLoop, budget: RequestBudget | None = None) -> RequestTurns:
-    """Turns for requests only, begun; of an endless budget unless given."""
+    """Started turns for requests only, with an endless budget unless one is given."""
     everything = Turns(loop, ManualClock(), lambda _: UNLIMITED)
     made = RequestTurns(everything, budget or CountBudget())
     everything.start()
@@ -67,6 +68,6 @@ def request_turns(loop: asyncio.AbstractEventLoop, budget: RequestBudget | None 
 
 
 async def turns(count: int = 3) -> None:
-    """Let the callbacks run that are due, and what they call soon."""
+    """Run the callbacks that are due, and those that they schedule soon."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Messages that wait, stored as the broker's handlers store them: by the broker's own staging."""
+"""Scheduled messages, stored as the broker's handlers store them: through the broker's own staging."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUEUE: Final = 3
 
 
 class Sender:
-    """Stores messages into an open store. A world without levels, or without timers, sends none of these."""
+    """Stores messages into an open store. Without levels, or without timers, it cannot send messages of that kind."""
 
     def __init__(
         self, store: MessageStore, clock: Clock, levels: LevelQueues | None = None, timers: Timers | None = None
@@ -47,8 +47,8 @@ class Sender:
         sys_flag: int = 0,
         tries: int = 0,
     ) -> int:
-        """Stage a message that arrives now, and return its physical offset. It is stored at the appender's next commit.
-        `text`: the properties that its producer gave."""
+        """Stage a message that arrives now, and return its physical offset. The appender stores it at its next commit.
+        `text`: the properties set by the producer."""
         queue = self._store.ensure_queue(topic, queue_id)
         self._staging.stage(
             NewMessage(queue, due, text, body, born_ms, host, flag, sys_flag, tries), self._clock.now_ms()
@@ -70,8 +70,8 @@ class Sender:
     def replace(
         self, due_ms: int, key: str, unique_key: str, body: bytes, topic: str = TOPIC, queue_id: int = QUEUE
     ) -> tuple[int, int]:
-        """Store a message that takes the place of those of its key; return how many it replaced, and its physical
-        offset. The index of waiting messages by key is complete."""
+        """Store a message that replaces the waiting messages with its key; return the number replaced and its physical
+        offset. Needs a complete index of waiting messages by key."""
         assert self._timers is not None
         changes, now_ms, offset = self._timers.changes, self._clock.now_ms(), 0
 
@@ -87,6 +87,6 @@ class Sender:
 
 
 def with_time(text: str, due_ms: int) -> str:
-    """Return properties with the time at which the message is to be delivered, ms since the epoch."""
+    """Return properties with a deliver time, ms since the epoch."""
     separator = properties.PROPERTY_END if text and not text.endswith(properties.PROPERTY_END) else ""
     return f"{text}{separator}{properties.TIMER_DELIVER_MS}\x01{due_ms}"

@@ -1,4 +1,4 @@
-"""What a store has, as lines of text, for the messages of tests that fail."""
+"""The content of a store as lines of text, for the messages of failing tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SMALL: Final = ("checkpoint", "config/delayOffset.json", "config/timercheck", "
 
 
 def about(store: Path, bodies: Iterable[bytes]) -> str:
-    """The records of a store's commitlog that have one of some bodies, as they are stored."""
+    """The records of a store's commitlog that have one of the given bodies, as lines."""
     wanted = {f" body={shown(body)}" for body in bodies}
     found = [
         line
@@ -28,7 +28,7 @@ def about(store: Path, bodies: Iterable[bytes]) -> str:
 
 
 def newest(store: Path) -> str:
-    """What a store has last: the end of its commitlog and of its timer log, and how far its broker says to be."""
+    """The newest content of a store: the ends of its commitlog and its timer log, and the broker's progress files."""
     found = [line for name in _SMALL if (store / name).exists() for line in lines(str(store / name))]
     for name in ("commitlog", "timerlog"):
         files = sorted((store / name).iterdir()) if (store / name).is_dir() else []

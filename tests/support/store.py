@@ -1,4 +1,4 @@
-"""A store with its owner of durability, whose workers run when a test says so."""
+"""A store with its durability owner, whose jobs run when a test asks for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTES = count()
 
 
 class HeldWorkers:
-    """Implements storage.durability.jobs.Workers: jobs wait until the test has them run."""
+    """Implements storage.durability.jobs.Workers: jobs wait until the test runs them."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -32,7 +32,7 @@ class HeldWorkers:
         self.jobs.append((lane, work, done))
 
     def run_one(self, lane: Lane | None = None) -> bool:
-        """Run the job that has waited longest, or that of a lane; whether there was one."""
+        """Run the job that has waited longest, of any lane or of the given one; return whether there was a job."""
         for at, (of, work, done) in enumerate(self.jobs):
             if lane in (None, of):
                 del self.jobs[at]
@@ -47,17 +47,17 @@ class HeldWorkers:
         return False
 
     def run(self, lane: Lane) -> None:
-        """Run all jobs of a lane, also those that are started meanwhile."""
+        """Run all jobs of a lane, including those started meanwhile."""
         while self.run_one(lane):
             pass
 
     def held(self, lane: Lane) -> int:
-        """How many jobs of a lane wait."""
+        """Number of waiting jobs of a lane."""
         return [of for of, _, _ in self.jobs].count(lane)
 
 
 class Urgent:
-    """Implements storage.durability.owner.Part: has no state, and wants a checkpoint when the test says so."""
+    """Implements storage.durability.owner.Part: has no state, and wants a checkpoint when the test asks for one."""
 
     def __init__(self) -> None:
         self.wants_checkpoint = False
@@ -65,7 +65,7 @@ class Urgent:
         """How many checkpoints were ready to be synced."""
 
     def note(self) -> bytes:
-        """Another one each time, so that no checkpoint is needless."""
+        """A new note each time, so that every checkpoint is needed."""
         self.wants_checkpoint = False
         return b"%d" % next(_NOTES)
 
@@ -93,8 +93,8 @@ class Urgent:
 
 
 class OwnedStore:
-    """See the module. What happened is in `releases`, `poison` and `ends`. Whatever fails raises only where a test asks
-    for the whole of something: `checkpoint` and `stop`."""
+    """See the module. Events are recorded in `releases`, `poison` and `ends`. Failures raise only from the methods that
+    do a whole operation: `checkpoint` and `stop`."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class OwnedStore:
         retention: RetentionConfig = NOTHING_GOES,
         on_released: Callable[[int], None] = lambda position: None,
     ) -> None:
-        """The store is open. `config`: unless given, nothing is flushed that nobody waits for."""
+        """`store` is open. `config`: by default, nothing is flushed unless a caller waits for it."""
         self.store = store
         self.clock = clock or ManualClock()
         self.workers = HeldWorkers()
@@ -132,7 +132,7 @@ class OwnedStore:
         self._on_released(position)
 
     def noted(self) -> None:
-        """What the checkpoint has can be looked at."""
+        """The checkpoint has been written: nothing to do here."""
 
     def poisoned(self, reason: str) -> None:
         assert self.poison is None, "it is told once"
@@ -142,15 +142,15 @@ class OwnedStore:
         assert not self.ends, "it is told once"
         self.ends.append(error)
 
-    # --- a bit
+    # --- small steps
 
     def step(self, budget: Budget = UNLIMITED) -> float | None:
-        """One step, which may start jobs, and runs none."""
+        """Take one step, which may start jobs but runs none."""
         return self.durability.step(look(self.clock), budget, self.clock.now_ms())
 
     def flush(self, budget: Budget = UNLIMITED) -> bool:
-        """Make everything written so far durable, in one step and as many flushes as that takes; whether it is. Jobs of
-        other kinds that this starts are held."""
+        """Make everything written so far durable, in one step and as many flushes as needed; return whether it is. Jobs
+        of other kinds that this starts are held."""
         end = self.store.log.end
         self.durability.want(end)
         self.step(budget)
@@ -160,8 +160,8 @@ class OwnedStore:
         return self.durability.released >= end
 
     def writing(self) -> Iterator[None]:
-        """Put what a checkpoint of now covers into files, a piece for each `next`; in the end its job is held. One that
-        is under way is finished before."""
+        """Write the files of a new checkpoint, one piece per `next`; at the end its job is held. A checkpoint that is
+        already under way is finished first."""
         self.urgent.wants_checkpoint = True
         self._go_on()
         while self.urgent.wants_checkpoint:
@@ -174,7 +174,7 @@ class OwnedStore:
             yield
 
     def _go_on(self) -> None:
-        """The smallest step of a checkpoint; what it needs flushed is flushed."""
+        """The smallest step of a checkpoint, with the flush that it needs."""
         for _ in range(3):
             planned = self.urgent.planned
             wait = self.step(Pieces(1))
@@ -187,28 +187,28 @@ class OwnedStore:
                 return
         raise AssertionError(f"the checkpoint does not go on: {self.workers.failures}")
 
-    # --- the whole of something
+    # --- whole operations
 
     def settle(self) -> None:
-        """Steps and jobs until nothing more happens at this moment."""
+        """Run steps and jobs until nothing more happens at this moment."""
         while True:
             wait = self.step()
             if not self.workers.run_one() and wait != 0:
                 return
 
     def expire(self) -> None:
-        """Let so much time pass that files are looked for that may go, and have them go."""
+        """Let time pass until the next search for expired files, and remove those."""
         self.clock.advance(int(EXPIRE_SECONDS * 1000))
         self.settle()
 
     def checkpoint(self) -> None:
-        """Make a checkpoint of now. Raises what it fails with."""
+        """Make a checkpoint of now. Raises the error that it fails with."""
         for _ in self.writing():
             pass
         self.sync()
 
     def sync(self) -> None:
-        """Have the job run that `writing` has left. Raises what it fails with."""
+        """Run the job left by `writing`. Raises the error that it fails with."""
         before = self.store.checkpoint
         self.workers.run(Lane.FILES)
         if self.store.checkpoint is before:
@@ -216,7 +216,7 @@ class OwnedStore:
             raise self.workers.failures[-1]
 
     def stop(self) -> None:
-        """Stop, and let go of the store. Raises what kept it from stopping cleanly."""
+        """Stop, and let go of the store. Raises the error that prevented a clean stop."""
         self.durability.stop()
         while not self.ends:
             wait = self.step()

@@ -1,4 +1,4 @@
-"""Commands as tests like to say them."""
+"""Short ways to build the commands of tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def send(
     default_topic: str = "TBW102",
     default_queues: int = 4,
 ) -> Command:
-    """A send, of version 2 unless `v1`."""
+    """A send request, version 2 unless `v1`."""
     header_type, usual = (SendMessage, RequestCode.SEND_MESSAGE) if v1 else (SendMessageV2, RequestCode.SEND_MESSAGE_V2)
     header = header_type(
         producer_group="producers",
@@ -89,7 +89,7 @@ def pull(
     expression_type: str | None = "TAG",
     sub_version: int = 0,
 ) -> Command:
-    """A pull that carries its subscription; it may be held where `suspend_ms` says how long."""
+    """A pull request with its subscription; the broker may hold it for `suspend_ms`."""
     if sys_flag is None:
         sys_flag = PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend_ms is not None else 0)
     header = PullMessage(
@@ -109,12 +109,12 @@ def pull(
 
 
 def encode_all(commands: Iterable[Command], frame_codec: int = JSON) -> bytes:
-    """Commands as the bytes of one stream."""
+    """Encode commands as the bytes of one stream."""
     return b"".join(codec.encode(command, frame_codec) for command in commands)
 
 
 def decode_all(data: bytes) -> Iterator[tuple[int, Command]]:
-    """The commands in a stream, each with the codec of its header."""
+    """Decode the commands of a stream, each with the codec of its header."""
     reader = FrameReader()
     for frame in reader.receive_data(data):
         yield frame[0], codec.decode(frame)
