@@ -1,1 +1,1 @@
-"""What a crash leaves behind, simulated and real."""
+"""Tests of the files that a crash leaves behind, simulated and real."""

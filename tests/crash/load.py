@@ -1,4 +1,4 @@
-"""A load for a broker that is about to die: pipelined sends which note what was acknowledged."""
+"""A load for a broker that is about to be killed: pipelined sends that note which messages were acknowledged."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Delay = Callable[[int], str]
 
 
 def by_level(number: int) -> str:
-    """One of three levels."""
+    """One of three delay levels."""
     return f"DELAY\x01{1 + number // 4 % LEVELS}"
 
 
 def by_time(_: int) -> str:
-    """A time of its own: some ms or some seconds from now."""
+    """A random deliver time, from some ms to some seconds from now."""
     due = time.time_ns() // 1_000_000 + random.choice((20, 400, LONGEST_MS)) * random.random()
     return f"TIMER_DELIVER_MS\x01{int(due) + 1}"
 
@@ -46,7 +46,7 @@ class Load:
         self._waiting: dict[int, int] = {}
 
     async def run(self, host: str, port: int) -> None:
-        """Send and receive until the broker is gone."""
+        """Send and receive until the connection is lost."""
         reader, writer = await asyncio.open_connection(host, port)
         frames = FrameReader()
         with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ class Load:
 async def load_until_lost(
     host: str, port: int, numbers: itertools.count[int], delay: Delay = by_level, connections: int = 3
 ) -> list[Load]:
-    """Loads over several connections, until the broker is gone."""
+    """Run loads over several connections until the broker is gone."""
     loads = [Load(numbers, delay) for _ in range(connections)]
     await asyncio.gather(*(load.run(host, port) for load in loads))
     return loads

@@ -1,13 +1,13 @@
-"""A file layer in memory that remembers what was written, synced and named when, and can build what a power cut at any
-moment could have left on the disk.
+"""A file layer in memory that records every write, sync and change of a name, and can build any disk that a power cut
+at any moment could have left.
 
-What the model of the disk promises, and no more: after a sync of a file its bytes so far are there; of what was written
-since, any 512-byte sectors may be there and any may not. After a sync of a directory its names so far are there; of the
-changes since, any beginning of their sequence may have happened, in each directory on its own. A file's name never
-appears before its size. A new directory is a name in the one above it, and what is in it is there if that name is.
+The model of the disk promises this and no more: after a sync of a file its bytes so far are durable; of later writes,
+any 512-byte sectors may be there and any may be missing. After a sync of a directory its names so far are durable; of
+later changes, any prefix of their sequence may have happened, in each directory independently. A file's name never
+appears before its size. A new directory is a name in its parent, and its content is there if that name is.
 
-What the model of the system promises: a file that is open stays readable when its name is gone; whoever opens it anew,
-as a sync does, does not find it.
+The model of the system promises that an open file stays readable when its name is gone; a call that opens it anew, as a
+sync does, does not find it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LARGE = 1 << 20
 
 
 class _Lazy:
-    """A large file's content, as a bytearray has it: zeros that nobody has touched take no time and no memory."""
+    """A large file's content, with the interface of a bytearray: untouched zeros take no time and no memory."""
 
     def __init__(self, size: int) -> None:
         self._array = np.zeros(size, np.uint8)
@@ -84,7 +84,7 @@ class Node:
 
 
 class Folder:
-    """A directory, apart from its name: another one that gets the same name is another one."""
+    """A directory, apart from its name: a second directory with the same name is another Folder."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ Operation = Write | Sync | Name | SyncDirectory
 
 @dataclass
 class SimulatedFiles:
-    """Implements storage.files.Files. `operations` is everything that ever happened, in order."""
+    """Implements storage.files.Files. `operations` is every operation since the beginning, in order."""
 
     names: dict[str, Node] = field(default_factory=dict)
     """Files by their paths."""
@@ -236,10 +236,10 @@ class SimulatedFiles:
     def blocks_read(self) -> int:
         return self.blocks
 
-    # --- what fails
+    # --- failures
 
     def fail(self, call: Call, number: int, path: str = "/") -> None:
-        """From now on have a call fail with an error number, everywhere or for paths that begin so."""
+        """From now on a call fails with an error number, everywhere or for paths with this prefix."""
         self.faults[call, path] = number
 
     def heal(self) -> None:
@@ -247,7 +247,7 @@ class SimulatedFiles:
         self.faults.clear()
 
     def check(self, call: Call, path: str) -> None:
-        """Raise the error that a call of a path meets, if any."""
+        """Raise the error injected for a call on a path, if any."""
         for (failing, where), number in self.faults.items():
             if failing == call and path.startswith(where):
                 raise OSError(number, os.strerror(number), path)
@@ -258,10 +258,10 @@ class SimulatedFiles:
         except OSError as error:
             raise NotDurable(error.errno, error.strerror, path) from error
 
-    # --- what files do
+    # --- operations of files
 
     def node_at(self, path: str) -> Node:
-        """What a path names; for whoever opens it."""
+        """The node of a path, as opening it finds it. Raises OSError."""
         self.check("open", path)
         if path not in self.names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -287,7 +287,7 @@ class SimulatedFiles:
         self.operations.append(Sync(node))
 
     def _name(self, path: str, entry: Node | Folder | None) -> None:
-        """Let a path be of a file or a directory, or (None) of nothing."""
+        """Set a path to a file or a directory, or remove it (None)."""
         above = os.path.dirname(path)
         if entry is not None:
             self.check("name", path)
@@ -304,13 +304,13 @@ class SimulatedFiles:
     # --- crashes
 
     def after_kill(self) -> None:
-        """The process is gone: what it had written is there, what it had locked is free, whatever failed is mended."""
+        """The state after a kill of the process: written bytes stay, locks are free, injected failures end."""
         self.locked.clear()
         self.heal()
 
     def after_crash(self, when: int, chance: random.Random, style: str) -> SimulatedFiles:
-        """What the disk may hold after a power cut before operation `when`. `style`: "nothing" that was not synced
-        is there, "everything" is, or "some" as `chance` has it."""
+        """Return a disk as a power cut before operation `when` may leave it. `style`: "nothing" that was not synced is
+        there, "everything" is, or "some", chosen by `chance`."""
         durable: dict[Node, Writes] = {}
         unsynced: dict[Node, Writes] = {}
         named: dict[Folder, Entries] = {}
@@ -362,7 +362,7 @@ class SimulatedFiles:
         return image
 
     def remember(self) -> None:
-        """Have what is there now as the beginning of `operations`, durably: for a crash after a crash."""
+        """Take the present content as the durable beginning of `operations`: for a crash after a crash."""
         self.operations.clear()
         for path, folder in sorted(self.folders.items()):
             if path != "/":
@@ -421,7 +421,7 @@ class SimulatedFile:
 
     def clear(self, offset: int) -> None:
         end = len(self._node.data.rstrip(b"\0"))
-        if end > offset:  # over bytes that have their place on the disk already: it cannot be full
+        if end > offset:  # these bytes have their place on the disk already, so the disk cannot be full
             self._files.overwrite(self._node, offset, bytes(end - offset))
 
     def sync(self) -> None:
@@ -435,7 +435,7 @@ class SimulatedFile:
 
     @property
     def _node(self) -> Node:
-        """The file that is open, or is opened now."""
+        """The node of the open file; opens it if necessary."""
         if self._opened is None:
             self._opened = self._files.node_at(self.path)
         return self._opened

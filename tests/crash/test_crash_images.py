@@ -1,10 +1,10 @@
-"""Goal: whatever a power cut leaves, the store opens, and keeps its promises.
+"""Goal: the store opens on any files that a power cut may leave, and keeps its promises.
 
-Method: a scenario runs on a file layer in memory that records every write and sync. At every sync boundary (just
-before and just after it) the disks are built that a cut there could leave; each is opened, checked, written to, closed
+Method: a scenario runs on a file layer in memory that records every write and sync. At every sync boundary (just before
+and just after it) the test builds the disks that a cut there could leave; each is opened, checked, written to, closed
 and opened again. The promises: nothing acknowledged under SYNC_FLUSH (an answer goes out when a flush job that began
 after the message was written has run) is missing or changed; the consume queues say what the commitlog says; no
-scheduled message is lost or delivered twice, whatever became of delayOffset.json; no exception.
+scheduled message is lost or delivered twice, whatever the state of delayOffset.json; nothing raises.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEVELS = DelayLevels("1s 5s")
 
 @dataclass
 class World:
-    """A store on simulated files, and what was promised of it."""
+    """A store on simulated files, and the messages that were acknowledged."""
 
     files: SimulatedFiles
     clock: ManualClock
@@ -48,7 +48,7 @@ class World:
     """Number of the operation after which a message was acknowledged, its physical offset, its body."""
 
     def open(self) -> None:
-        """Open, also after a kill -9; sometimes after a start that failed when the store was open already."""
+        """Open, also after a kill -9; sometimes after a start that failed once the store was open."""
         self.files.after_kill()
         if self.chance.random() < 0.3:
             open_store(self.files)[0].abandon()
@@ -59,7 +59,7 @@ class World:
         self.unacknowledged: list[tuple[int, bytes]] = []
 
     def send(self, count: int) -> None:
-        """A batch of sends, some of them delayed."""
+        """Send a batch, some of it delayed."""
         for _ in range(count):
             body = self.chance.randbytes(self.chance.choice((0, 1, 30, 200, 900)))
             if self.chance.random() < 0.3:
@@ -86,14 +86,15 @@ class World:
         self.owned.sync()
 
     def work(self) -> None:
-        """What its owner does with the store by itself, a bit of it: a checkpoint that is due, the job of one."""
+        """Do a bit of the owner's own work: a step, which may begin a due checkpoint, or one job."""
         if self.chance.random() < 0.5:
             self.owned.step(Pieces(1))
         else:
             self.owned.workers.run_one()
 
     def deliver(self) -> None:
-        """A step, in which the store may refuse: with the async path, later messages may be delivered before."""
+        """Take a step of the levels, sometimes after one in which the store refuses writes: with the async path, later
+        messages may then be delivered before earlier ones."""
         if self.chance.random() < 0.3:
             self.store.health.fill("full")
             self.levels.step(look(self.clock), UNLIMITED)
@@ -105,7 +106,7 @@ class World:
         self.owned.stop()
 
     def tamper(self) -> None:
-        """Somebody removes the file of the levels' progress, or puts an old one back."""
+        """Remove the file of the levels' progress, or replace it with an old one."""
         path = f"{ROOT}/config/delayOffset.json"
         if self.chance.random() < 0.5:
             self.files.remove(path)
@@ -129,7 +130,7 @@ def open_levels(
 
 
 def run_scenario(seed: int, steps: int) -> World:
-    """A life of a store, with clean restarts and crashes that lose nothing (kill -9)."""
+    """Run the life of a store, with clean restarts and crashes that lose nothing (kill -9)."""
     chance = random.Random(seed)
     delivery = DeliveryConfig(
         is_async=seed % 2 == 1, batch_size=chance.choice((1, 2, 512)), save_interval=chance.choice((0.0, 3.0))
@@ -162,7 +163,7 @@ def run_scenario(seed: int, steps: int) -> World:
 
 
 def check_image(image: SimulatedFiles, world: World, when: int) -> None:
-    """Open what a crash left, and hold it against the promises."""
+    """Open the files left by a crash, and check the promises."""
     clock = ManualClock(world.clock.now_ms())
     store, recovered = open_store(image)
     assert list(problems(store)) == []
@@ -191,7 +192,7 @@ def check_image(image: SimulatedFiles, world: World, when: int) -> None:
 
 
 def origins(store: MessageStore) -> list[int]:
-    """The records that deliveries name, one for each delivery."""
+    """Return the records named by deliveries, one for each delivery."""
     queue = store.queue("later", 0)
     found = []
     for offset in range(queue.min_offset, queue.next_offset) if queue is not None else ():
@@ -206,7 +207,7 @@ def origins(store: MessageStore) -> list[int]:
 
 
 def check_each_once(store: MessageStore, levels: LevelQueues) -> None:
-    """All that was scheduled is due and delivered: each message by one record."""
+    """Check that all scheduled messages are due and delivered, each by one record."""
     scheduled = []
     for level in levels.levels.values():
         for offset in range(level.queue.min_offset, level.queue.next_offset):
@@ -217,7 +218,7 @@ def check_each_once(store: MessageStore, levels: LevelQueues) -> None:
 
 
 def check_schedules(store: MessageStore, levels: LevelQueues) -> None:
-    """Every scheduled message that progress says was delivered is in its topic."""
+    """Check that every scheduled message before a level's progress is in its topic."""
     delivered = set(origins(store))
     for level in levels.levels.values():
         for offset in range(level.queue.min_offset, level.offset):
@@ -227,7 +228,7 @@ def check_schedules(store: MessageStore, levels: LevelQueues) -> None:
 
 
 def boundaries(world: World) -> list[int]:
-    """The moments just before and just after each sync."""
+    """Return the moments just before and just after each sync."""
     found = [
         when
         for number, operation in enumerate(world.files.operations)

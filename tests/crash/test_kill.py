@@ -1,11 +1,11 @@
 """Goal: a broker killed with -9 at any moment under load loses nothing that it acknowledged and delivers nothing twice.
 
 Method: a real broker process takes pipelined sends, plain and delayed, over several connections, and is killed after a
-random time; it starts again on its store, and again, with the load going on. Delayed are messages at three levels, or
-with timers for random times up to some seconds. Before a start the files of the levels' and the timers' progress may be
-gone, or be old copies, and the timer wheel and its log may be gone. In the end the store is read: every acknowledged
-message is there once, the delayed ones have been delivered into their topic, none before its time and each by one
-record, the consume queues say what the commitlog says.
+random time; it starts again on its store, and again, with the load going on. The delayed messages have one of three
+levels, or timers for random times up to some seconds ahead. Before a start the progress files of levels and timers may
+be removed or replaced with old copies, and the timer wheel and its log may be removed. At the end the store is read:
+every acknowledged message is there once, the delayed ones have been delivered into their topic, none before its time
+and each by one record, and the consume queues agree with the commitlog.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def broker_at(directory: Path, flush: str, path: str) -> DuemqBroker:
 
 
 def tamper(store: Path, chance: random.Random, copies: dict[str, list[bytes]]) -> None:
-    """Remove the files of the levels' and the timers' progress, put old copies of them back, or leave them; remove
-    what the timers can do without."""
+    """Remove the progress files of levels and timers, put old copies of them back, or leave them; sometimes remove the
+    files that timers can rebuild."""
     what = chance.randrange(3)
     for name in PROGRESS:
         file = store / "config" / name
@@ -71,7 +71,7 @@ def tamper(store: Path, chance: random.Random, copies: dict[str, list[bytes]]) -
             file.with_name(f"{name}.bak").unlink(missing_ok=True)
         elif what == 1 and copies[name]:
             file.write_bytes(chance.choice(copies[name]))
-    # The wheel is made again from the log, and both from the messages.
+    # The wheel can be rebuilt from the log, and both from the messages.
     if chance.random() < 0.3:
         (store / "timerwheel").unlink(missing_ok=True)
     if chance.random() < 0.15:
@@ -81,7 +81,7 @@ def tamper(store: Path, chance: random.Random, copies: dict[str, list[bytes]]) -
 async def kill_repeatedly(
     directory: Path, flush: str, path: str, runs: int, seed: int, delay: Delay = by_level
 ) -> DuemqBroker:
-    """Gives the broker, stopped, after its store was checked."""
+    """Kill a broker `runs` times under load; return it, stopped, after its store was checked."""
     copies: dict[str, list[bytes]] = {name: [] for name in PROGRESS}
     chance = random.Random(seed)
     numbers = itertools.count(1)
@@ -90,7 +90,7 @@ async def kill_repeatedly(
     for _ in range(runs):
         await broker.start()
         loading = asyncio.create_task(load_until_lost("127.0.0.1", broker.port, numbers, delay))
-        await asyncio.sleep(chance.uniform(0.02, 0.6))  # the moment of death is what the test varies
+        await asyncio.sleep(chance.uniform(0.02, 0.6))  # the moment of the kill is the variable of this test
         await broker.kill()
         for load in await loading:
             acknowledged |= load.acknowledged
@@ -103,7 +103,7 @@ async def kill_repeatedly(
 
 
 async def wait_until_delivered(broker: DuemqBroker) -> None:
-    """Until neither a level nor a timer has anything waiting, as brokerStatus tells."""
+    """Wait until no level and no timer has a waiting message, by brokerStatus."""
     reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
     frames = FrameReader()
     deadline = time.monotonic() + 60
@@ -143,7 +143,7 @@ def check_store(root: Path, acknowledged: set[int]) -> None:
                     due = message.get_property("TIMER_DELIVER_MS")
                     offset_of_origin = origin_of(message.prepared_transaction_offset)
                     if offset_of_origin is None and due is not None:
-                        # Its time had passed when the broker got to it.
+                        # Its time had passed when the broker received it.
                         assert message.get_property("REAL_TOPIC") is None
                         assert message.store_timestamp >= int(due)
                         continue
@@ -197,7 +197,7 @@ async def test_five_hundred_kills_under_load_lose_and_double_nothing(
 
 
 async def check_with_java(broker: DuemqBroker, directory: Path) -> None:
-    """What a Java client reads of the topic of delayed messages: each once."""
+    """Check that a Java client reads each message of the topic of delayed messages once."""
     await broker.start()
     java = make_client("java-4.9.7", directory / "java")
     await java.start()

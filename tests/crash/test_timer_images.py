@@ -1,7 +1,7 @@
-"""Whatever a power cut leaves of a store with timers, it opens, and each acknowledged message is delivered once.
+"""A store with timers opens after any power cut, and each acknowledged message is delivered once.
 
-As test_crash_images, for the timer wheel: a life of a store on simulated files, with sends, flushes, checkpoints, time,
-cancels and restarts; then the disk as it may be after a power cut at many moments of it.
+As test_crash_images, for the timer wheel: the life of a store on simulated files, with sends, flushes, checkpoints,
+passing time, cancels and restarts; then the disks that power cuts at many moments of it may leave.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STYLES = ("nothing", "some", "everything")
 
 @dataclass
 class World:
-    """A store on simulated files, and what was promised of it."""
+    """A store on simulated files, and the messages that were acknowledged."""
 
     files: SimulatedFiles
     clock: ManualClock
@@ -56,7 +56,7 @@ class World:
     """By messages that were replaced, those that took their places."""
 
     def open(self) -> None:
-        """Open, also after a kill -9; sometimes after a start that failed when the timers had their files already."""
+        """Open, also after a kill -9; sometimes after a start that failed once the timers had opened their files."""
         for fails in (self.chance.random() < 0.3, False):
             self.files.after_kill()
             self.store = MessageStore(CONFIG, self.files, ("127.0.0.1", 10911), lambda level, stored: stored)
@@ -81,7 +81,7 @@ class World:
         self.store.appender.commit()
 
     def replace(self) -> None:
-        """Send a message that takes the place of the last one of its key, if that waits."""
+        """Send a message that replaces the last one with its key, if that still waits."""
         key = self.chance.choice("xy")
         self.replace_last(key, self.clock.now_ms() + max(0, self.chance.choice(DELAYS)))
 
@@ -125,21 +125,21 @@ class World:
         self.owned.sync()
 
     def work(self) -> None:
-        """What its owner does with the store by itself, a bit of it: a checkpoint that is due, the job of one, old
-        files of the timer log that go."""
+        """Do a bit of the owner's own work: a step, which may begin a due checkpoint or remove old files of the timer
+        log, or one job."""
         if self.chance.random() < 0.5:
             self.owned.step(Pieces(1))
         else:
             self.owned.workers.run_one()
 
     def change_policy(self) -> None:
-        """Pause the topic, or let it go on, mostly as it is."""
+        """Pause the topic or resume it; most changes leave it as it is."""
         choices = TimerPolicy(is_paused=True), TimerPolicy(is_paused=True), None, None, None, TimerPolicy(rate=3)
         self.policy = self.chance.choice(choices)
         self.timers.set_policy("orders", self.policy)
 
     def some(self) -> int | None:
-        """A step of the timers."""
+        """Take a step of the timers."""
         return self.timers.step(look(self.clock), UNLIMITED)
 
     def step(self) -> None:
@@ -207,7 +207,8 @@ def run_scenario(seed: int, steps: int, *, has_pauses: bool = False) -> World:
 
 
 def check_image(image: SimulatedFiles, world: World, when: int, end_ms: int) -> None:
-    """Open what a crash left, deliver everything, and compare with what was acknowledged before the crash."""
+    """Open the files left by a crash, deliver everything, and compare with the messages acknowledged before the
+    crash."""
     after = World(image, ManualClock(end_ms), random.Random(when), world.config)
     after.open()
     after.deliver_all()
@@ -256,8 +257,8 @@ def _change(world: World, how: str, body: bytes) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "reschedule", "keep", "replace"])
 def test_a_power_cut_leaves_a_message_or_what_took_its_place(how: str) -> None:
-    """The disk may have what was written last and not what was written before: so the mark of a message that gave way
-    has to wait for the record for which it did."""
+    """After a power cut either the replaced message or its replacement is delivered. The disk may have the last write
+    and lack an earlier one, so the mark of a replaced message has to wait until its replacement's record is durable."""
     world = World(SimulatedFiles(), ManualClock(), random.Random(1), TIMERS)
     world.open()
     world.replace_last("x", world.clock.now_ms() + 20_000)
