@@ -1,4 +1,4 @@
-"""What holds for all tests: the summary says why tests were tried again, so that nobody has to guess."""
+"""Settings for all tests: the summary says why a test was tried again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-# Without this a failed check in a helper says "AssertionError" and nothing of the values.
+# Without this a failed check in a helper says "AssertionError" without the values.
 pytest.register_assert_rewrite(
     "tests.crash",
     "tests.fuzz",
@@ -20,7 +20,8 @@ pytest.register_assert_rewrite(
 
 
 def pytest_collection_finish() -> None:
-    """A broker collects garbage at its start, and hundreds of them start here: not among modules and tests."""
+    """Freeze modules and tests out of garbage collection: a broker collects garbage at its start, and hundreds of
+    brokers start here."""
     gc.collect()
     gc.freeze()
 
