@@ -1,7 +1,7 @@
 """Simulate lives: `python -m tests.simulation --seeds 100 --from 0` (make simulate SEEDS=100 FROM=0).
 
-A life that breaks a promise is told with its seed, what is wrong, the shortest script that was found to do the same,
-and the command that repeats it. `--script FILE` repeats one that `--keep FILE` wrote."""
+For a life that breaks a promise it prints the seed, the broken promises, the shortest script found that breaks the same
+ones, and the command that repeats it. `--script FILE` repeats one that `--keep FILE` wrote."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="do not look for a shorter script")
     parser.add_argument("--events", action="store_true", help="tell what happened, in order")
     arguments = parser.parse_args()
-    # A process that is killed leaves coroutines that never began.
+    # A killed process leaves coroutines that never began.
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
     seeds = [str(seed) for seed in range(arguments.first, arguments.first + arguments.seeds)]
     began, failed = time.monotonic(), 0

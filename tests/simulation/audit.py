@@ -1,5 +1,6 @@
-"""What the jobs say of a store on a simulated disk: held against the records, and against what a broker says that opens
-the same bytes. Of a life that is over, and of one moment in its middle, right after a kill."""
+"""Checks the Spark jobs' view of a store on a simulated disk against the records, and against the view of a broker that
+opens the same bytes: of the store at the end of a life, and of its state at one moment in the middle, right after a
+kill."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ _SCHEDULED = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 
 @dataclass
 class Left:
-    """What a kill left on the disk, when."""
+    """The disk as a kill left it, and the time of the kill."""
 
     disk: Disk
     at: float
@@ -48,7 +49,7 @@ class Left:
 
 
 class DiskStore(StoreFiles):
-    """A store's files on a simulated disk, of a broker that has ended."""
+    """The files of a store on a simulated disk whose broker has ended."""
 
     def __init__(self, disk: Disk) -> None:
         super().__init__(ROOT)
@@ -83,7 +84,7 @@ class DiskStore(StoreFiles):
 
 
 def open_store(config: BrokerConfig, disk: Disk) -> tuple[MessageStore, Any]:
-    """A store in its next incarnation, and what recovery found."""
+    """Open the store as its next broker would; return the store and the result of its recovery."""
     opened = StoreConfig(
         ROOT,
         commitlog_segment_size=config.commitlog_segment_size,
@@ -95,7 +96,7 @@ def open_store(config: BrokerConfig, disk: Disk) -> tuple[MessageStore, Any]:
 
 
 def complaints(life: Life) -> Iterator[str]:
-    """What is wrong, a sentence each."""
+    """Yield a sentence for each thing that is wrong."""
     config = life.world.config
     if life.left is not None:
         for sentence in _of_bytes(life, life.left.disk, config, life.left.now, life.left.at):
@@ -115,7 +116,8 @@ def _of_bytes(life: Life, disk: Disk, config: BrokerConfig, now: Moment, at: flo
     cases = _cases(files)
     store, recovered = open_store(config, disk)
     if last >= recovered.end:
-        # Behind what a power cut took there are records that nobody was told of: a start cuts them off, jobs read on.
+        # Behind the bytes that a power cut took there are unacknowledged records: a start cuts them off, but jobs read
+        # on.
         store.abandon()
         return
     told = _told(store, recovered, config, now)
@@ -125,9 +127,9 @@ def _of_bytes(life: Life, disk: Disk, config: BrokerConfig, now: Moment, at: flo
     yield from problems(store, deleted)
     store.abandon()
     if not is_whole:
-        return  # retention took records of which others tell
+        return  # retention removed records that others refer to
     scheduled = {offset for offset in bodies if offset not in named}
-    if not deleted:  # what is for a topic that is no more is passed over
+    if not deleted:  # a message for a deleted topic is passed over
         yield from _same("no record says what became of these, and they do not wait:", scheduled - waiting, bodies)
     yield from _same("these wait, and a record says what became of them:", waiting - scheduled, bodies)
     delivered = sum(cases["deliveries"].tolist())
@@ -138,8 +140,9 @@ def _of_bytes(life: Life, disk: Disk, config: BrokerConfig, now: Moment, at: flo
 
 
 def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[int], int, bool]:
-    """Of each scheduled record its body, of all others how many have which, which origins are named, where the last
-    record lies, and whether all records are there. By RocketMQ's layout, and what a record names alone."""
+    """Return, from the records alone by RocketMQ's layout: the body of each scheduled record by its physical offset,
+    the number of other records per body, the named origins, the offset of the last record, and whether all records are
+    there."""
     bodies: dict[int, bytes] = {}
     come: Counter[bytes] = Counter()
     named: set[int] = set()
@@ -170,7 +173,7 @@ def _records(files: StoreFiles) -> tuple[dict[int, bytes], Counter[bytes], set[i
 
 
 def _cases(files: StoreFiles) -> Any:
-    """As `spark_jobs.audit.cases.find`, without Spark."""
+    """Do as `spark_jobs.audit.cases.find`, without Spark."""
     how_far = progress.read_progress(files)
     waits, done = [np.empty(0, events.WAITS)], [np.empty(0, events.DONE)]
     for part in plan(files):
@@ -181,7 +184,7 @@ def _cases(files: StoreFiles) -> Any:
 
 
 def _told(store: MessageStore, recovered: Any, config: BrokerConfig, now: Moment) -> set[int]:
-    """What a broker says that waits."""
+    """Return the offsets of the messages that a broker lists as waiting."""
     file = ConfigFile(store.files, f"{ROOT}/config/delayOffset.json")
     table = DelayLevels(config.delay_levels)
     levels = LevelQueues(store, file, read_saved(file, is_needed=False), table, recovered, now)
@@ -203,7 +206,7 @@ def _name(body: bytes) -> str:
 
 
 def _audited(cases: Any, waiting: set[int], bodies: dict[int, bytes], *, is_any_deleted: bool) -> Iterator[str]:
-    """An audit finds nothing wrong, and has pending what waits."""
+    """Check that the audit finds nothing wrong, and counts exactly the waiting messages as pending."""
     status = [STATUSES[each] for each in cases["status"].tolist()]
     offsets = cases["physical_offset"].tolist()
     of_status: defaultdict[str, set[int]] = defaultdict(set)
@@ -219,8 +222,8 @@ def _audited(cases: Any, waiting: set[int], bodies: dict[int, bytes], *, is_any_
 def _accounted(
     life: Life, come: Counter[bytes], bodies: dict[int, bytes], waiting: set[int], at: float
 ) -> Iterator[str]:
-    """Of what was acknowledged until then each message is delivered once, or waits once, or was taken back by those who
-    may have."""
+    """Check that each message acknowledged by then is delivered once, or waits once, or was taken back by an operator
+    or a replacement."""
     scheduled = set(bodies.values())
     left = Counter(bodies[offset] for offset in waiting if offset in bodies)
     for attempt in life.attempts:

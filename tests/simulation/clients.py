@@ -1,4 +1,4 @@
-"""Simulated clients: what they asked and were told, for the oracle to hold against what they saw."""
+"""Simulated clients. They keep their requests and the answers, which the oracle compares with the messages they saw."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = 3.0
 
 @dataclass
 class Attempt:
-    """One try to send one message. Its body is its own. Times: virtual seconds, and ms since the epoch."""
+    """One try to send one message, with a unique body. Times: virtual seconds, and ms since the epoch."""
 
     body: bytes
     topic: str
@@ -47,7 +47,7 @@ class Attempt:
 
 @dataclass
 class Change:
-    """An operator's attempt to change what becomes of a message."""
+    """An operator's attempt to cancel a message or to change its time."""
 
     how: str
     asked: float
@@ -58,10 +58,10 @@ class Change:
 
 
 class Client:
-    """A connection that is made anew when it is lost."""
+    """A connection that is made anew after it is lost."""
 
     def __init__(self, world: World, asked: Callable[[Command], None] = lambda command: None) -> None:
-        """`asked` takes what the broker asks."""
+        """`asked` gets the requests that the broker sends."""
         self._world = world
         self._on_request = asked
         self._link: Link | None = None
@@ -99,7 +99,7 @@ class Client:
         return self._link
 
     async def ask_all(self, commands: list[Command], timeout: float = TIMEOUT) -> list[Command | None]:
-        """The answers to requests that go out at once; None for each that has none in time."""
+        """Return the answers to requests that are sent at once; None for each without an answer in time."""
         link = self.link()
         if link is None:
             return [None] * len(commands)
@@ -125,7 +125,7 @@ class Client:
 
 @dataclass
 class Seen:
-    """A message as a consumer got it."""
+    """A message as a consumer received it."""
 
     body: bytes
     store_timestamp: int
@@ -134,7 +134,7 @@ class Seen:
 
 
 class Consumer:
-    """Reads one queue of one topic from its beginning on, waiting for what is to come."""
+    """Reads one queue of one topic from its beginning on, waiting for new messages at its end."""
 
     def __init__(self, world: World, topic: str, queue: int) -> None:
         self._world = world

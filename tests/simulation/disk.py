@@ -1,13 +1,13 @@
-"""A disk for simulated processes: what it holds, what it has in memory, what it costs, and what goes wrong with it.
+"""A disk for simulated processes: its content, its page cache, the time that operations take, and its faults.
 
-What the model promises, and no more. A sync of a file that succeeds makes its bytes so far durable; of what was written
-since, a power cut leaves any 512-byte sectors and takes any. A sync of a directory makes its names so far durable; of
-the changes since, a power cut leaves any beginning of their sequence, in each directory on its own. A sync that fails
-drops what was written from what will ever be durable, though it can still be read; the next one knows nothing of that
-and succeeds, as on Linux. A kill of a process takes nothing.
+The model promises this and no more. A successful sync of a file makes its bytes so far durable; of later writes, a
+power cut keeps any 512-byte sectors and loses any others. A sync of a directory makes its names so far durable; of
+later changes, a power cut keeps any prefix of their sequence, in each directory independently. After a failed sync the
+unsynced bytes never become durable, though they can still be read; the next sync succeeds as if nothing had happened,
+as on Linux. A kill of a process loses nothing.
 
-A read of what is not in memory waits for the disk. A job may wait; the loop of a running broker must not: `loop_waits`
-counts where it did.
+A read of bytes outside the page cache waits for the disk. A job may wait; the loop of a running broker must not:
+`loop_waits` counts the places where it did.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ class Node:
         self.unsynced.clear()
 
     def copy(self) -> Node:
-        """As it is read now."""
+        """Return a copy of the readable content, all of it durable or not as far as reads can tell."""
         node = Node(self.size)
         node.pages = {number: bytearray(page) for number, page in self.pages.items()}
         return node
 
     def new_pages(self, offset: int, size: int) -> int:
-        """How many pages a write needs room for."""
+        """Number of new pages that a write needs."""
         return sum(number not in self.pages for number in range(offset // PAGE, (offset + size - 1) // PAGE + 1))
 
     def after_power_cut(self, chance: random.Random) -> Node:
@@ -126,7 +126,7 @@ def _put_bytes(pages: dict[int, bytes], offset: int, data: bytes) -> None:
 
 @dataclass
 class Work:
-    """What was done, in operations and bytes: how much a broker makes of what it was asked."""
+    """Operations and bytes so far: the work that a broker makes of its requests."""
 
     operations: Counter[str] = field(default_factory=Counter)
     read_bytes: int = 0
@@ -138,7 +138,7 @@ Fault = Callable[[str, str], OSError | None]
 
 
 class Disk:
-    """Implements storage.files.Files, for the process that runs."""
+    """Implements storage.files.Files, for the process that is running."""
 
     def __init__(self, loop: SimulatedLoop, chance: random.Random) -> None:
         self._loop = loop
@@ -169,10 +169,10 @@ class Disk:
         """Then somebody may wait, to hear what is wrong."""
         """Reads of the loop that had to wait for the disk, by path."""
 
-    # --- what every operation goes through
+    # --- the path of every operation
 
     def operate(self, kind: str, path: str, size: int = 0) -> None:
-        """Raises OSError where it fails, Killed where the process ends here."""
+        """Account for one operation. Raises OSError where a fault is injected, Killed where the process ends here."""
         process = self._loop.process
         if not process.is_alive:
             raise Killed
@@ -191,12 +191,14 @@ class Disk:
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether it is taken again and again: then a read may never come to its end unless somebody waits."""
+        """Whether memory is being evicted again and again: a read may then never finish unless a thread waits for the
+        disk."""
         return self._loop.time() - self.evicted[0] < 5.0
 
     @property
     def is_read_to_wait(self) -> bool:
-        """Whether who reads now may wait: a job may, and who is to hear why the job failed."""
+        """Whether a read may wait here: in a job, or after a failed read, when the caller waits to learn why the job
+        failed."""
         return self._loop.is_in_job or self.has_read_failed
 
     # --- storage.files.Files
@@ -322,7 +324,7 @@ class Disk:
         return 0
 
     def image(self) -> Disk:
-        """Another disk with what this one has now, all of it in memory, and nothing wrong with it."""
+        """Another disk with the present content of this one, all of it in memory, without faults."""
         other = Disk(self._loop, self._chance)
         nodes = {node: node.copy() for node in self.names.values()}
         other.names = {name: nodes[node] for name, node in self.names.items()}
@@ -330,7 +332,7 @@ class Disk:
         return other
 
     def keep(self, directory: Path) -> None:
-        """Write what the files have now into a directory of this machine, with holes as holes."""
+        """Write the present files into a directory of this machine, with holes as holes."""
         for name, node in self.names.items():
             path = directory / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -340,11 +342,11 @@ class Disk:
                     file.write(page)
                 file.truncate(node.size)
 
-    # --- what others do to files
+    # --- changes by others
 
     def spoil(self, path: str, how: str, where: float) -> None:
-        """Have a file be of "zeros" or removed, or have it from somewhere on (0 to 1 of what is in it) a "flip" of
-        bits, or a "cut"."""
+        """Damage a file: fill it with "zeros", remove it ("remove..."), "flip" bits at a place, or "cut" it there.
+        `where`: the place, as a fraction (0 to 1) of its content."""
         old = self.names[path]
         data = bytearray(old.read(0, old.size))
         at = int(where * len(data.rstrip(b"\0")))
@@ -357,7 +359,7 @@ class Disk:
         self.put(path, None if how.startswith("remove") else bytes(data))
 
     def put(self, path: str, data: bytes | None) -> None:
-        """Have a file be of other bytes, durably, or (None) not be there. By nobody's operation."""
+        """Replace a file durably with other bytes, or remove it (None), outside of any process's operations."""
         node = None
         if data is not None:
             node = Node(len(data))
@@ -368,7 +370,7 @@ class Disk:
         _rename(self.durable_names.setdefault(directory, {}), name, node)
         self.renamed[directory] = [change for change in self.renamed.get(directory, []) if change[0] != name]
 
-    # --- what files do
+    # --- operations of files
 
     def sync(self, node: Node, path: str) -> None:
         try:
@@ -384,7 +386,7 @@ class Disk:
         try:
             self.operate("write", path)
         except OSError:
-            if data and self._chance.random() < 0.5:  # a part of it may be there
+            if data and self._chance.random() < 0.5:  # a part of it may be written
                 node.write(offset, data[: self._chance.randrange(len(data))])
             raise
         if not data:
@@ -417,7 +419,7 @@ class Disk:
         )
 
     def evict(self) -> None:
-        """The system needs memory for something else."""
+        """The system takes back the page cache of files."""
         self.evicted = (self.evicted[1], self._loop.time())
         for node in self.names.values():
             node.cold.update(node.pages)
@@ -439,7 +441,7 @@ class Disk:
     # --- power
 
     def cut_power(self) -> None:
-        """Everything that is not durable may be gone, and nothing is in memory."""
+        """Lose any part of the bytes and names that are not durable, and everything in memory."""
         for directory, changes in self.renamed.items():
             entries = self.durable_names.setdefault(directory, {})
             for name, node in changes[: self._chance.randint(0, len(changes))]:

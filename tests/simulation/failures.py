@@ -1,4 +1,4 @@
-"""Lives that break a promise, and the shortest script that still does."""
+"""Lives that break a promise, and the shortest scripts that still break it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Failure:
 
     @property
     def kind(self) -> str:
-        """What is wrong, without names and numbers."""
+        """The broken promises, without names and numbers."""
         return "".join(letter for letter in self.complaints[0] if not letter.isdigit())[:40]
 
 
 def failure_of(seed: str) -> Failure | None:
-    """The failure of a seed; None where all promises were kept."""
+    """Return the failure of a seed; None if all promises were kept."""
     return failure_in(generate(seed))
 
 
 def failure_in(script: Script) -> Failure | None:
-    """As `failure_of`, of a script. Nothing is logged."""
+    """Do as `failure_of`, for a script. Nothing is logged."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
@@ -46,7 +46,7 @@ def failure_in(script: Script) -> Failure | None:
         try:
             life.world.run(life.live())
             found = list(complaints(life))
-        except Exception as error:  # whatever it is, the life did not go well
+        except Exception as error:  # any exception means that the life went wrong
             frames = traceback.format_exc().splitlines()[-8:]
             found = [*life.world.wrong[:1], f"{type(error).__name__}: {error}", *frames]
     finally:
@@ -55,16 +55,16 @@ def failure_in(script: Script) -> Failure | None:
 
 
 def keep_store(script: Script, directory: Path) -> Path:
-    """Live a script once more, and write the store that it leaves into a directory; gives where it is there."""
+    """Live a script once more, and write the store at its end into a directory; return the path of the store there."""
     life = begin(script)
-    with suppress(Exception):  # what went wrong is known
+    with suppress(Exception):  # the failure itself is known already
         life.world.run(life.live())
     life.world.disk.keep(directory)
     return directory / ROOT.lstrip("/")
 
 
 def shortest(failure: Failure) -> Failure:
-    """Leave out actions as long as what is wrong stays so: halves first, then quarters, and so on."""
+    """Leave out actions as long as the failure stays of the same kind: halves first, then quarters, and so on."""
     best, tries = failure, 0
     count = max(1, len(best.script.actions) // 2)
     while tries < _TRIES:

@@ -1,4 +1,5 @@
-"""Scripts that broke a promise once, kept as they were found: a seed means another life when the scripts change."""
+"""Scripts that once broke a promise, kept as they were found: a seed gives another life once the script generator
+changes."""
 
 from __future__ import annotations
 

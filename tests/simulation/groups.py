@@ -1,5 +1,5 @@
-"""Those who go by what the broker and its name server keep for them: a push consumer, which finds its topic by the
-name server, is told by the broker where its group is, and goes where an operator sends it; and another broker, which
+"""Clients that depend on state in the broker and its name server: a push consumer, which finds its topic through the
+name server, gets its group's offsets from the broker, and follows an operator's reset; and another broker, which
 registers at the name server."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REGISTRATION = encode_registration(
 
 @dataclass
 class Route:
-    """What the name server said of a topic. Times: virtual seconds."""
+    """An answer of the name server about a topic. Times: virtual seconds."""
 
     asked: float
     code: int
@@ -43,7 +43,8 @@ class Route:
 
 @dataclass
 class Resumed:
-    """Where the broker told a group to go on in a queue, and what it had been told before. Offsets: -1 for none."""
+    """The offset at which the broker told a group to go on in a queue, and the offsets before it. Offsets: -1 for
+    none."""
 
     at: float
     queue: int
@@ -77,7 +78,7 @@ class PushConsumer:
         self.is_over = False
 
     def _asked(self, command: Command) -> None:
-        """The broker asks something."""
+        """Handle a request from the broker."""
         if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
             self.resets.append(self._world.loop.time())
             for queue, offset in _SENT_TO.findall(bytes(command.body)):
@@ -99,15 +100,15 @@ class PushConsumer:
                     group.create_task(self._read_on(queue))
 
     async def _read_on(self, queue: int) -> None:
-        """Read as long as the connection lives. Not on another one, which the reader of another queue may have made:
-        all of them end with theirs, and then the group is joined anew."""
+        """Read as long as this connection lives, and on no other, which the reader of another queue may have made: all
+        readers end with their connection, and then the group is joined anew."""
         link = self._client.link()
         while self._client.is_connected and self._client.link() is link and not self.is_over:
             await self._read(queue)
             await asyncio.sleep(0.05)
 
     async def _read(self, queue: int) -> None:
-        """Read until there is no answer."""
+        """Read until a request gets no answer."""
         answer = await self._client.ask(
             request(RequestCode.QUERY_CONSUMER_OFFSET, QueryConsumerOffset(self.group, self.topic, queue))
         )
@@ -151,7 +152,7 @@ class PushConsumer:
 
 
 class OtherBroker:
-    """A broker elsewhere that registers at our name server, and looks whether it is known there."""
+    """A broker elsewhere that registers at this broker's name server, and checks that it is known there."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -170,7 +171,7 @@ class OtherBroker:
                 await asyncio.sleep(3.0)
                 now = self._world.loop.time()
                 if now - registered > _STAYS_SECONDS or self._client.link() is not link:
-                    break  # a broker that is gone is forgotten with its connection
+                    break  # a closed connection makes the name server forget its broker
                 answer = await self._client.ask(request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfo("far", True)))
                 if answer is not None and answer.code != 0 and self._client.link() is link:
                     age = now - registered

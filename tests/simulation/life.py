@@ -1,4 +1,5 @@
-"""One life of a simulated machine, by a script; gives what clients asked, were told and saw."""
+"""One life of a simulated machine, run by a script; records its clients' requests, the answers and the messages they
+saw."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ _REFUSED = {
 
 @dataclass
 class Life:
-    """What is known of a life from outside of the broker."""
+    """The state of a life as known from outside the broker."""
 
     script: Script
     world: World
@@ -92,7 +93,8 @@ class Life:
         self.world.on_stopped.append(self._visited)
 
     def _keep(self) -> None:
-        """Keep what one of the kills left; not what has wrong bytes, which the next start finds, and no job does."""
+        """Keep the disk after one of the kills; but not one with wrong bytes, which the next start finds and no job
+        does."""
         if self.world.kills <= self._kept_kill and not self._has_wrong_bytes:
             world = self.world
             self.left = Left(world.disk.image(), world.loop.time(), look(world.clock))
@@ -101,8 +103,9 @@ class Life:
         self._has_wrong_bytes = False
 
     def _visited(self) -> None:
-        """RocketMQ's broker was started, and stopped before it did anything; ours, which takes the store over from it,
-        may be killed in the middle of that. Not where files could not be written for it: the log of the stop tells."""
+        """Let RocketMQ's broker start and stop without doing anything; duemq, which takes the store over from it, may
+        be killed in the middle of that. Skipped if files for RocketMQ's broker could not be written: the log of the
+        stop says so."""
         disk = self.world.disk
         if self._visit is None or self._has_fault or disk.room is not None:
             return
@@ -115,10 +118,10 @@ class Life:
 
     @property
     def has_disk_faults(self) -> bool:
-        """Whether a file may not have been written when it was to be."""
+        """Whether the script has faults by which a file may not be written on time."""
         return any(action.kind in ("fail", "full", "damage", "used") for action in self.script.actions)
 
-    # --- the course of it
+    # --- the course of a life
 
     async def live(self) -> None:
         world = self.world
@@ -167,7 +170,7 @@ class Life:
             self.complaints.append(f"a client failed: {task.exception()!r}")
 
     async def _calm(self) -> None:
-        """Nothing goes wrong any more: whatever was promised has to come."""
+        """End all faults: every promised message has to arrive now."""
         world, disk = self.world, self.world.disk
         world.note("calm")
         disk.fault = lambda kind, path: None
@@ -190,7 +193,7 @@ class Life:
             for table in self.tables
             for level in range(1, DelayLevels(table).maximum + 1)
         )
-        # What was told to go now, before the clock was set back, goes when it is that time again.
+        # A message released before the clock was set back is delivered when the clock reaches that time again.
         wait += sum(max(0, -ms) for _, ms in self.steps) / 1000
         begin = world.loop.time()
         end = begin + wait + _QUIET_SECONDS
@@ -294,7 +297,7 @@ class Life:
             if kind != details["kind"] or details["where"] not in path or chance.random() >= details["share"]:
                 return None
             if kind == "read" and self.world.process is None:
-                return None  # a start that cannot read is one that fails; there are others for that
+                return None  # a start that cannot read a file fails; other actions test that
             return OSError(number, errno.errorcode[number], path)
 
         return fault
@@ -320,7 +323,7 @@ class Life:
                 disk.spoil(each, details["how"], details["where"])
 
     def _mend(self) -> None:
-        """What was damaged is as it was, unless the broker wrote it anew."""
+        """Restore the damaged files, unless the broker wrote them anew."""
         for path, content in self._saved.items():
             node = self.world.disk.names.get(path)
             if node is not None and node.read(0, 2) == b"{\0":
@@ -330,7 +333,7 @@ class Life:
                 node.sync()
         self._saved.clear()
 
-    # --- what clients do
+    # --- actions of clients
 
     async def _send(self, details: dict[str, Any], chance: random.Random, suffix: str) -> None:
         """Send a message until an answer says that it is stored, as a producer does: each try is a message of its
@@ -370,7 +373,7 @@ class Life:
         return attempt, command
 
     async def _burst(self, details: dict[str, Any], chance: random.Random) -> None:
-        """Many sends that one read brings, each tried once."""
+        """Send many messages that arrive in one read, each tried once."""
         made = []
         for _ in range(details["count"]):
             each = dict(details)
@@ -382,7 +385,7 @@ class Life:
             attempt.answer, attempt.answered = answer, self.world.loop.time()
 
     async def _change(self, details: dict[str, Any]) -> None:
-        """An operator changes one of the messages that were sent, by the id or the handle that its sender got."""
+        """Change one of the sent messages as an operator, by the id or the handle that its sender got."""
         known = [attempt for attempt in self.attempts if attempt.message_id and (attempt.level or attempt.deliver_ms)]
         if not known:
             return
@@ -444,7 +447,7 @@ class Life:
             self.complaints.append(f"{what} was answered {answer.code} {answer.remark}")
 
     async def _reset(self, details: dict[str, Any]) -> None:
-        """An operator sends a group elsewhere."""
+        """Reset a group's offsets as an operator."""
         times = {"begin": 0, "end": -1, "ago": self.world.clock.now_ms() - details["ago_ms"]}
         header = ResetOffset(details["topic"], f"push_{details['topic']}", times[details["where"]], True)
         await self.client.ask(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header))
@@ -473,7 +476,7 @@ class Life:
 
 
 def begin(script: Script) -> Life:
-    """The life of a script, before it is lived."""
+    """Create the life of a script, before it is lived."""
     return Life(script, World(script.seed, script.settings))
 
 

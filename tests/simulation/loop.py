@@ -1,11 +1,11 @@
-"""An event loop in which time passes only when nothing else is to be done, and which knows whose each callback is.
+"""An event loop in which time passes only when no callback is ready, and which knows the process of each callback.
 
 Deterministic: callbacks run in the order in which they were scheduled, timers by their time; no thread, no socket, no
-clock of the machine. Everything that a broker schedules belongs to that broker's process: when the process is killed
-none of it runs any more.
+clock of the machine. Everything that a broker schedules belongs to that broker's process: once the process is killed,
+none of it runs.
 
-Threads are coroutines of another kind (greenlets): a job stops at each of its file operations, for as long as that
-takes in simulated time, and other jobs and the loop go on meanwhile. So a removal can come between two syncs of a
+Threads are coroutines of another kind (greenlets): a job pauses at each of its file operations for the simulated time
+of that operation, and other jobs and the loop go on meanwhile. So a file can be removed between two syncs of a
 checkpoint."""
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import greenlet
 
 
 class Killed(SystemExit):
-    """A process is cut off in the middle of what it does. Not an Exception: nothing may catch it, asyncio passes it
-    on."""
+    """A process is cut off in the middle of its work. Not an Exception, since no code may catch it and asyncio must
+    pass it on."""
 
 
 class Process:
-    """One run of a program, to which callbacks and jobs belong."""
+    """One run of a program, which owns its callbacks and jobs."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,11 +40,11 @@ WORLD = Process("the world")
 
 
 class Deadlock(AssertionError):
-    """Nothing is scheduled any more, and somebody waits."""
+    """Nothing is scheduled any more, and a task still waits."""
 
 
 class _Selector(selectors.BaseSelector):
-    """Instead of waiting, lets the loop's time pass."""
+    """Lets the loop's time pass instead of waiting."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
@@ -101,7 +101,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.failures.append(f"{context.get('message')}: {context.get('exception')!r}")
 
-    # --- whose callbacks are
+    # --- owners of callbacks
 
     def _bound(self, callback: Callable[..., Any], process: Process) -> Callable[..., Any]:
         def run(*arguments: Any) -> None:
@@ -126,7 +126,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_for(self, process: Process, delay: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
-        """Schedule something that is done in another process, such as the arrival of bytes."""
+        """Schedule a callback of another process, such as the arrival of bytes."""
         before, self.process = self.process, process
         try:
             return self.call_at(self.time() + delay, callback, *arguments)
@@ -138,14 +138,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]
 
     def _asyncgen_finalizer_hook(self, agen: AsyncGenerator[Any, Any]) -> None:
-        """Nobody is left to close what a dead process was in the middle of."""
+        """Do not close the generators of a dead process: nothing of it runs any more."""
         if self._generators.pop(id(agen), self.process).is_alive:
             super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
     # --- jobs
 
     def start_job(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Run something as a thread of the running process would; `done` is called in a later turn of the loop."""
+        """Run a function as a thread of the running process would; `done` is called in a later turn of the loop."""
         process = self.process
 
         def run() -> None:
@@ -164,11 +164,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     @property
     def is_in_job(self) -> bool:
-        """Whether what runs now is a job, and not the loop."""
+        """Whether the running code is a job, and not the loop."""
         return greenlet.getcurrent() is not self._main
 
     def pause_job(self, seconds: float) -> None:
-        """Called within a job: everything else goes on for so long."""
+        """Pause the running job for `seconds`, while everything else goes on. Called within a job."""
         job, process = greenlet.getcurrent(), self.process
         self.call_for(process, seconds, job.switch)
         self._main.switch()
@@ -177,7 +177,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise Killed
 
     def kill(self, process: Process) -> None:
-        """Nothing of a process runs any more."""
+        """End a process: nothing of it runs any more."""
         process.is_alive = False
         jobs, process.jobs = process.jobs, {}
         for job in jobs:

@@ -1,4 +1,4 @@
-"""What a broker holds, counted: every object that can be reached from it, but for the machine it runs on."""
+"""Counts a broker's memory: all objects reachable from it, except the simulated machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_ITS_OWN = (type, ModuleType, CodeType, BuiltinFunctionType, asyncio.Abstrac
 
 
 def held_by(root: object) -> Counter[str]:
-    """How many bytes objects have that can be reached from one, by the names of their types."""
+    """Return the bytes of the objects reachable from `root`, by the names of their types."""
     seen: set[int] = set()
     found: Counter[str] = Counter()
     left: list[Any] = [root]
@@ -33,7 +33,7 @@ def held_by(root: object) -> Counter[str]:
 
 
 def _size_of(each: Any) -> int:
-    if isinstance(each, msgspec.Raw):  # which does not tell
+    if isinstance(each, msgspec.Raw):  # sys.getsizeof leaves out its buffer
         return memoryview(each).nbytes
     return sys.getsizeof(each)
 

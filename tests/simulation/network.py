@@ -1,5 +1,5 @@
-"""Connections between simulated clients and the broker: bytes arrive late, in pieces, and not at all after either side
-has gone; a client that does not read holds back what it is sent."""
+"""Connections between simulated clients and the broker: bytes arrive late, in pieces, and not at all once either side
+has gone; bytes for a client that does not read are held back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Receiver(Protocol):
 
 
 class Link(asyncio.Transport):
-    """One connection. To the broker it is a transport; `send` and `hang_up` are what its client does."""
+    """One connection. The broker uses it as a transport; `send` and `hang_up` are the client's operations."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Link(asyncio.Transport):
     # --- the client's side
 
     def send(self, data: bytes) -> None:
-        """Bytes on their way to the broker, in pieces."""
+        """Put bytes on their way to the broker, in pieces."""
         at = 0
         while at < len(data) and not self._is_lost:
             count = len(data) - at if self._chance.random() < 0.7 else self._chance.randint(1, len(data) - at)
@@ -71,7 +71,7 @@ class Link(asyncio.Transport):
             at += count
 
     def hang_up(self) -> None:
-        """The client is gone."""
+        """Close the connection from the client's side."""
         if not self._is_lost:
             self._loop.call_for(self._process, self._latency(), self._lose)
 
@@ -84,7 +84,7 @@ class Link(asyncio.Transport):
             self._incoming.append(data)
 
     def read_again(self) -> None:
-        """The client reads what was held back, and on."""
+        """Let the client read the bytes that were held back, and go on reading."""
         self.is_read = True
         self._drain()
 
@@ -166,7 +166,7 @@ class Link(asyncio.Transport):
         self._loop.call_for(WORLD, self._latency(), self._client.lost)
 
     def process_ended(self) -> None:
-        """The broker's process was killed: the system closes its sockets."""
+        """Close the connection because the broker's process was killed, as the system does."""
         if not self._is_lost:
             self._is_lost = True
             self._loop.call_for(WORLD, self._latency(), self._client.lost)

@@ -1,5 +1,5 @@
-"""What has to hold of a life: held against what clients asked and were told, what consumers saw, and the records that
-the disk has in the end. Knows nothing of how the broker does it; reads records by RocketMQ's layout."""
+"""The promises of a life, checked against the clients' requests and answers, the messages consumers saw, and the
+records on the disk at the end. The oracle knows nothing of the broker's code; it reads records by RocketMQ's layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Stored:
 
 
 def complaints(life: Life) -> Iterator[str]:
-    """What is wrong, a sentence each."""
+    """Yield a sentence for each broken promise."""
     yield from life.world.wrong
     yield from life.complaints
     for failure in life.world.loop.failures:
@@ -66,7 +66,7 @@ def complaints(life: Life) -> Iterator[str]:
     by_body: defaultdict[bytes, list[Stored]] = defaultdict(list)
     for each in stored:
         by_body[each.body].append(each)
-    # Retention removes records, of a full disk also young ones: what was seen was there.
+    # Retention may remove even young records when the disk is full: a message that was seen counts as stored.
     seen = {each.body for consumer in life.consumers for each in consumer.seen.values()}
     for attempt in life.attempts:
         yield from _of_attempt(life, attempt, by_body.get(attempt.body, []), was_seen=attempt.body in seen)
@@ -81,8 +81,8 @@ def complaints(life: Life) -> Iterator[str]:
 
 
 def _of_work(life: Life) -> Iterator[str]:
-    """What is left to do is done with work in proportion to the messages, and to the time that passes. In some hundred
-    lives there were at most 1.1 operations, 1,300 bytes and 2.7 pieces for each message and 0.1 s."""
+    """Check that the rest of the work takes operations in proportion to the messages and the time that passes. In some
+    hundred lives there were at most 1.1 operations, 1,300 bytes and 2.7 pieces per message and per 0.1 s."""
     share = len(life.attempts) + life.calm_seconds * 10 + 10
     for name, count, most in zip(
         ("operations", "bytes read", "pieces of work"), life.calm_work, _MOST_WORK, strict=True
@@ -92,8 +92,8 @@ def _of_work(life: Life) -> Iterator[str]:
 
 
 def _of_memory(life: Life) -> Iterator[str]:
-    """When all is delivered, what a broker holds does not depend on what it has done: in some hundred lives at most
-    530 kB of objects, and arrays of 520 kB."""
+    """Check that a broker's memory does not depend on its past once all is delivered: in some hundred lives at most 530
+    kB of objects, and arrays of 520 kB."""
     arrays = life.held["numpy.ndarray"]
     objects = life.held.total() - arrays
     if objects > _MOST_OBJECT_BYTES or arrays > _MOST_ARRAY_BYTES:
@@ -121,7 +121,8 @@ def _stored(store: MessageStore) -> Iterator[Stored]:
 
 
 def _times_ascend(life: Life, store: MessageStore) -> Iterator[str]:
-    """As long as nobody sets the clock, no record is stored before the one that it follows: times are searched."""
+    """Check that no record is stored before the one that it follows, as long as the clock is not set: searches rely on
+    this order."""
     if life.steps:
         return
     for before, after in pairwise(Scanner(store.log, store.log.begin)):
@@ -178,7 +179,7 @@ def _of_attempt(life: Life, attempt: Attempt, found: list[Stored], *, was_seen: 
 
 
 def _not_afterwards(life: Life, attempt: Attempt, found: list[Stored], name: str) -> Iterator[str]:
-    """What was told to wait no longer does not come after that."""
+    """Check that a cancelled or rescheduled message is not delivered at its old time afterwards."""
     if life.steps:
         return
     for change in attempt.changes:
@@ -192,7 +193,8 @@ def _not_afterwards(life: Life, attempt: Attempt, found: list[Stored], name: str
 
 
 def _may_be_gone(life: Life, attempt: Attempt) -> bool:
-    """Whether something else took the message away: its topic was deleted, or one of its key came later."""
+    """Whether the message may be missing for another reason: its topic was deleted, or a later message of its key
+    replaced it."""
     if attempt.topic in life.deleted:
         return True
     if attempt.key is None:
@@ -227,9 +229,9 @@ def _not_early(life: Life, attempt: Attempt, found: list[Stored], name: str) -> 
 
 
 def _kept_their_delay(life: Life) -> Iterator[str]:
-    """No consumer gets a message of a level before its delay is over by a clock that nobody sets, though the wall clock
-    was set. It is the checkpoint that tells: not one of RocketMQ's, or of before the machine was started again, and
-    between two checkpoints only what became of the clock in all."""
+    """Check that no consumer gets a message of a level before its delay is over by a clock that is never set, even when
+    the wall clock was set. This relies on the checkpoint: it excludes a checkpoint by RocketMQ or from before a reboot,
+    and between two checkpoints only the sum of the clock's changes is known."""
     if len(life.steps) != 1 or life.power_cuts or any(action.kind == "visit" for action in life.script.actions):
         return
     delays = [DelayLevels(table) for table in life.tables]
@@ -245,7 +247,8 @@ def _kept_their_delay(life: Life) -> Iterator[str]:
 
 
 def _replaced(life: Life, by_body: dict[bytes, list[Stored]]) -> Iterator[str]:
-    """Of two messages of one key, the second sent when the first was stored and waited, the first never comes."""
+    """Check that of two messages of one key, the second sent when the first was stored and waiting, the first is never
+    delivered."""
     if life.steps or life.policies or life.deleted:
         return
     keyed = [each for each in life.attempts if each.key is not None and each.code == 0 and not each.changes]
@@ -274,7 +277,7 @@ def _of_consumers(life: Life) -> Iterator[str]:
 
 
 def _read_wholly(life: Life, store: MessageStore, stored: list[Stored]) -> Iterator[str]:
-    """Consumers have read, in the end, what the queues have."""
+    """Check that at the end consumers have read everything in the queues."""
     for consumer in life.consumers:
         if consumer.topic in life.deleted:
             continue
@@ -292,7 +295,8 @@ def _read_wholly(life: Life, store: MessageStore, stored: list[Stored]) -> Itera
 
 
 def _of_group(life: Life, store: MessageStore, group: PushConsumer, stored: list[Stored]) -> Iterator[str]:
-    """A group gets everything, is never told to leave something out, and in the end is where its queues are."""
+    """Check that a group gets every message, is never told to skip one, and at the end has reached the end of its
+    queues."""
     if group.topic in life.deleted or life.power_cuts:
         return
     for each in group.resumed:
@@ -320,7 +324,7 @@ def _of_group(life: Life, store: MessageStore, group: PushConsumer, stored: list
 
 
 def _of_routes(life: Life, group: PushConsumer) -> Iterator[str]:
-    """Who has been told that a message of a topic is stored finds the topic at the name server."""
+    """Check that the name server knows a topic once a client has been told that a message of it is stored."""
     if group.topic in life.deleted:
         return
     told = min((each.answered for each in life.attempts if each.topic == group.topic and each.code == 0), default=None)
@@ -330,7 +334,7 @@ def _of_routes(life: Life, group: PushConsumer) -> Iterator[str]:
 
 
 def _in_order(life: Life, stored: list[Stored]) -> Iterator[str]:
-    """Messages of one level come in the order in which they were scheduled."""
+    """Check that messages of one level are delivered in the order in which they were scheduled."""
     if life.steps or len(life.tables) > 1:
         return
     last: dict[tuple[str, int, int], tuple[int, Stored]] = {}

@@ -1,6 +1,6 @@
-"""What happens in one simulated life, as a list made from a seed before it begins: who sends what when, what operators
-do, what goes wrong. A shorter list is a script as well, which is how the shortest one that still fails is looked
-for."""
+"""The events of one simulated life, as a list made from a seed before it begins: clients' sends, operators' actions,
+and faults, each with its time. A part of the list is a script as well, so the shortest one that still fails can be
+searched for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ERRORS = (("sync", "EIO"), ("sync", "EIO"), ("write", "EIO"), ("sync", "EMFILE"
 
 @dataclass(frozen=True)
 class Action:
-    """Something that happens at a time, in seconds since the beginning."""
+    """An event at a time, in seconds since the beginning."""
 
     at: float
     kind: str
@@ -35,7 +35,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Script:
-    """One life. After `calm_from` nothing goes wrong any more."""
+    """The script of one life. There are no faults after `calm_from`."""
 
     seed: str
     settings: dict[str, str]
@@ -49,7 +49,7 @@ class Script:
 
 
 def generate(seed: str) -> Script:
-    """The script of a seed."""
+    """Generate the script of a seed."""
     chance = random.Random(seed)
     length = chance.choice((4.0, 10.0, 25.0))
     is_sync = chance.random() < 0.6
@@ -59,7 +59,8 @@ def generate(seed: str) -> Script:
         "messageDelayLevel": LEVELS,
         "timerRollWindowSlot": chance.choice(("4", "20", "172800")),
         "scheduleDeliverBatchSize": chance.choice(("1", "7", "512")),
-        # Where the disk is full the oldest files would go, expired or not, as they may: no promise is broken then.
+        # On a full disk the broker may remove the oldest files, expired or not, which breaks no promise; turned off
+        # here.
         "cleanFileForciblyEnable": "false",
     }
     makers = [
@@ -74,7 +75,7 @@ def generate(seed: str) -> Script:
         (2, _look),
         (2, _bad_manners),
     ]
-    # A swarm: each life has some kinds of events only, and each more or less often.
+    # Swarm testing: each life has some kinds of events only, and each more or less often.
     weights = [(weight * chance.choice((0, 1, 1, 3)), make) for weight, make in makers]
     weights = weights if any(weight for weight, _ in weights[:4]) else makers
     actions: list[Action] = []
@@ -89,7 +90,7 @@ def generate(seed: str) -> Script:
     chosen = chance.sample(faults, chance.randint(1, len(faults)))
     for _ in range(chance.choice((0, 1, 2, 4, 8))):
         actions += chance.choice(chosen)(chance, round(chance.uniform(0.5, length), 3))
-    # By a chance of its own, so that what a seed does otherwise stays.
+    # From a random source of its own, so that the rest of a seed's script stays the same.
     chance = random.Random(f"{seed}/wrong bytes")
     if chance.random() < 0.3:
         for _ in range(chance.choice((1, 1, 3))):
@@ -178,7 +179,7 @@ def _topic(chance: random.Random, at: float) -> Action:
 
 
 def _pause(chance: random.Random, at: float) -> list[Action]:
-    """A topic is paused, and goes on, as it was or otherwise."""
+    """Pause a topic and resume it, with its old policy or another."""
     end = round(at + chance.choice((0.3, 2.0, 5.0)), 3)
     return [
         Action(at, "topic", {"how": "pause"}),
@@ -208,7 +209,7 @@ def _look(chance: random.Random, at: float) -> Action:
 
 
 def _reset(chance: random.Random, at: float) -> Action:
-    """A group is sent to its topic's beginning, its end, or somewhere between."""
+    """Send a group to its topic's beginning, its end, or somewhere between."""
     where = chance.choice(("begin", "end", "ago"))
     return Action(at, "reset", {"topic": chance.choice(TOPICS), "where": where, "ago_ms": chance.randint(0, 5000)})
 
@@ -217,11 +218,11 @@ def _bad_manners(chance: random.Random, at: float) -> Action:
     return Action(at, "bad manners", {"how": chance.choice(("reads nothing", "half a frame", "nonsense", "hangs up"))})
 
 
-# --- what goes wrong
+# --- faults
 
 
 def _kill(chance: random.Random, at: float) -> list[Action]:
-    """One kill, or some in a row."""
+    """One kill, or several in a row."""
     count = chance.choice((1, 1, 2, 5, 10))
     actions, when = [], at
     for _ in range(count):
@@ -247,13 +248,13 @@ def _stop(chance: random.Random, at: float) -> list[Action]:
 
 
 def _visit(chance: random.Random, at: float) -> list[Action]:
-    """The broker is stopped, RocketMQ's has the store, and ours starts again; which may be killed at once."""
+    """The broker is stopped, RocketMQ's broker has the store, and duemq starts again, possibly killed at once."""
     operations = chance.choice((None, 1, 20, chance.randint(1, 150), chance.randint(1, 150)))
     return [Action(at, "visit", {"operations": operations})]
 
 
 def _evict(chance: random.Random, at: float) -> list[Action]:
-    """Once, or again and again: then whatever was read has to be read anew a little later."""
+    """Evict the page cache once, or again and again: then bytes that were read have to be read again a little later."""
     return [Action(at + 0.3 * number, "evict") for number in range(chance.choice((1, 1, 30)))]
 
 
@@ -262,7 +263,7 @@ def _clock(chance: random.Random, at: float) -> list[Action]:
 
 
 def _clock_at_an_end(chance: random.Random, at: float) -> list[Action]:
-    """The clock is set right before the broker ends, or while it is down."""
+    """Set the clock right before the broker ends, or while it is down."""
     step = Action(at, "set clock", {"ms": chance.choice((-200_000, -60_000, -3000, 3000, 60_000, 200_000))})
     when = round(at + chance.choice((-0.02, 0.0, 0.02, 0.2, 0.6)), 3)
     return [step, Action(when, chance.choice(("kill", "kill", "stop")))]
@@ -283,20 +284,20 @@ def _full(chance: random.Random, at: float) -> list[Action]:
 
 
 def _refused_start(chance: random.Random, at: float) -> list[Action]:
-    """The broker is killed, or stopped, and cannot start for a while."""
+    """Kill or stop the broker, and keep it from starting for a while."""
     name = chance.choice(("topics.json", "consumerOffset.json", "subscriptionGroup.json"))
     first = Action(at, chance.choice(("kill", "stop", "kill")))
     return [Action(at, "damage", {"name": name}), first, Action(round(at + chance.choice((0.5, 4.0)), 3), "mend")]
 
 
 def _wrong_bytes(chance: random.Random, at: float) -> list[Action]:
-    """The broker is killed, and while it is down something becomes of files of consume queues."""
+    """Kill the broker, and damage files of consume queues while it is down."""
     how = chance.choice(("zeros", "flip", "cut", "remove", "remove directory"))
     return [Action(at, "wrong bytes", {"how": how, "which": chance.random(), "where": chance.random()})]
 
 
 def _error(chance: random.Random, at: float) -> list[Action]:
-    """Operations on some files fail for a while, in one of the ways in which they do."""
+    """Make operations on some files fail for a while, with one of the usual errors."""
     kind, number = chance.choice(_ERRORS)
     where = chance.choice(("commitlog", "consumequeue", "timerlog", "timerwheel", "checkpoint", "config", ""))
     details = {"kind": kind, "errno": number, "where": where, "share": chance.choice((0.05, 0.5, 1.0))}
@@ -304,7 +305,7 @@ def _error(chance: random.Random, at: float) -> list[Action]:
 
 
 def _lying_disk(chance: random.Random, at: float) -> list[Action]:
-    """A sync fails, once or for some ms, and what it was for is lost when the power is: no sync after it says so."""
+    """A sync fails, once or for some ms, and its bytes are lost at the next power cut although later syncs succeed."""
     where = chance.choice(("commitlog", "consumequeue", "timerlog", "timerwheel", "checkpoint", ""))
     details = {"kind": "sync", "errno": "EIO", "where": where, "share": chance.choice((0.5, 1.0))}
     over = round(at + chance.choice((0.005, 0.02, 0.1)), 3)

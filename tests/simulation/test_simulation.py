@@ -1,8 +1,8 @@
-"""Goal: whatever goes wrong, in whatever order, promises are kept: nothing acknowledged is lost, each scheduled message
-comes once, not early, and soon after everything is well again.
+"""Goal: the broker keeps its promises under any sequence of faults: no acknowledged message is lost, and each scheduled
+message is delivered once, never early, and soon after the faults end.
 
-Method: see the package's modules: whole brokers on a simulated machine, by scripts made of seeds. A failure is told
-with the shortest script that does the same and the command that repeats it."""
+Method: whole brokers on a simulated machine, run by scripts made from seeds (see the package's modules). A failure is
+reported with the shortest script that reproduces it and the command that repeats it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_promises_are_kept(first: int) -> None:
 
 
 def test_a_seed_decides_everything() -> None:
-    """Twice the same seed is twice the same life, to the last operation."""
+    """The same seed gives the same life twice, to the last operation."""
     from tests.simulation.life import run
     from tests.simulation.script import generate
 

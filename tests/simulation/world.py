@@ -1,5 +1,5 @@
-"""One broker after the other on a simulated machine: its clock, its threads, its disk, its network, and who starts it
-anew when it has ended."""
+"""Brokers that run one after the other on a simulated machine: its clock, threads, disk and network, and a supervisor
+that restarts a broker after it ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SimulatedClock:
         return b"boot %011d" % self._boots
 
     def boot(self) -> None:
-        """The machine was started again. Its monotonic time may well go on where it was."""
+        """Restart the machine. Its monotonic time may well go on where it was."""
         self._boots += 1
 
     def now_ms(self) -> int:
@@ -108,7 +108,7 @@ class SimulatedWorkers:
 
 
 class Pieces:
-    """A budget of so many pieces of work, which are counted."""
+    """A budget of a fixed number of pieces of work, which are counted."""
 
     total = 0
 
@@ -133,7 +133,7 @@ class SimulatedBroker(Broker):
 
 
 class World:
-    """The machine. Everything random comes from `chance`."""
+    """The machine. All randomness comes from `chance`."""
 
     def __init__(self, seed: str, settings: dict[str, str]) -> None:
         self.chance = random.Random(seed)
@@ -182,7 +182,8 @@ class World:
         return load(None, [f"{name}={value}" for name, value in {**usual, **self.settings}.items()], {}).config
 
     async def supervise(self) -> None:
-        """Start a broker, and another when it has ended, until the world is over. Belongs to the world."""
+        """Start a broker, and another each time one has ended, until the world is over. Runs in the world's own
+        process."""
         while not self.is_over:
             process = Process(f"broker {self.starts + self.failed_starts + 1}")
             self._ended = self.loop.create_future()
@@ -236,7 +237,7 @@ class World:
         self._end(process, ended, "stopped")
 
     def want_stop(self) -> None:
-        """The running process is to stop; or the next one, where none runs."""
+        """Ask the running process to stop, or the next one if none runs."""
         self._is_stop_wanted = True
         if self.process is not None and self._stop is not None:
             self.loop.call_for(self.process, 0.0, self._tell, self._stop)
@@ -247,7 +248,7 @@ class World:
             stop.set_result(None)
 
     def note(self, what: str) -> None:
-        """Something happened that a trace should show."""
+        """Record an event for a trace."""
         self.events.append(f"{self.loop.time():10.3f}  {what}")
 
     def _end(self, process: Process, ended: asyncio.Future[str], how: str) -> None:
@@ -265,7 +266,7 @@ class World:
         self.loop.call_for(WORLD, 0.0, tell)
 
     def killed(self, process: Process, how: str = "killed") -> None:
-        """A process ends in the middle of what it does."""
+        """End a process in the middle of its work."""
         self.kills += 1
         self.broker = self.process = None
         self.disk.loop_must_not_wait = False
@@ -282,13 +283,13 @@ class World:
 
     @staticmethod
     def pieces_total() -> int:
-        """Pieces of work that all steps together have done."""
+        """Total pieces of work done by all steps."""
         return Pieces.total
 
     # --- clients
 
     def connect(self, client: Receiver) -> Link | None:
-        """A connection to the broker that runs; None where there is none."""
+        """Connect to the running broker; None if there is none."""
         if self.broker is None or self.process is None:
             return None
         self._ports += 1
@@ -304,7 +305,7 @@ class World:
     # --- running
 
     def run(self, work: Any) -> None:
-        """Run a coroutine of the world to its end, whatever becomes of brokers meanwhile."""
+        """Run a coroutine of the world to its end, also while brokers die."""
         with _as_simulated():
             task = self.loop.create_task(work)
             while not task.done():
@@ -317,7 +318,8 @@ class World:
 
 @contextmanager
 def _as_simulated() -> Iterator[None]:
-    """A broker's start must not keep from collecting what the last one left."""
+    """Keep a broker's start from changing garbage collection, so that the objects of the last broker can be
+    collected."""
     thresholds = gc.get_threshold()
     with patch("gc.freeze"), patch("gc.collect"), patch("gc.set_threshold"):
         yield
