@@ -20,7 +20,7 @@ LEVELS = 3
 LONGEST_MS = 3000
 
 Delay = Callable[[int], str]
-"""The property that delays the message with a number."""
+"""Returns the property that delays the message with this number."""
 
 
 def by_level(number: int) -> str:

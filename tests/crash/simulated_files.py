@@ -28,8 +28,8 @@ from duemq.storage.files import Ranges
 SECTOR = 512
 
 Call = Literal["open", "read", "write", "sync", "name", "remove"]
-"""What may fail: opening, also by those who open anew; reading a file that is open; writing; syncing a file or a
-directory; making a file or a directory, or giving one a name; removing one."""
+"""The calls that can fail: opening a file, also by a call that opens it anew; reading an open file; writing; syncing a
+file or a directory; creating or renaming a file or a directory; removing one."""
 
 
 _LARGE = 1 << 20
@@ -132,10 +132,10 @@ class SimulatedFiles:
     room: int | None = None
     """Bytes that may still be written before the disk is full."""
     faults: dict[tuple[Call, str], int] = field(default_factory=dict)
-    """Error numbers by what fails, and where: see `fail`."""
+    """Error numbers by failing call and path prefix: see `fail`."""
     may_wait: bool = True
     uncached: int = 0
-    """What lies before this in a file is never in memory, also not after it was read."""
+    """Bytes of a file before this offset are never in memory, even after a read."""
     blocks: int = 0
 
     # --- storage.files.Files

@@ -42,18 +42,18 @@ class World:
     chance: random.Random
     config: TimerConfig
     policy: TimerPolicy | None = None
-    """Of the only topic, as its attributes say."""
+    """The policy of the only topic, as its attributes give it."""
     sent: dict[bytes, int] = field(default_factory=dict)
-    """Body to physical offset."""
+    """Physical offsets by body."""
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
-    """Number of the operation after which a message was acknowledged."""
+    """Number of the operation after which a message was acknowledged, and its body."""
     cancelled: list[tuple[int, bytes]] = field(default_factory=list)
-    """Likewise of a cancel."""
+    """Number of the operation after which a cancel was acknowledged, and the message's body."""
     maybe_cancelled: set[bytes] = field(default_factory=set)
     newest: dict[str, bytes] = field(default_factory=dict)
-    """The last message of a key."""
+    """The last message of each key."""
     replaced: dict[bytes, bytes] = field(default_factory=dict)
-    """By messages that were replaced, those that took their places."""
+    """Replacements by the body of the replaced message."""
 
     def open(self) -> None:
         """Open, also after a kill -9; sometimes after a start that failed once the timers had opened their files."""

@@ -29,7 +29,7 @@ class Attempt:
     asked: float
     level: int = 0
     deliver_ms: int | None = None
-    """The time asked for."""
+    """The requested deliver time, ms since the epoch."""
     delay_ms: int = 0
     key: str | None = None
     answer: Command | None = None
@@ -53,7 +53,7 @@ class Change:
     asked: float
     deliver_ms: int | None
     outcome: str | None = None
-    """What the broker said, None where it said nothing."""
+    """The broker's answer, None without one."""
     answered: float = 0.0
 
 

@@ -37,7 +37,7 @@ class Node:
     def __init__(self, size: int = 0) -> None:
         self.size = size
         self.pages: dict[int, bytearray] = {}
-        """What is read, by number of the page; zeros elsewhere."""
+        """The content that reads see, by page number; zeros elsewhere."""
         self.durable: dict[int, bytes] = {}
         self.unsynced: list[tuple[int, bytes]] = []
         """Writes since the last sync: offset and bytes."""
@@ -77,7 +77,7 @@ class Node:
         self.unsynced.clear()
 
     def copy(self) -> Node:
-        """Return a copy of the readable content, all of it durable or not as far as reads can tell."""
+        """Return a copy of the content that reads see."""
         node = Node(self.size)
         node.pages = {number: bytearray(page) for number, page in self.pages.items()}
         return node
@@ -134,7 +134,7 @@ class Work:
 
 
 Fault = Callable[[str, str], OSError | None]
-"""Of an operation and a path: the error it fails with."""
+"""Returns the error of an operation on a path, or None."""
 
 
 class Disk:
@@ -146,27 +146,27 @@ class Disk:
         self.names: dict[str, Node] = {}
         self.durable_names: dict[str, dict[str, Node]] = {}
         self.renamed: dict[str, list[tuple[str, Node | None]]] = {}
-        """By directory, changes of names since its last sync."""
+        """Changes of names in each directory since its last sync."""
         self.directories: set[str] = set()
         self.locked: dict[str, Process] = {}
         self.used = 0.1
         self.room: int | None = None
-        """Pages that may still be taken; None for as many as wanted."""
+        """Pages that may still be written; None for no limit."""
         self.fault: Fault = lambda kind, path: None
         self.kill_at: int | None = None
-        """The number of the operation in the middle of which the process that does it is cut off."""
+        """The number of the operation in the middle of which its process is killed."""
         self.on_kill: Callable[[Process], None] = lambda process: None
         self.latency: Callable[[str], float] = lambda kind: 0.0
-        """Of an operation: how long it takes, in seconds, in a job."""
+        """Returns the seconds that an operation takes in a job."""
         self.count = 0
         self.work = Work()
         self.evicted = (-1e9, -1e9)
-        """When all that was in memory was taken, the last two times."""
+        """Times of the last two evictions."""
         self.loop_must_not_wait = False
         self.loop_waits: Counter[str] = Counter()
         self.may_wait = True
         self.has_read_failed = False
-        """Then somebody may wait, to hear what is wrong."""
+        """Whether a read has failed: after that the loop may wait for the disk, to learn what is wrong."""
         """Reads of the loop that had to wait for the disk, by path."""
 
     # --- the path of every operation

@@ -22,8 +22,8 @@ from tests.unit.broker.test_clients import heartbeat
 
 _SENT_TO = re.compile(rb'"queueId":(\d+)[^}]*\}:(\d+)')
 _STAYS_SECONDS = 100.0
-"""A broker that registered this long ago is still known, whatever becomes of the wall clock: RocketMQ's two minutes
-are not over."""
+"""A broker that registered less than these seconds ago is still known, even when the wall clock was set: it is less
+than RocketMQ's two minutes."""
 
 _REGISTRATION = encode_registration(
     {
@@ -52,7 +52,7 @@ class Resumed:
     highest: int
     """The highest offset that was ever committed, answered or not."""
     committed: int
-    """The one that was committed last, as the broker answered."""
+    """The last offset whose commit the broker answered."""
     is_same_story: bool
     """Whether no process was killed since that answer."""
 
@@ -68,13 +68,13 @@ class PushConsumer:
         self._sent_to: dict[int, int] = {}
         self._highest: dict[int, int] = {}
         self.committed: dict[int, tuple[int, int]] = {}
-        """By queue: the offset that was committed last, as the broker answered, and how many kills there were then."""
+        """By queue: the last offset whose commit the broker answered, and the number of kills at that time."""
         self.offsets: dict[int, int] = {}
         self.seen: set[bytes] = set()
         self.routes: list[Route] = []
         self.resumed: list[Resumed] = []
         self.resets: list[float] = []
-        """When an operator sent it elsewhere."""
+        """Times at which an operator reset the group's offsets."""
         self.is_over = False
 
     def _asked(self, command: Command) -> None:

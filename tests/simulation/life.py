@@ -38,7 +38,7 @@ from tests.support.wire import request, send
 
 _TRIES = 3
 _QUIET_SECONDS = 30.0
-"""After everything is due, and nothing goes wrong any more, all of it has to be there within this."""
+"""Once all faults have ended and every message is due, all of them must be delivered within these seconds."""
 _REFUSED = {
     "recall failed, the message is already delivered": "ALREADY_DELIVERED",
     "recall failed, it was delivered or cancelled, or the store was compacted since": "NO_LONGER_WAITS",
@@ -56,26 +56,26 @@ class Life:
     consumers: list[Consumer] = field(default_factory=list)
     groups: list[PushConsumer] = field(default_factory=list)
     deleted: dict[str, list[float]] = field(default_factory=dict)
-    """When topics were asked to be deleted."""
+    """Times at which the deletion of a topic was requested."""
     paused: set[str] = field(default_factory=set)
     policies: set[str] = field(default_factory=set)
-    """Topics that had a policy at some time: their messages may be later than they ask for."""
+    """Topics that had a policy at some time: their messages may be delivered late."""
     steps: list[tuple[float, int]] = field(default_factory=list)
-    """When the wall clock was set, and by how many ms."""
+    """Times at which the wall clock was set, and the change in ms."""
     power_cuts: list[float] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
-    """What was wrong while it lived."""
+    """Broken promises that were noticed during the life."""
     tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)
     client: Client = None  # type: ignore[assignment]
     left: Left | None = None
-    """What the disk had after one of the kills."""
+    """The disk after one of the kills."""
     calm_work: tuple[int, int, int] = (0, 0, 0)
-    """Operations of the disk, bytes read and pieces of work since nothing went wrong any more."""
+    """Operations of the disk, bytes read and pieces of work since the faults ended."""
     calm_seconds: float = 0.0
-    """How long that was."""
+    """Seconds since the faults ended."""
     held: Counter[str] = field(default_factory=Counter)
-    """What the broker held in the end, see `memory`."""
+    """Memory of the broker at the end, see `memory`."""
 
     def __post_init__(self) -> None:
         self.client = Client(self.world)
@@ -87,9 +87,9 @@ class Life:
         self._has_wrong_bytes = False
         self.world.on_start.append(self._started)
         self._has_fault = False
-        """Whether operations of the disk fail now."""
+        """Whether an injected fault of the disk is active."""
         self._visit: dict[str, Any] | None = None
-        """When the broker has stopped, RocketMQ's has the store."""
+        """RocketMQ's broker is to have the store after the next stop."""
         self.world.on_stopped.append(self._visited)
 
     def _keep(self) -> None:

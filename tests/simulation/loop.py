@@ -73,15 +73,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._selector = _Selector(self)
         self._now = 1000.0
         self.process = WORLD
-        """Whose the running callback is."""
+        """The process of the running callback."""
         self.turns = 0
         self.callbacks = 0
         self._main = greenlet.getcurrent()
         self.set_exception_handler(self._failed)
         self.failures: list[str] = []
-        """Exceptions that nobody took."""
+        """Exceptions that no code handled."""
         self._generators: dict[int, Process] = {}
-        """By the identity of an asynchronous generator, whose it is."""
+        """The process of each asynchronous generator, by the generator's identity."""
 
     # --- time
 

@@ -23,7 +23,7 @@ from tests.simulation.world import ROOT
 
 _STORED = 0
 _SLEWED_SECONDS = 0.5
-"""What a clock is set by that the broker follows as if it had been slowed down or sped up."""
+"""Changes of the clock up to these seconds look to the broker like a clock that was slowed down or sped up."""
 _STORED_MAYBE = (10, None)
 _MOST_WORK = (4, 5000, 10)
 _MOST_OBJECT_BYTES = 650_000

@@ -10,14 +10,14 @@ from typing import Any
 
 TOPICS = ("orders", "mails")
 TWINS = ("ordersAa", "ordersBB")
-"""In some lives the topics have names with one Java hash, by which units of the timer log name them."""
+"""Topics with the same Java hash, which units of the timer log name topics by; used in some lives."""
 QUEUES = 2
-"""Those that are sent to..."""
+"""Queues of a topic that clients send to."""
 TOPIC_QUEUES = 4
-"""...of so many that a topic has."""
+"""Queues that a topic has."""
 LEVELS = "1s 2s 5s 10s"
 OTHER_LEVELS = ("1s", "1s 2s 3s 4s", "1s 2s 2s", "2s 3s 5s 10s 20s")
-"""Tables it is changed to: longer, shorter, without a level that comes back with another delay."""
+"""Tables of levels that replace the first: longer and shorter ones; no level comes back with another delay."""
 _ERRORS = (("sync", "EIO"), ("sync", "EIO"), ("write", "EIO"), ("sync", "EMFILE"), ("write", "ENOSPC"))
 
 
@@ -44,7 +44,7 @@ class Script:
     has_groups: bool = False
     """Whether there are push consumers and another broker, see `groups`."""
     skew_ms: int = 0
-    """How far the clock of those who send is ahead of the broker's."""
+    """Milliseconds by which the senders' clock is ahead of the broker's."""
     topics: tuple[str, str] = TOPICS
 
 

@@ -145,7 +145,7 @@ class World:
         self.config = self._config()
         self.broker: SimulatedBroker | None = None
         self.process: Process | None = None
-        """The running one, if it takes connections."""
+        """The running process, if it takes connections."""
         self.starts = self.failed_starts = self.kills = self.poisons = 0
         self.links: dict[Link, None] = {}
         self.network_latency: Callable[[], float] = lambda: self.chance.choice((0.0001, 0.0005, 0.002))
@@ -153,12 +153,12 @@ class World:
         self._ended: asyncio.Future[str] | None = None
         self._ports = 40_000
         self._stop: asyncio.Future[None] | None = None
-        """Of the running process: when it is to stop."""
+        """Resolved when the running process is to stop."""
         self._is_stop_wanted = False
         self.is_over = False
         self.events: deque[str] = deque(maxlen=400)
         self.wrong: list[str] = []
-        """What must not happen to a process."""
+        """Things that must not happen to a process, as sentences."""
         self.restart_delay: Callable[[], float] = lambda: self.chance.choice((0.0, 0.05, 0.5, 3.0))
         self.on_start: list[Callable[[SimulatedBroker], None]] = []
         self.on_killed: list[Callable[[], None]] = []
@@ -166,7 +166,7 @@ class World:
         self.on_stopped: list[Callable[[], None]] = []
         """Called right after a clean stop."""
         self.start_reads: list[tuple[int, int]] = []
-        """Of each start: bytes read, and bytes that the commitlog had then."""
+        """For each start: bytes read, and the bytes of the commitlog at that time."""
 
     # --- the broker's life
 

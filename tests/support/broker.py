@@ -47,9 +47,9 @@ class MemoryTransport(asyncio.Transport):
         self._is_closing = False
         self.is_blocked = False
         self.is_gone = False
-        """Whether the peer has left without a word: the first write finds that out."""
+        """Whether the peer has gone without closing: the first write finds that out."""
         self.takes_data = True
-        """Whether the broker reads."""
+        """Whether the broker reads from this connection."""
         self.is_aborted = False
         self.most_held = 0
 
@@ -142,10 +142,10 @@ class Peer:
         self._reader = FrameReader()
         self._waiting: dict[int, asyncio.Future[Command]] = {}
         self.frames: list[tuple[int, Command]] = []
-        """Everything that came, in order, with the codec of each header."""
+        """All commands received, in order, with the codec of each header."""
         self.requests: list[Command] = []
         self.responses: list[Command] = []
-        """The responses among them, in order."""
+        """The responses among the frames, in order."""
         self.transport.attach(connection)
 
     def forget(self) -> None:

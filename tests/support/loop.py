@@ -38,7 +38,7 @@ class CountBudget:
         self._left = turn
         self._share_left = share
         self.turns = 0
-        """How often a turn began."""
+        """Number of turns begun."""
 
     def renew(self) -> None:
         self._left = self._turn

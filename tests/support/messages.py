@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from duemq.storage.store import MessageStore
 
 HOST: Final = b"\x7f\0\0\x01\0\0\x04\xd2"
-"""127.0.0.1:1234 as records have it."""
+"""127.0.0.1:1234 in the form of records."""
 TOPIC: Final = "orders"
 QUEUE: Final = 3
 

@@ -15,7 +15,7 @@ from duemq.storage.store import MessageStore
 Job = tuple[Lane, Callable[[], None], Callable[[Exception | None], None]]
 
 NOTHING_GOES = RetentionConfig(delete_when="", clean_forcibly=False, refuse_ratio=2.0)
-"""Whatever the time is, and however full the disk."""
+"""No file expires, at any time of day and however full the disk."""
 
 
 _NOTES = count()
@@ -62,7 +62,7 @@ class Urgent:
     def __init__(self) -> None:
         self.wants_checkpoint = False
         self.planned = 0
-        """How many checkpoints were ready to be synced."""
+        """Number of checkpoints that were ready to be synced."""
 
     def note(self) -> bytes:
         """A new note each time, so that every checkpoint is needed."""
