@@ -164,10 +164,10 @@ class Disk:
         """Times of the last two evictions."""
         self.loop_must_not_wait = False
         self.loop_waits: Counter[str] = Counter()
+        """Reads of the loop that had to wait for the disk, by path."""
         self.may_wait = True
         self.has_read_failed = False
         """Whether a read has failed: after that the loop may wait for the disk, to learn what is wrong."""
-        """Reads of the loop that had to wait for the disk, by path."""
 
     # --- the path of every operation
 

@@ -179,7 +179,7 @@ def _of_attempt(life: Life, attempt: Attempt, found: list[Stored], *, was_seen: 
 
 
 def _not_afterwards(life: Life, attempt: Attempt, found: list[Stored], name: str) -> Iterator[str]:
-    """Check that a cancelled or rescheduled message is not delivered at its old time afterwards."""
+    """Check that no message is delivered after the broker said that it no longer waits."""
     if life.steps:
         return
     for change in attempt.changes:
