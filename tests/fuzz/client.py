@@ -1,4 +1,4 @@
-"""A raw client: bytes over a socket, with frames and commands where they help."""
+"""A raw client: bytes over a socket, with helpers for frames and commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RawClient:
         self.close()
 
     def send(self, data: bytes) -> bool:
-        """Send bytes; whether the broker took them all, or closed."""
+        """Send bytes; return whether the broker took them all instead of closing."""
         try:
             self.socket.sendall(data)
         except (ConnectionError, BrokenPipeError):
@@ -42,7 +42,7 @@ class RawClient:
         return True
 
     def next(self) -> tuple[int, Command] | None:
-        """The next command that comes, with the codec of its header; None when the broker closed."""
+        """Return the next command and the codec of its header; None when the broker closed."""
         while not self._commands:
             try:
                 data = self.socket.recv(1 << 20)
@@ -56,14 +56,14 @@ class RawClient:
         return self._commands.pop(0)
 
     def response(self) -> Command:
-        """The next response; requests of the broker are passed over."""
+        """Return the next response, skipping requests from the broker."""
         while (found := self.next()) is not None:
             if found[1].is_response:
                 return found[1]
         raise AssertionError("the broker closed the connection")
 
     def ask(self, command: Command, frame_codec: int = JSON) -> Command:
-        """The response to a request, which must be the next that comes."""
+        """Send a request and return its response, which must be the next command to arrive."""
         assert self.send(codec.encode(command, frame_codec)), "the broker closed the connection"
         answer = self.response()
         assert answer.opaque == command.opaque, "the response to another request"
@@ -75,7 +75,7 @@ class RawClient:
             pass
 
     def end_of_input(self) -> None:
-        """Tell the broker that nothing more comes."""
+        """Tell the broker that no more bytes follow."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 

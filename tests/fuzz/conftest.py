@@ -17,7 +17,7 @@ def rng() -> random.Random:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[LiveBroker]:
-    """A broker of the test's own, which must have logged nothing that it should not, and stops as ever."""
+    """A broker of the test's own. It must log nothing unexpected, and stop cleanly."""
     live = LiveBroker(tmp_path)
     try:
         live.wait_until_listening()
@@ -31,7 +31,7 @@ def broker(tmp_path: Path) -> Iterator[LiveBroker]:
 
 @pytest.fixture
 def witness(broker: LiveBroker) -> Iterator[Witness]:
-    """A well-behaved client that runs beside the test and must not notice it."""
+    """A well-behaved client that runs beside the test and must not be affected by it."""
     with Witness(broker) as running:
         yield running
         running.wait_rounds(2)

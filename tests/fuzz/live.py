@@ -1,4 +1,4 @@
-"""A real `duemq serve` process, what it logs and what memory it takes."""
+"""A real `duemq serve` process, with its log and its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.peers.ports import free_broker_port, free_port
 
 HOST = "127.0.0.1"
 PATIENCE_SECONDS = 60.0
-"""When something that has to happen has not, by then it will not."""
+"""Seconds to wait for an event before the test fails."""
 
 Line = dict[str, Any]
 
@@ -57,7 +57,7 @@ class LiveBroker:
         self.wait_for(lambda lines: any(line.get("event") == "listening" for line in lines))
 
     def wait_for(self, holds: Callable[[list[Line]], bool]) -> None:
-        """Wait until something holds for what was logged."""
+        """Wait until a condition on the log holds."""
         with self._changed:
             done = self._changed.wait_for(
                 lambda: holds(self._lines) or not self._reader.is_alive(), timeout=PATIENCE_SECONDS
@@ -67,31 +67,31 @@ class LiveBroker:
 
     @property
     def lines(self) -> list[Line]:
-        """What was logged so far."""
+        """The lines logged so far."""
         with self._changed:
             return list(self._lines)
 
     def about(self, local_port: int) -> list[Line]:
-        """What was logged of the client with this port."""
+        """The lines logged about the client with this port."""
         return [line for line in self.lines if line.get("peer") == f"{HOST}:{local_port}"]
 
     @property
     def anonymous_bytes(self) -> int:
-        """Resident memory that is not a file's."""
+        """Resident memory, without file pages."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         found = re.search(r"RssAnon:\s+(\d+) kB", status)
         assert found is not None
         return int(found[1]) * 1024
 
     def check_log(self) -> None:
-        """Nothing unexpected happened in the broker."""
+        """Check that the broker logged nothing unexpected."""
         for line in self.lines:
             assert "not_json" not in line, f"not a log line: {line['not_json']}"
             assert "exception" not in line, f"an exception: {line}"
             assert line.get("event") not in ("request_failed", "housekeeping_failed", "append_failed"), line
 
     def stop(self) -> int:
-        """Stop it; gives the exit code."""
+        """Stop the broker; return its exit code."""
         self._process.terminate()
         try:
             code = self._process.wait(PATIENCE_SECONDS)
@@ -103,7 +103,8 @@ class LiveBroker:
 
 
 def seed() -> int:
-    """Where randomness starts: DUEMQ_FUZZ_SEED, or any number; printed, so that a failing test shows it."""
+    """Return the seed of the test's random choices: DUEMQ_FUZZ_SEED, or any number; printed, so that a failing test
+    shows it."""
     number = int(os.environ.get("DUEMQ_FUZZ_SEED") or int.from_bytes(os.urandom(4), "big"))
     print(f"DUEMQ_FUZZ_SEED={number}")
     return number

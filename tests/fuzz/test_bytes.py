@@ -1,6 +1,6 @@
-"""Bytes that are no stream of frames: each connection that sends them is closed with one log line, and nobody else
-notices. What is to be refused is known from the same reader that clients use (protocol/frames/frame.py), whose own
-tests say that it is right."""
+"""Bytes that are not a stream of frames: the broker closes each connection that sends them, with one log line, and
+other clients are not affected. The expected refusals come from the reader that clients use (protocol/frames/frame.py),
+which has tests of its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HEADERS = [
 
 
 def is_broken(data: bytes) -> bool:
-    """Whether a stream that begins so has to be refused."""
+    """Whether a stream that begins with these bytes has to be refused."""
     reader = FrameReader()
     try:
         for frame in reader.receive_data(data):
@@ -54,8 +54,8 @@ def is_broken(data: bytes) -> bool:
 
 
 def is_doubtful(data: bytes) -> bool:
-    """Whether the first fault of a stream is text that is not UTF-8 in a JSON header. In a field that a request does
-    not need the broker does not look at it: then what follows decides."""
+    """Whether the first fault of a stream is text that is not UTF-8 in a JSON header. The broker does not look at
+    fields that a request does not need, so the result depends on the bytes that follow."""
     try:
         for frame in FrameReader().receive_data(data):
             codec.decode(frame)
@@ -65,7 +65,7 @@ def is_doubtful(data: bytes) -> bool:
 
 
 def valid(rng: random.Random) -> bytes:
-    """One or a few good frames."""
+    """Return one or a few good frames."""
     commands = [
         send("T", rng.randbytes(rng.randrange(200)), oneway=True),
         pull("T", rng.randrange(5)),
@@ -132,9 +132,10 @@ KINDS = [
 def test_bytes_that_are_no_frames_cost_only_their_connection(
     broker: LiveBroker, witness: Witness, rng: random.Random, kind: object
 ) -> None:
-    """Good frames may come before; all in one piece, in two, or byte by byte."""
+    """The broker closes a connection that sends wrong bytes, also after good frames, whether they arrive in one piece,
+    in two, or byte by byte."""
     assert callable(kind)
-    wanted: Counter[tuple[int, str]] = Counter()  # the same port may be given for another of the broker's again
+    wanted: Counter[tuple[int, str]] = Counter()  # a Counter: the kernel may reuse a port
     doubtful: set[int] = set()
     for number in range(150):
         data = (valid(rng) if rng.random() < 0.5 else b"") + kind(rng)
@@ -156,7 +157,8 @@ def test_bytes_that_are_no_frames_cost_only_their_connection(
                 client.wait_closed()
                 wanted[client.local_port, "connection_refused"] += 1
             elif reader.buffered:
-                # Not a plain close: with answers unread that is a reset, which takes what the broker has not read yet.
+                # Not a plain close: with unread answers that is a reset, which discards bytes that the broker has not
+                # read yet.
                 client.end_of_input()
                 client.wait_closed()
                 wanted[client.local_port, "connection_broken"] += 1
@@ -169,11 +171,11 @@ def test_bytes_that_are_no_frames_cost_only_their_connection(
 
 
 def connection_lines(lines: list[Line], but: set[int]) -> Counter[tuple[int, str]]:
-    """How often a connection's end was logged, by the client's port, but for some, and the event."""
+    """Count the logged ends of connections by client port and event, without the ports in `but`."""
     ends = Counter((port_of(line), line["event"]) for line in lines if line["event"].startswith("connection_"))
     return Counter({end: count for end, count in ends.items() if end[0] not in but})
 
 
 def port_of(line: Line) -> int:
-    """The port of the client that a log line is about."""
+    """Return the port of the client that a log line is about."""
     return int(str(line.get("peer", ":0")).rpartition(":")[2])

@@ -1,4 +1,5 @@
-"""Many clients, and clients that do not finish, do not read or do not leave: memory is bounded, others are served."""
+"""Many clients, and clients that do not finish, do not read or do not leave: the broker's memory is bounded, and it
+goes on serving others."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ IDLE_CONNECTIONS = 10_000
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Leave to open many sockets; the broker that starts now inherits it."""
+    """Raise the limit of open files; the broker started in this test inherits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < IDLE_CONNECTIONS + 500:
         pytest.skip(f"this process may open only {hard} files")
@@ -54,7 +55,8 @@ def close_all(clients: list[RawClient]) -> None:
 
 
 def test_ten_thousand_idle_connections(many_files: None, broker: LiveBroker, witness: Witness) -> None:
-    """They cost little, each is served when it speaks, and when they leave nothing remains of them."""
+    """Idle connections cost little memory, each is served when it sends a request, and the broker still serves new
+    clients after they close."""
     clients = [RawClient(broker.port) for _ in range(IDLE_CONNECTIONS)]
     for client in clients[::97]:
         assert client.ask(max_offset(), BINARY).code == ResponseCode.SUCCESS
@@ -66,8 +68,9 @@ def test_ten_thousand_idle_connections(many_files: None, broker: LiveBroker, wit
 
 
 def test_connections_that_come_and_go(broker: LiveBroker, witness: Witness, rng: random.Random) -> None:
-    """Closed or reset, before anything, within a frame, before their answer: no more than a line each."""
-    ports: Counter[int] = Counter()  # the kernel may give one again
+    """The broker logs at most one line for a connection that is closed or reset: before any byte, within a frame, or
+    before its answer."""
+    ports: Counter[int] = Counter()  # the kernel may reuse a port
     for _ in range(1500):
         client = RawClient(rng.choice((broker.port, broker.port - 2, broker.nameserver_port)))
         data = b"".join(valid(rng) for _ in range(rng.randrange(3)))
@@ -83,7 +86,8 @@ def test_connections_that_come_and_go(broker: LiveBroker, witness: Witness, rng:
 
 
 def test_half_open_connections(broker: LiveBroker, witness: Witness, rng: random.Random) -> None:
-    """Hundreds stop within a frame and stay; a half-closed one is closed."""
+    """Hundreds of clients that stop within a frame and stay connected cost little memory; the broker closes half-closed
+    connections."""
     stuck = []
     for _ in range(500):
         client = RawClient(broker.port)
@@ -101,7 +105,7 @@ def test_half_open_connections(broker: LiveBroker, witness: Witness, rng: random
 
 
 def test_a_trickle_of_single_bytes(broker: LiveBroker, witness: Witness, rng: random.Random) -> None:
-    """A hundred clients send their requests byte by byte, in turns: each is answered."""
+    """The broker answers a hundred clients that take turns sending their requests byte by byte."""
     commands = [max_offset() for _ in range(100)]
     clients = [RawClient(broker.port) for _ in commands]
     frames = [codec.encode(command, rng.choice((JSON, BINARY))) for command in commands]
@@ -116,7 +120,7 @@ def test_a_trickle_of_single_bytes(broker: LiveBroker, witness: Witness, rng: ra
 
 
 def test_a_large_frame_in_tiny_pieces_costs_its_own_size(broker: LiveBroker, witness: Witness) -> None:
-    """Three bytes a write: what is kept must not be an object for each."""
+    """The broker holds a frame that arrives three bytes at a time without keeping an object for each piece."""
     data = join_frame(JSON, b'{"code":999,"flag":0,"opaque":5}', bytes(1_500_000))
     with RawClient(broker.port) as client:
         for at in range(0, len(data), 3):
@@ -126,8 +130,8 @@ def test_a_large_frame_in_tiny_pieces_costs_its_own_size(broker: LiveBroker, wit
 
 
 def test_unfinished_frames_of_many_clients(broker: LiveBroker, witness: Witness) -> None:
-    """Together a gigabyte: those that hold most lose their connection, with a line each; others do not, although
-    their messages come in pieces as well."""
+    """When unfinished frames add up to a gigabyte, the broker drops the connections that hold most, with one log line
+    each; others stay connected, although their messages come in pieces as well."""
     small = codec.encode(send("T", bytes(100_000)))
     patient = [RawClient(broker.port) for _ in range(50)]
     for client in patient:
@@ -139,7 +143,7 @@ def test_unfinished_frames_of_many_clients(broker: LiveBroker, witness: Witness)
     for _ in range(15):
         taken = [client for client in taken if client.send(block)]
     witness.wait_rounds(2)
-    assert witness.growth_bytes < (256 + 64) * MIB  # what is held of all that came, and little more
+    assert witness.growth_bytes < (256 + 64) * MIB  # the budget for unfinished frames, and little more
     for client in patient:
         assert client.send(small[50_000:])
         assert client.response().code == ResponseCode.SUCCESS
@@ -147,7 +151,7 @@ def test_unfinished_frames_of_many_clients(broker: LiveBroker, witness: Witness)
     def drops(lines: list[Line]) -> list[Line]:
         return [line for line in lines if line.get("event") == "connection_dropped"]
 
-    broker.wait_for(lambda lines: len(drops(lines)) >= 64 - 256 // 15)  # when it has read all that was sent
+    broker.wait_for(lambda lines: len(drops(lines)) >= 64 - 256 // 15)  # by then it has read everything that was sent
     assert witness.growth_bytes < (256 + 64) * MIB
     dropped = drops(broker.lines)
     assert {line["peer"] for line in dropped} <= {f"127.0.0.1:{client.local_port}" for client in hoarders}
@@ -156,9 +160,9 @@ def test_unfinished_frames_of_many_clients(broker: LiveBroker, witness: Witness)
 
 
 def test_consumers_that_stop_reading_while_pulls_pour_in(broker: LiveBroker, witness: Witness) -> None:
-    """A hundred of them ask for two gigabytes together. They are read from no more, and when they read again every
-    answer is there: not always in the order of the pulls, since messages that have left the page cache are read in a
-    thread."""
+    """The broker stops reading from a hundred consumers that ask for two gigabytes together without reading answers.
+    When they read again, every answer arrives: not always in the order of the pulls, since a thread reads messages that
+    have left the page cache."""
     with RawClient(broker.port) as client:
         for number in range(4):
             assert client.ask(send("Big", bytes(200_000 + number))).code == ResponseCode.SUCCESS
@@ -186,7 +190,7 @@ def test_consumers_that_stop_reading_while_pulls_pour_in(broker: LiveBroker, wit
 
 
 def test_requests_whose_answers_are_not_read(broker: LiveBroker, witness: Witness) -> None:
-    """Thirty bytes ask for kilobytes: many such requests at once, on many connections, do not fill the memory."""
+    """Many small requests with large unread answers, on many connections at once, do not fill the broker's memory."""
     data = codec.encode(request(RequestCode.GET_BROKER_CONFIG), BINARY) * 20_000
     clients = [RawClient(broker.port, receive_buffer=4096) for _ in range(50)]
     for client in clients:
@@ -203,7 +207,7 @@ def test_requests_whose_answers_are_not_read(broker: LiveBroker, witness: Witnes
 
 
 def test_questions_to_a_consumer_that_does_not_read(broker: LiveBroker, witness: Witness) -> None:
-    """What others want of it is refused when it takes no more, rather than kept for it."""
+    """The broker refuses an admin's questions to a consumer that does not read, instead of keeping them for it."""
     with RawClient(broker.port, receive_buffer=4096) as consumer, RawClient(broker.port) as admin:
         data = HeartbeatData("c1", None, [ConsumerData("g")])
         assert consumer.ask(request(RequestCode.HEART_BEAT, body=dumps(data))).code == ResponseCode.SUCCESS
@@ -219,7 +223,7 @@ def test_questions_to_a_consumer_that_does_not_read(broker: LiveBroker, witness:
 
 
 def test_heartbeats_of_many_groups(broker: LiveBroker, witness: Witness) -> None:
-    """Names that cannot be make nothing that lasts; those that can are few enough."""
+    """Heartbeats with invalid group names leave no groups behind."""
     with RawClient(broker.port) as client:
         for number in range(200):
             names = [f"bad name {number} {n}" for n in range(50)]
@@ -230,7 +234,8 @@ def test_heartbeats_of_many_groups(broker: LiveBroker, witness: Witness) -> None
 
 
 def test_json_that_takes_long_to_read_keeps_nobody_waiting(broker: LiveBroker, witness: Witness) -> None:
-    """Bodies of megabytes that are nearly JSON, and small ones that would grow without end."""
+    """The broker goes on serving others while it gets megabytes of nearly valid JSON, and small bodies that would
+    expand without end."""
     evil = [
         b"{0:[" + b"1," * 4_000_000 + b"1]}",
         b"{" * 60 + b'"a":1' + b"}:1" * 59 + b"}",
@@ -252,7 +257,8 @@ def test_json_that_takes_long_to_read_keeps_nobody_waiting(broker: LiveBroker, w
 
 
 def test_batches_of_very_many_messages(broker: LiveBroker, witness: Witness) -> None:
-    """As many as a frame has room for are refused at once; as many as a message may be large are all taken."""
+    """The broker refuses a batch with as many messages as fit into a frame, and stores every message of one that is as
+    large as a message may be."""
     part = batch.encode([(0, b"", "")])
     with RawClient(broker.port) as client:
         too_large = send("Batch", part * 700_000, batch=True)
@@ -263,7 +269,8 @@ def test_batches_of_very_many_messages(broker: LiveBroker, witness: Witness) -> 
 
 
 def test_a_storm_of_everything(broker: LiveBroker, witness: Witness, rng: random.Random) -> None:
-    """Clients of all kinds at once, for some thousand steps: whoever behaves is served."""
+    """The broker goes on serving well-behaved clients while clients of all kinds act at once, for some thousand
+    steps."""
     clients: list[RawClient] = []
     for _ in range(3000):
         if len(clients) < 200 and rng.random() < 0.3:

@@ -1,5 +1,5 @@
-"""Good frames that ask for nonsense: every request code there is, with fields missing, absurd, huge and negative, and
-bodies of all sorts. Each request that wants an answer gets one, in its codec; nothing is an exception in the broker."""
+"""Good frames with nonsense in them: every request code, with fields missing, absurd, huge and negative, and bodies of
+all sorts. Each request that wants an answer gets one, in its codec; none causes an exception in the broker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADER_TYPES: list[type[Header]] = [
 
 
 def fields_of(header: type[Header]) -> dict[str, Any]:
-    """The extension fields of a header and their types."""
+    """Return the extension fields of a header and their types."""
     info = type_info(header)
     assert isinstance(info, StructType)
     return {field.encode_name: field.type for field in info.fields}
@@ -116,7 +116,7 @@ SLOW = {
     RequestCode.GET_CONSUMER_RUNNING_INFO,
     RequestCode.CONSUME_MESSAGE_DIRECTLY,
 }
-"""These may rightly be answered much later: when a message comes, or a consumer has answered."""
+"""These may be answered much later: when a message arrives, or a consumer has answered."""
 
 
 def value_for(kind: Any, rng: random.Random) -> str:
@@ -129,7 +129,7 @@ def value_for(kind: Any, rng: random.Random) -> str:
 
 
 def valid_ext(code: int, rng: random.Random) -> dict[str, str]:
-    """Fields that some header of some request has; for its own request often all of them."""
+    """Return values for fields that headers have; often all fields of the code's own header."""
     header = rng.choice(HEADER_TYPES) if rng.random() < 0.3 else OWN_HEADERS.get(code, rng.choice(HEADER_TYPES))
     ext = {name: value_for(kind, rng) for name, kind in fields_of(header).items() if rng.random() < 0.95}
     for _ in range(rng.choice((0, 0, 0, 1, 3))):
@@ -218,7 +218,7 @@ ODDITIES: list[Any] = [
 
 
 def mutated(value: Any, rng: random.Random) -> Any:
-    """The same with something odd somewhere in it."""
+    """Return the value with one odd part."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         key = rng.choice(list(value))
         return {**value, key: mutated(value[key], rng)}
@@ -269,7 +269,7 @@ def nonsense(code: int, opaque: int, rng: random.Random) -> Command:
 
 
 def prepare(broker: LiveBroker) -> None:
-    """A topic with messages and a group, so that some of the nonsense gets further."""
+    """Make a topic with messages, so that some of the nonsense gets further."""
     with RawClient(broker.port) as client:
         for _ in range(3):
             assert client.ask(send("T", properties="TAGS\x01a")).code == ResponseCode.SUCCESS
@@ -279,7 +279,8 @@ def prepare(broker: LiveBroker) -> None:
 def test_every_request_is_answered_whatever_it_says(
     broker: LiveBroker, witness: Witness, rng: random.Random, frame_codec: int
 ) -> None:
-    """Each once, with its opaque and in its codec, unless it is one-way or may wait."""
+    """The broker answers each nonsensical request once, with its opaque and in its codec, unless it is one-way or may
+    wait."""
     prepare(broker)
     opaque = 0
     for _ in range(12):
@@ -314,7 +315,8 @@ def test_every_request_is_answered_whatever_it_says(
 def test_json_headers_that_codecs_would_not_write_are_answered_or_refused(
     broker: LiveBroker, witness: Witness, rng: random.Random
 ) -> None:
-    """Numbers and other values where texts belong, fields twice, in any order, with space between."""
+    """The broker answers or refuses JSON headers that no codec writes: numbers and other values in place of texts,
+    duplicate fields, in any order, with spaces between."""
     prepare(broker)
     values = [
         "1",
@@ -360,7 +362,8 @@ def test_json_headers_that_codecs_would_not_write_are_answered_or_refused(
 
 
 def test_a_wrong_request_is_logged_once(broker: LiveBroker, witness: Witness) -> None:
-    """Unknown codes, missing fields and bodies that do not parse: a line each, with the client and the code."""
+    """The broker logs one line with the client and the code for each unknown code, missing field, or body that does not
+    parse."""
     wrong = [
         request(999),
         request(RequestCode.GET_MAX_OFFSET),

@@ -1,5 +1,5 @@
-"""A well-behaved client beside the attack: it sends numbered messages and pulls them, and notices everything that is
-not as it should be: a refusal, an answer out of order, a message lost, doubled or changed."""
+"""A well-behaved client beside the attack: it sends numbered messages and pulls them, and notices any refusal, answer
+out of order, or message lost, doubled or changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGE = 300_000
 
 
 class Witness:
-    """A thread; `with` it runs, at the end everything it sent has been read back."""
+    """A thread that runs inside `with`; at the end everything it sent has been read back."""
 
     def __init__(self, broker: LiveBroker) -> None:
         self._broker = broker
@@ -49,11 +49,11 @@ class Witness:
 
     @property
     def growth_bytes(self) -> int:
-        """By how much the broker's memory was larger than at the start, at most."""
+        """The broker's peak memory above that at the start."""
         return self.most_anonymous_bytes - self.first_anonymous_bytes
 
     def wait_rounds(self, count: int) -> None:
-        """Wait until the witness has gone so many more times through sending and reading."""
+        """Wait until the witness has sent and read `count` more times."""
         with self._rounds:
             wanted = self.rounds + count
             self._rounds.wait_for(lambda: self.rounds >= wanted or not self._thread.is_alive())
